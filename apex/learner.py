@@ -9,17 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from apex.command_line import parse_config
+from apex.config.arguments import Parser
+from apex.environments.factory import describe
+from apex.errors import require
 from apex.learning.service import run_service
-from apex.learning.setup import (
-    open_run,
-)
+from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
-from apex.runtime.lifecycle import (
-    configure_logging,
-    reports_errors,
-    stop_on_signals,
-)
+from apex.runtime.hardware import read_machine
+from apex.runtime.lifecycle import configure_logging, reports_errors, stop_on_signals
 from apex.runtime.watchdog import take_notifier
+from apex.sizing import size_to_machine
 from apex.types import Role
 
 
@@ -32,6 +32,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = open_run(arguments)
         with hold(folder.path, or_parent=True):  # The parent may be a launcher that holds the lock.
             return run_service(folder, stop)
+
+
+def open_run(arguments: list[str]) -> RunFolder:
+    """Opens the run of `--run-folder`, which the launcher created; without it, creates a run from the other options."""
+    parser = Parser(prog="apex learner", add_help=False)
+    parser.add_argument("--run-folder", metavar="DIR", help="train the run in this folder; other options are ignored")
+    options, rest = parser.parse_known_args(arguments)
+    if options.run_folder is not None:
+        return RunFolder.open(options.run_folder)
+    about = "Starts a learner, which trains on the transitions that actors send."
+    config = parse_config(rest, prog="apex learner", description=about, own=[parser])
+    require(
+        not config.run.single_process, "--single-process runs all roles in one process", remedy="use apex train instead"
+    )
+    schema = describe(config.environment, config.actor.n_step)
+    return RunFolder.create(size_to_machine(config, read_machine(), schema).config, schema, argv=arguments)
 
 
 if __name__ == "__main__":

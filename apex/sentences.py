@@ -20,8 +20,9 @@ from apex.facts import (
 
 
 def plural(number: int, noun: str) -> str:
-    """Returns the number with its noun: "1 seed", "1,200 seeds"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Returns the number with its noun: "1 seed", "1,200 seeds", "2 processes"."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 PHASES: dict[Phase, str] = {

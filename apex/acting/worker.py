@@ -18,7 +18,7 @@ from apex.acting.segment_builder import SegmentBuilder
 from apex.acting.shared_parameters import SharedParameters
 from apex.algorithms.interface import make_algorithm
 from apex.config import Config
-from apex.config.sizing import is_wide
+from apex.config.algorithm_choice import is_wide
 from apex.environments.factory import make_environment
 from apex.environments.interface import VectorEnvironment
 from apex.errors import EnvironmentFailure

@@ -131,7 +131,7 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
     except UsageError:
         raise
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        raise UsageError(f"environment.id {config.id!r} is unknown{_suggest(config.id)}") from error
+        raise UsageError(f"environment.id {config.id!r} is unknown", _suggest(config.id)) from error
     except Exception as error:
         made = "made with render_mode='rgb_array'" if pictures else "made"
         raise UsageError(f"environment.id {config.id!r} cannot be {made}: {type(error).__name__}: {error}") from error
@@ -163,7 +163,8 @@ def _atari_game(config: EnvironmentConfig) -> str | None:
     game = atari_game(config.id)
     require(
         game is None or not config.args,
-        f"environment.args {config.args}: {config.id} takes no arguments; use settings like --environment.frame-skip",
+        f"environment.args {config.args}: {config.id} takes no arguments",
+        remedy="use settings like --environment.frame-skip",
     )
     return game
 
@@ -187,9 +188,9 @@ def _plain(name: str) -> str:
 
 
 def _suggest(name: str) -> str:
-    """Returns suggestions for an unknown name, as the end of an error message."""
+    """Returns suggestions for an unknown name."""
     known = {_plain(i): i for i, spec in gymnasium.registry.items() if not _is_atari(spec) or spec.namespace == "ALE"}
     near = [known[plain] for plain in difflib.get_close_matches(_plain(name), known, n=3)]
     if near:
-        return f"; did you mean {' or '.join(near)}?"
-    return "; it must be an Atari game (ALE/Pong-v5), a Gymnasium id, or package.module:factory"
+        return f"did you mean {' or '.join(near)}?"
+    return "use an Atari game (ALE/Pong-v5), a Gymnasium id, or package.module:factory"

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TextIO
 
 from apex.config import from_dict
-from apex.config.sizing import size_to_machine
 from apex.environments.factory import describe
 from apex.errors import FINISHED, NEIGHBOUR_GONE, REFUSED, ApexError, UsageError, require
 from apex.facts import Ending, Failure
@@ -35,6 +34,7 @@ from apex.runtime.lifecycle import POLL_SECONDS, Stop, log_to, reports_errors, s
 from apex.runtime.supervisor import Program, supervise
 from apex.runtime.text import clean
 from apex.runtime.watchdog import take_notifier
+from apex.sizing import size_to_machine
 from apex.transport.curve.key_store import write_private
 
 HANDOVER_SECONDS = 30.0  # time limit for an earlier guard of the same home to end its programs
@@ -138,7 +138,7 @@ def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
         machine = read_machine()
         machine = replace(machine, cores=order.cores or machine.cores)
         sized = size_to_machine(config, machine, describe(config.environment, config.actor.n_step))
-        start = Start(config=sized, argv=order.argv)
+        start = Start(config=sized.config, argv=order.argv)
         lifeline.logs.append(LogTail(path / "logs"))  # This folder does not exist yet.
     with open(os.devnull, "w") as nowhere:
         outcome = execute(start, lifeline.stop, nowhere)

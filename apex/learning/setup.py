@@ -1,4 +1,4 @@
-"""Prepares a learner for its first update: device, run folder, trainer, restored state."""
+"""Prepares a learner for its first update: device, trainer, restored state."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ from typing import Any
 import torch
 
 from apex.algorithms.interface import make_algorithm
-from apex.command_line import parse_config
 from apex.config import LearnerConfig
-from apex.config.arguments import Parser
-from apex.config.sizing import size_to_machine
-from apex.environments.factory import describe
-from apex.errors import UsageError, require
+from apex.errors import UsageError
 from apex.learning.run_save import save_run
 from apex.learning.skipped_batches import SkippedBatches
 from apex.learning.trainer import BatchProvider, PrioritySink, Trainer
 from apex.runs.checkpoints.folder import Found, set_aside
 from apex.runs.folder import RunFolder
 from apex.runtime.children import call_in_child
-from apex.runtime.hardware import read_machine
 from apex.runtime.lifecycle import Stop
 from apex.types import Parameters, Progress
 
@@ -38,22 +33,8 @@ def choose_device(config: LearnerConfig) -> torch.device:
         return torch.device("cpu")
     (sees_gpu,) = call_in_child("device", lambda stop: {"gpu": torch.cuda.is_available()}, Stop()).values()
     if config.device == "cuda" and not sees_gpu:
-        raise UsageError("--device cuda, but torch finds no GPU: use --device cpu, or repair the driver")
+        raise UsageError("--device cuda, but torch finds no GPU", "use --device cpu, or repair the driver")
     return torch.device("cuda" if sees_gpu else "cpu")
-
-
-def open_run(arguments: list[str]) -> RunFolder:
-    """Opens the run of `--run-folder`, which the launcher created; without it, creates a run from the other options."""
-    parser = Parser(prog="apex learner", add_help=False)
-    parser.add_argument("--run-folder", metavar="DIR", help="train the run in this folder; other options are ignored")
-    options, rest = parser.parse_known_args(arguments)
-    if options.run_folder is not None:
-        return RunFolder.open(options.run_folder)
-    about = "Starts a learner, which trains on the transitions that actors send."
-    config = parse_config(rest, prog="apex learner", description=about, own=[parser])
-    require(not config.run.single_process, "--single-process runs all roles in one process: use apex train instead")
-    schema = describe(config.environment, config.actor.n_step)
-    return RunFolder.create(size_to_machine(config, read_machine(), schema), schema, argv=arguments)
 
 
 def prepare_torch(config: LearnerConfig, device: torch.device) -> None:

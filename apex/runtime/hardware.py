@@ -7,15 +7,30 @@ import os
 import re
 import resource
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.config.sizing import Machine
+from apex.errors import ConfigError, require
 from apex.runtime.gpu import Cuda, read_cuda
 
 PROCESS, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 MEMORY, PROCESSOR = Path("/proc/meminfo"), Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}  # CPU flags; without any of these, torch emulates bfloat16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The resources of this host, or of the container that this process runs in."""
+
+    cores: int
+    memory_bytes: int
+    gpu: bool  # whether there is a GPU that PyTorch can use
+    cpu_bfloat16: bool = False  # whether the CPU has bfloat16 instructions; emulation is 12 times slower than float32
+    gpu_bfloat16: bool = True  # whether the GPU has bfloat16 instructions; true since Ampere
+
+    def __post_init__(self) -> None:
+        require(min(self.cores, self.memory_bytes) >= 1, f"a machine has cores and memory, got {self}", ConfigError)
 
 
 class Space(NamedTuple):

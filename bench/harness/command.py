@@ -14,7 +14,6 @@ import numpy as np
 from apex.command_line import parse_config
 from apex.config import Config
 from apex.config.arguments import Parser, positive_float
-from apex.config.sizing import size_to_machine
 from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, ApexError
 from apex.evaluation.evaluator import make_policy
@@ -22,6 +21,7 @@ from apex.runs.checkpoints.policy_file import read_policy
 from apex.runtime.children import call_in_child
 from apex.runtime.hardware import read_machine
 from apex.runtime.lifecycle import Stop, stop_on_signals
+from apex.sizing import size_to_machine
 from apex.types import Schema
 from bench.harness.recording import ActFunction, Recording, load, record
 
@@ -54,7 +54,7 @@ def read_config(arguments: Sequence[str], prog: str) -> Config:
     """The configuration of a benchmark's run: that of `apex train` with these options, sized to this machine."""
     words = list(arguments) if names(arguments, *NAME_A_GAME) else ["--preset", "atari", *arguments, "--env", GAME]
     config = parse_config(words, prog=prog)
-    return size_to_machine(config, read_machine(), describe(config.environment, config.actor.n_step))
+    return size_to_machine(config, read_machine(), describe(config.environment, config.actor.n_step)).config
 
 
 def names(arguments: Sequence[str], *options: str) -> bool:

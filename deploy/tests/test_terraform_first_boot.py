@@ -17,7 +17,8 @@ from terraform_program import resources
 
 from apex.cloud.host.settings import read_settings
 from apex.config import Config, load_toml
-from apex.config.sizing import Machine, bytes_per_transition, size_to_machine
+from apex.runtime.hardware import Machine
+from apex.sizing import bytes_per_transition, size_to_machine
 from apex.transport.curve.key_store import lists_for
 from apex.types import Schema
 
@@ -103,7 +104,7 @@ def test_the_replay_memory_is_sized_by_the_learners_host_or_by_its_own(
     learner = config("learner", own, tmp_path)
     assert learner.replay.host_bytes == 64 * 2**30  # an r7i.2xlarge; the learner's g6.2xlarge has half of it
     schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=4, n_step=3, codec="lz4")
-    sized = size_to_machine(learner, Machine(cores=8, memory_bytes=2**30, gpu=True), schema)
+    sized = size_to_machine(learner, Machine(cores=8, memory_bytes=2**30, gpu=True), schema).config
     assert sized.replay.max_bytes // bytes_per_transition(sized, schema) == learner.replay.capacity == 2_000_000
 
 

@@ -17,13 +17,13 @@ from support.small_disks import needs_mounts
 import apex
 from apex.config import Config, EnvironmentConfig, RunConfig, dump_toml, load_toml
 from apex.errors import FINISHED
-from apex.launch.preflight.checks import check_tmpfs, read_room
-from apex.launch.preflight.leftovers import Leftovers, find_orphans
+from apex.launch.preflight.checks import check_tmpfs
+from apex.launch.preflight.leftovers import find_orphans
 from apex.launch.terminal.view import LogTail
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricRow, MetricsWriter, read_curve
 from apex.runtime.gpu import Cuda
-from apex.runtime.hardware import available_memory, core_limits, has_bfloat16, memory_limits, read_machine, read_space
+from apex.runtime.hardware import available_memory, core_limits, has_bfloat16, memory_limits, read_space
 from apex.runtime.lifecycle import Stop
 from apex.runtime.supervisor import Program, supervise
 
@@ -171,17 +171,14 @@ def test_a_processor_that_says_nothing_has_no_bfloat16():
     assert not has_bfloat16("processor: 0\n")
 
 
-def test_a_tmpfs_that_is_missing_or_read_only_is_short_in_words(tmp_path):
+def test_a_missing_or_read_only_tmpfs_is_short(tmp_path):
     missing = read_space(tmp_path / "shm")
-    room = read_room(read_machine(NO_GPU), NO_GPU, Leftovers({}, {}, []), None, "cpu")
-    check = check_tmpfs(2**30, room._replace(tmpfs=missing), tmp_path / "shm")
-    assert check.verdict == "short"
-    assert check.figures == (
-        f"needs 1.0 GiB of tmpfs for the replay memory, but {tmp_path}/shm cannot be used: No such file or directory"
-    )
-    assert f"mount -t tmpfs tmpfs {tmp_path}/shm" in check.remedy
+    check = check_tmpfs(2**30, missing, tmp_path / "shm")
+    assert (check.verdict, check.have, check.need) == ("short", 0, 2**30)
+    assert str(tmp_path / "shm") in check.note
+    assert f"{tmp_path}/shm" in check.remedy
     read_only = missing._replace(size=2**40, free=2**40, flaw="is not writable")
-    assert check_tmpfs(2**30, room._replace(tmpfs=read_only), tmp_path).verdict == "short"
+    assert check_tmpfs(2**30, read_only, tmp_path).verdict == "short"
 
 
 @needs_mounts

@@ -22,7 +22,7 @@ from apex.errors import FAILED, FINISHED, REFUSED, UsageError
 from apex.evaluation.command import main as evaluate
 from apex.launch.preflight.fit import FREE_RATIO, fit_one_process
 from apex.launch.train import main as train
-from apex.learning.setup import open_run
+from apex.learner import open_run
 from apex.replay_memory.store.location import store_path
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.policy_file import find_best, read_policy

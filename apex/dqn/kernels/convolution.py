@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex.runtime.native import open_native
+from apex.runtime.native import NativeError, NativeStatus, open_native
 
 INTERFACE = 3  # must equal `apex_interface` of convolution.c
 KERNEL, STRIDE = 8, 4  # of the first layer; convolution.c supports no others
@@ -30,10 +30,14 @@ class Convolution(NamedTuple):
     interleave: Callable[..., Any]
 
 
-def describe_convolution() -> str:
-    """Returns a text that says whether the native convolution is in use, and if not, why."""
+def describe_convolution() -> NativeStatus:
+    """Returns whether the native convolution can be used, and if not, why."""
     native = find_convolution()
-    return "convolution" if isinstance(native, Convolution) else f"none: {native}"
+    return (
+        NativeStatus(native.problem, str(native))
+        if isinstance(native, NativeError)
+        else NativeStatus("", "convolution")
+    )
 
 
 @cache
@@ -56,15 +60,15 @@ def native_convolution() -> Convolution:
     return native
 
 
-def find_convolution(interface: int = INTERFACE) -> Convolution | str:
-    """Returns the native convolution, or a text that says why it is missing and how much slower updates are."""
+def find_convolution(interface: int = INTERFACE) -> Convolution | NativeError:
+    """Returns the native convolution, or the reason why it is missing and how much slower updates are."""
     costs = "an update of a small network takes up to 2.4 times as long"  # docs/adr/0019
     try:
         library = open_native(Path(__file__).parent, "convolution", interface)
     except OSError as error:
-        return f"{error}, so {costs}"
+        return NativeError("build", f"{error}, so {costs}")
     if not library.apex_convolution_works():
-        return f"the CPU lacks AVX2 or FMA, so {costs}"
+        return NativeError("cpu", f"the CPU lacks AVX2 or FMA, so {costs}")
     functions = (
         library.apex_convolve,
         library.apex_convolve_weight_gradient,

@@ -15,19 +15,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from apex.command_line import parse_config
+from apex.command_line import choose_preset, parse_config
 from apex.config import Config, flatten
 from apex.config.arguments import reader_may_leave
-from apex.config.sizing import Machine, bytes_per_transition, explain, size_to_machine
+from apex.config.presets import DEFAULT, PRESETS
 from apex.dqn.kernels.convolution import describe_convolution
 from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, UsageError
 from apex.launch.preflight.checks import (
-    Check,
     check_cores,
     check_disk,
     check_gpu,
@@ -38,11 +37,13 @@ from apex.launch.preflight.checks import (
     check_ports,
     check_processor,
     check_room,
-    check_threads,
+    check_sizes,
     read_room,
+    refused,
 )
 from apex.launch.preflight.fit import require_keys
 from apex.launch.preflight.leftovers import find_leftovers
+from apex.launch.preflight.report import Check, describe_check, describe_sizes
 from apex.launch.preflight.requirements import disk_needed
 from apex.launch.resume import reopen, resume_parser
 from apex.replay_memory.frames.lz4_blocks import describe_native
@@ -54,19 +55,19 @@ from apex.runtime.logind import find_affected
 from apex.runtime.ports import is_free
 from apex.runtime.provenance import describe_versions
 from apex.runtime.text import MAX_COLUMNS, clean
+from apex.sizing import Sized, size_to_machine
 from apex.types import Schema
 
 STYLES = {"ok": "green", "warning": "yellow", "short": "bold red"}
 DISTRIBUTION = "apex-zeromq"
-INDENT = 22 * " "  # indentation of wrapped text in the report
+VERDICT_COLUMNS = 8
 
 
 class Report(NamedTuple):
     """The results of all checks."""
 
     checks: list[Check]
-    sizes: list[str]  # how each size was computed; empty if the run cannot be sized
-    sized: Config | None
+    sized: Sized | None  # with the ports that are used; None if the run cannot be sized
 
     @property
     def short(self) -> list[str]:
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = None
     if options.resume is None:
         about = "Checks whether apex train can start here with the same options, and names the remedies."
-        config = parse_config(rest, prog="apex doctor", description=about, own=[parser])
+        config = parse_config(rest, prog="apex doctor", description=about, own=[parser], choose=_preset_or_default)
     else:
         folder, config = reopen(options.resume, rest, accept=options.accept_changes)
         own = store_path(folder.run_id)
@@ -106,28 +107,28 @@ def examine(config: Config, own: Path | None = None) -> Report:
         check_native(describe_native(), describe_convolution()),
         check_processor(platform.machine(), config.learner, has_bfloat16=machine.cpu_bfloat16, on_gpu=on_gpu),
         check_cores(
-            machine.cores,
             host=os.cpu_count() or 1,
             affinity=len(os.sched_getaffinity(0)),
             limits=core_limits(read_membership(), ROOT),
         ),
-        check_threads(config, machine.cores),
         check_logout(find_affected(os.geteuid())),
         gpu,
         environment,
     ]
-    sized, sizes = None, []
+    sized = None
     if schema is not None and gpu.verdict != "short":
-        check, sized = check_sizes(config, machine, schema)
-        checks.append(check)
+        try:
+            sized = size_to_machine(config, machine, schema)
+        except UsageError as error:
+            checks.append(refused("sizes", error))
     if schema is not None and sized is not None:
-        sizes = explain(config, machine, schema)
         room = read_room(machine, cuda, leftovers, own, config.learner.device)
-        ports, sized = check_ports(sized, is_free)
-        checks += [*check_room(sized, schema, room), _check_folder(sized, schema), ports]
+        ports, chosen = check_ports(sized.config, is_free)
+        checks += [*check_sizes(sized), *check_room(chosen, schema, room), _check_folder(chosen, schema), ports]
+        sized = sized._replace(config=chosen)
     if config.transport.keys:
         checks.append(check_keys(config))
-    return Report([*checks, check_leftovers(leftovers)], sizes, sized)
+    return Report([*checks, *check_leftovers(leftovers)], sized)
 
 
 def check_environment(config: Config) -> tuple[Check, Schema | None]:
@@ -136,44 +137,10 @@ def check_environment(config: Config) -> tuple[Check, Schema | None]:
     try:
         schema = describe(config.environment, config.actor.n_step, changes.append)
     except UsageError as error:
-        figures, _, remedy = str(error).partition("; ")
-        return Check("environment", figures, "short", remedy or "see --env in apex train --help"), None
+        return refused("environment", error, "see --env in apex train --help"), None
     shape = " x ".join(map(str, schema.observation_shape))
-    game = f"{config.environment.id}: observations {shape} {schema.frame_dtype}, {schema.actions}"
-    return Check("environment", "; ".join([game, *changes])), schema
-
-
-def check_sizes(config: Config, machine: Machine, schema: Schema) -> tuple[Check, Config | None]:
-    """Chooses sizes for this machine. Returns a check and the sized configuration, which is None on failure."""
-    try:
-        sized = size_to_machine(config, machine, schema)
-    except UsageError as error:
-        figures, _, remedy = str(error).partition(": ")
-        return Check("sizes", figures, "short", remedy), None
-    actor, learner = sized.actor, sized.learner
-    told = [
-        f"actor processes {actor.num_processes}",
-        f"environments per process {actor.envs_per_process}",
-        f"actors {actor.num_actors}",
-        f"learner threads {learner.num_threads}",
-        f"loaders {learner.num_loaders}",
-        f"batch {learner.batch_size}",
-    ]
-    streams = actor.num_processes * actor.envs_per_process
-    problems, remedies = [], []
-    if actor.num_processes * actor.num_threads > machine.cores:
-        problems.append(f"{actor.num_processes * actor.num_threads} actor threads, but only {machine.cores} cores")
-        remedies.append("leave out --actor.num-processes, --actor.envs-per-process and --actor.num-threads")
-    if streams < actor.num_actors and not sized.run.head:
-        problems.append(f"{actor.num_actors} actors, but only {streams} environments on this host")
-        remedies.append("start apex actor on other hosts, or raise --actor.num-processes or --actor.envs-per-process")
-    fit = sized.replay.max_bytes // bytes_per_transition(sized, schema)
-    if fit < sized.replay.min_size_to_sample:
-        begin = sized.replay.min_size_to_sample
-        problems.append(f"the memory holds only {fit:,} transitions, and training begins at {begin:,}")
-        remedies.append("raise --replay.max-bytes, or lower --replay.min-size-to-sample")
-    told = [", ".join(told), *problems]
-    return Check("sizes", "; ".join(told), "warning" if remedies else "ok", "; ".join(remedies)), sized
+    note = f"{config.environment.id}: observations {shape} {schema.frame_dtype}, {schema.actions}"
+    return Check("environment", 1, note="; ".join([note, *changes])), schema
 
 
 def check_keys(config: Config) -> Check:
@@ -181,9 +148,16 @@ def check_keys(config: Config) -> Check:
     try:
         require_keys(config)
     except UsageError as error:
-        figures, _, remedy = str(error).partition(": ")
-        return Check("keys", figures, "short", remedy or "create keys with apex keys new DIR")
-    return Check("keys", f"{config.transport.keys} has the keys of every program")
+        return refused("keys", error, "create keys with apex keys new DIR")
+    return Check("keys", 1, note=f"{config.transport.keys} has the keys of every program")
+
+
+def _preset_or_default(asked: Config) -> Config:
+    """Returns the preset for the environment; if no environment can be created, which the report shows, the default."""
+    try:
+        return choose_preset(asked)
+    except UsageError:
+        return PRESETS[DEFAULT].config
 
 
 def _check_folder(config: Config, schema: Schema) -> Check:
@@ -204,23 +178,28 @@ def _requirements() -> list[str]:
 
 
 def print_report(config: Config, report: Report, stream: TextIO | None = None) -> None:
-    """Prints a table on a terminal; otherwise one line per check and one per remedy."""
+    """Prints the checks, each with its remedy if there is too little, the sizes, and whether training can start."""
     stream = stream or sys.stdout
-    with reader_may_leave():
-        if stream.isatty():
-            console = Console(file=stream, highlight=False)
-            console.print(_table(report), width=min(MAX_COLUMNS, console.width))
-        else:
-            for check in report.checks:
-                head = f"{check.verdict:<8} {check.name:<12} "
-                for text in _told(check):
-                    print(textwrap.fill(text, MAX_COLUMNS, initial_indent=head, subsequent_indent=INDENT), file=stream)
-                    head = INDENT
-        if report.sizes:
-            print("\nsizes that apex train would choose", file=stream)
-            for line in report.sizes:
-                print(textwrap.fill(line, MAX_COLUMNS, initial_indent="  ", subsequent_indent="      "), file=stream)
-        print(f"\n{verdict(config, report)}", file=stream)
+    console = Console(file=stream, highlight=False, soft_wrap=True)
+    width = min(MAX_COLUMNS, console.width) if stream.isatty() else MAX_COLUMNS
+
+    def show(text: str, head: str, style: str = "") -> None:
+        wrapped = Text(textwrap.fill(clean(text), width, initial_indent=head, subsequent_indent=len(head) * " "))
+        wrapped.stylize(style, 0, VERDICT_COLUMNS)
+        console.print(wrapped)
+
+    with reader_may_leave(stream):
+        for check in report.checks:
+            head, style = f"{check.verdict:<{VERDICT_COLUMNS}} {check.name:<12} ", STYLES[check.verdict]
+            if check.verdict != "ok":
+                show(f"-> {check.remedy}", head, style)
+                head = len(head) * " "
+            show(describe_check(check), head, style)
+        if report.sized:
+            console.print("\nsizes that apex train would choose")
+            for line in describe_sizes(report.sized):
+                show(line, "  ")
+        console.print(f"\n{verdict(config, report)}", markup=False)
 
 
 def verdict(config: Config, report: Report) -> str:
@@ -234,31 +213,16 @@ def verdict(config: Config, report: Report) -> str:
 def describe_report(config: Config, report: Report) -> dict[str, Any]:
     """Returns the report for --json: the checks, the sizes, and every setting that was chosen for this machine."""
     asked = flatten(config)
-    sized = flatten(report.sized) if report.sized is not None else asked
+    sized = flatten(report.sized.config) if report.sized else asked
     return {
         "can_start": not report.short,
-        "checks": [check._asdict() for check in report.checks],
-        "sizes": report.sizes,
+        "checks": [
+            msgspec.to_builtins(check) | {"verdict": check.verdict, "figures": describe_check(check)}
+            for check in report.checks
+        ],
+        "sizes": describe_sizes(report.sized) if report.sized else [],
         "chosen": {name: value for name, value in sized.items() if value != asked[name]},
     }
-
-
-def _told(check: Check) -> list[str]:
-    """Returns the remedy, if there is one, followed by the figures."""
-    return [f"-> {check.remedy}", check.figures] if check.remedy else [check.figures]
-
-
-def _table(report: Report) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for check in report.checks:
-        *remedy, figures = map(clean, _told(check))
-        told = Text("".join(f"{text}\n" for text in remedy), style="bold")
-        told.append(figures, style="not bold")
-        table.add_row(Text(check.verdict, style=STYLES[check.verdict]), Text(check.name), told)
-    return table
 
 
 if __name__ == "__main__":

@@ -7,15 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from apex.config import Config
-from apex.config.sizing import explain, size_to_machine
 from apex.errors import require
-from apex.launch.preflight.checks import check_gpu, check_room, read_room, require_all
+from apex.launch.preflight.checks import check_gpu, check_room, check_sizes, read_room
 from apex.launch.preflight.leftovers import find_leftovers
+from apex.launch.preflight.report import describe_check, describe_sizes, require_all
 from apex.launch.preflight.requirements import files_needed
 from apex.runtime.gpu import read_cuda
 from apex.runtime.hardware import raise_file_limit, read_machine
 from apex.runtime.ports import choose_ports, is_free
 from apex.runtime.provenance import describe_versions
+from apex.sentences import plural
+from apex.sizing import size_to_machine
 from apex.transport.curve.key_store import read_keys
 from apex.types import Role, Schema
 
@@ -39,25 +41,32 @@ def fit(
     """
     cuda = read_cuda()
     machine = read_machine(cuda)
-    gpu = check_gpu(config.learner.device, cuda, describe_versions()["torch"] or "")
-    require_all([gpu])
-    sizes = explain(config, machine, schema)
-    if gpu.verdict == "warning":
-        sizes.append(f"GPU: {gpu.figures} -> {gpu.remedy}")
-    config = choose_ports(size_to_machine(config, machine, schema), free, tell)
-    require_all(check_room(config, schema, read_room(machine, cuda, find_leftovers(), own, config.learner.device)))
-    raise_file_limit(files_needed(config)[0])
-    return config, sizes
+    checks = [check_gpu(config.learner.device, cuda, describe_versions()["torch"] or "")]
+    require_all(checks)
+    sized = size_to_machine(config, machine, schema)
+    config = choose_ports(sized.config, free, tell)
+    room = read_room(machine, cuda, find_leftovers(), own, config.learner.device)
+    checks += [*check_sizes(sized), *check_room(config, schema, room)]
+    require_all(checks)
+    raise_file_limit(files_needed(config))
+    warnings = [check for check in checks if check.verdict == "warning"]
+    return config, [
+        *describe_sizes(sized),
+        *(f"warning: {check.name}: {describe_check(check)} -> {check.remedy}" for check in warnings),
+    ]
 
 
 def require_head(config: Config) -> None:
     """Raises UsageError if actors on other hosts could not join a run with --head."""
     actors, bind = config.actor.num_actors, config.transport.bind
-    require(actors > 0, "--head needs --actors N: set the total number of actors on all hosts")
-    require(not config.run.single_process, "--head and --single-process exclude each other: leave one out")
+    require(actors > 0, "--head needs --actors N", remedy="set the total number of actors on all hosts")
+    require(
+        not config.run.single_process, "--head and --single-process exclude each other", remedy="leave one of them out"
+    )
     require(
         bind not in ("0.0.0.0", "*"),
-        f"--head cannot use --transport.bind {bind}: set the address of this host that the actor hosts can reach",
+        f"--head cannot use --transport.bind {bind}",
+        remedy="set the address of this host that the actor hosts can reach",
     )
 
 
@@ -75,7 +84,8 @@ def fit_one_process(config: Config, schema: Schema) -> tuple[Config, list[str]]:
     """
     require(
         config.learner.device != "cuda",
-        "--single-process computes on the CPU, where one thread gives reproducible results; leave out --device cuda",
+        "--single-process computes on the CPU, where one thread gives reproducible results",
+        remedy="leave out --device cuda",
     )
     require(
         config.replay.num_shards == 1,
@@ -84,7 +94,7 @@ def fit_one_process(config: Config, schema: Schema) -> tuple[Config, list[str]]:
     cuda = read_cuda()
     config = replace(config, learner=replace(config.learner, device="cpu", num_loaders=1))
     machine = replace(read_machine(cuda), cores=1, gpu=False)
-    sized = size_to_machine(config, machine, schema)
+    sized = size_to_machine(config, machine, schema).config
     actor, replay, learner = sized.actor, sized.replay, sized.learner
     sized = replace(
         sized,
@@ -97,9 +107,8 @@ def fit_one_process(config: Config, schema: Schema) -> tuple[Config, list[str]]:
     )
     require_all(check_room(sized, schema, read_room(machine, cuda, find_leftovers(), None, "cpu")))
     evaluations = f"evaluations every {sized.evaluator.period_updates:,} updates"
-    actors = f"{actor.num_actors} actor{'s' * (actor.num_actors != 1)}"
     return sized, [
-        f"one process, one thread: {actors}, batches of {learner.batch_size}, "
+        f"one process, one thread: {plural(actor.num_actors, 'actor')}, batches of {learner.batch_size}, "
         f"{sized.replay.samples_per_insert:g} samples per insert",
         f"  parameters are published every {learner.publish_period} updates, and loaded by the actors every "
         f"{actor.parameters_period} steps; {evaluations if sized.evaluator.enabled else 'no evaluations'}",

@@ -11,9 +11,9 @@ from math import prod
 from typing import NamedTuple
 
 from apex.config import Config
-from apex.config.sizing import table_bytes
 from apex.learning.batch_ring import slots_needed
 from apex.replay_memory.store.layout import Sizes
+from apex.sizing import table_bytes
 from apex.types import Schema
 
 MIB = 2**20
@@ -31,7 +31,7 @@ UPDATE_COPIES = 7  # copies of a batch's stacks in float32 at the peak of an upd
 CHECKPOINT_BYTES = {"uint8": 64 * MIB, "float32": 4 * MIB}
 SNAPSHOTS = 3  # two snapshots are kept while the next is written; in the worst case they share no data
 
-FILES = 64  # open files, excluding connections, of the replay server, which opens the most; half of them by ZeroMQ
+FILES = 64  # open files, excluding connections, of the replay server; half of them by ZeroMQ
 FILES_PER_ACTOR_PROCESS = 2  # connections of an actor process to the replay server: experience and receipts
 FILES_PER_CHILD = 2  # a pipe or a socket pair for each process that a role starts
 
@@ -88,14 +88,9 @@ def disk_needed(config: Config, schema: Schema) -> int:
     return (checkpoint.keep + 2) * CHECKPOINT_BYTES[schema.frame_dtype] + snapshots  # 2: one being written; best policy
 
 
-def files_needed(config: Config) -> tuple[int, str]:
-    """Returns the maximum open files of one process, if all actors are on one host, and the sum as text."""
-    actor, replay, learner = config.actor, config.replay, config.learner
+def files_needed(config: Config) -> int:
+    """Returns the open files of the replay server, which opens the most, if all actors are on one host."""
+    actor = config.actor
     processes = max(actor.num_processes, -(-actor.num_actors // actor.envs_per_process))
-    children = replay.num_samplers + learner.num_loaders
-    needed = FILES + FILES_PER_ACTOR_PROCESS * processes + FILES_PER_CHILD * children
-    sum_of = (
-        f"{FILES} + {FILES_PER_ACTOR_PROCESS} x {processes} actor processes "
-        f"+ {FILES_PER_CHILD} x {children} samplers and loaders"
-    )
-    return needed, sum_of
+    children = config.replay.num_samplers + config.learner.num_loaders
+    return FILES + FILES_PER_ACTOR_PROCESS * processes + FILES_PER_CHILD * children

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from apex.config import Config, flatten, from_dict, to_dict
-from apex.config.sizing import ENVS_PER_PROCESS, TRANSITIONS_PER_ACTOR
 from apex.errors import FINISHED, UsageError, require
 from apex.facts import Ending, UnitEvent
 from apex.launch.engine import RayEngine
@@ -34,6 +33,7 @@ from apex.runs.folder import make_folder
 from apex.runs.lock import hold
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, log_to
 from apex.sentences import describe_unit
+from apex.sizing import ENVS_PER_PROCESS, TRANSITIONS_PER_ACTOR
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import bundle_for, new_folder
 from apex.transport.curve.key_store import read_keys

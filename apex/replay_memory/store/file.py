@@ -124,7 +124,8 @@ def require_processor(machine: str) -> None:
     require(
         machine.lower() in ("x86_64", "amd64"),
         f"the replay server needs an x86-64 CPU, but this host has {machine or 'an unknown one'}: samplers read "
-        "without locks, which requires that writes become visible in order. Run the replay server on an x86-64 host",
+        "without locks, which requires that writes become visible in order",
+        remedy="run the replay server on an x86-64 host",
     )
 
 

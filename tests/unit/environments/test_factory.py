@@ -141,7 +141,7 @@ def test_gymnasium_id_takes_precedence_over_an_atari_game():
         ("cartpole-v1", "'cartpole-v1' is unknown; did you mean .*CartPole-v1"),
         ("LunarLander-v2", "'LunarLander-v2' is unknown; did you mean .*LunarLander-v3"),
         ("Pong-ram-v4", "did you mean .*ALE/Pong-v5"),
-        ("Qqqqqqqq-v0", r"unknown; it must be an Atari game \(ALE/Pong-v5\), a Gymnasium id, or package.module:fac"),
+        ("Qqqqqqqq-v0", r"Qqqqqqqq-v0.*package\.module:factory"),
         (
             "no_such_module:make",
             "'no_such_module:make': cannot import 'no_such_module' in the folder .*ModuleNotFoundError",

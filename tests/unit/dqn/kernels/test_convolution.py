@@ -228,7 +228,7 @@ def test_native_convolution_is_available_with_a_compiler():
     """So that nobody loses it without noticing."""
     if shutil.which("cc") is None or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         pytest.skip("no C compiler, or no AVX2")
-    assert describe_convolution() == "convolution"
+    assert describe_convolution().problem == ""
     assert is_native(make_layer()(make_images()))
 
 
@@ -239,16 +239,13 @@ def test_missing_library_is_logged_once_and_torch_is_used(found, monkeypatch, ca
         out = layer(images)
     assert not is_native(out)
     torch.testing.assert_close(out.double(), convolve_naively(layer, images), **TOLERANCE)
-    assert describe_convolution().startswith(
-        "none: not built: no C compiler was found, or Ape-X was not reinstalled after an update, so an update"
-    )
+    assert describe_convolution().problem == "build"
     assert len(caplog.records) == 1
-    assert "No native convolution (not built: no C compiler was found" in caplog.text
 
 
 def test_library_of_another_version_is_not_used():
     was_there = load_convolution() is not None
-    assert ("has version 3, but version 1000 is required" in str(find_convolution(interface=1_000))) == was_there
+    assert ("1000" in str(find_convolution(interface=1_000))) == was_there
 
 
 def test_torch_is_used_if_the_cpu_lacks_avx2(found, monkeypatch):
@@ -257,7 +254,7 @@ def test_torch_is_used_if_the_cpu_lacks_avx2(found, monkeypatch):
 
     monkeypatch.setattr(convolution, "open_native", lambda folder, name, interface: Library())
     assert not is_native(make_layer()(make_images()))
-    assert "lacks AVX2 or FMA" in describe_convolution()
+    assert describe_convolution().problem == "cpu"
 
 
 def test_library_without_a_version_is_not_called(tmp_path):

@@ -1,4 +1,4 @@
-"""What is left in tmpfs, who goes on, and who has lost its launcher."""
+"""Files of dead and live runs in tmpfs, and programs without a launcher."""
 
 import os
 import tempfile
@@ -21,7 +21,7 @@ def make_store(folder, name, num_bytes=4_096):
 
 
 def in_child(check):
-    """Whether `check` holds in a process of its own."""
+    """Whether `check` holds in a child process."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -36,7 +36,7 @@ def find(folder):
     return find_leftovers(folder, folder / "proc")
 
 
-def test_a_store_without_an_owner_is_dead_and_its_board_with_it(tmp_path):
+def test_a_store_without_an_owner_is_dead(tmp_path):
     store = make_store(tmp_path, "a")
     counters_path(store).write_bytes(bytes(64))
     lonely = tmp_path / "apex-b-0.board"
@@ -45,7 +45,7 @@ def test_a_store_without_an_owner_is_dead_and_its_board_with_it(tmp_path):
     assert store.exists()
 
 
-def test_a_store_with_an_owner_goes_on(tmp_path):
+def test_a_store_with_an_owner_is_in_use(tmp_path):
     store = make_store(tmp_path, "a")
     counters_path(store).write_bytes(bytes(64))
     ownership = FileLock(store)
@@ -56,7 +56,7 @@ def test_a_store_with_an_owner_goes_on(tmp_path):
     assert find(tmp_path).in_use == {}
 
 
-def test_a_store_in_the_making_goes_on_and_one_that_was_cut_short_is_dead(tmp_path):
+def test_an_unfinished_store_is_in_use_while_it_has_an_owner(tmp_path):
     store = beside(make_store(tmp_path, "a"))
     (tmp_path / "apex-a-0.replay").rename(store)
     ownership = FileLock(store)
@@ -67,7 +67,7 @@ def test_a_store_in_the_making_goes_on_and_one_that_was_cut_short_is_dead(tmp_pa
     assert find(tmp_path) == Leftovers({store: 4_096}, {}, [])
 
 
-def test_a_store_that_a_loader_draws_from_goes_on(tmp_path):
+def test_a_store_that_a_loader_reads_is_in_use(tmp_path):
     store = make_store(tmp_path, "a")
 
     def load():
@@ -78,13 +78,13 @@ def test_a_store_that_a_loader_draws_from_goes_on(tmp_path):
     assert store in find(tmp_path).dead
 
 
-def test_other_files_are_not_looked_at(tmp_path):
+def test_other_files_are_ignored(tmp_path):
     (tmp_path / "psm_1234").write_bytes(b"1")
     assert find(tmp_path) == Leftovers({}, {}, [])
 
 
-def test_what_belongs_to_another_user_goes_on():
-    with tempfile.TemporaryDirectory() as name:  # Unlike pytest's, this one can be opened to everybody.
+def test_a_store_of_another_user_counts_as_in_use():
+    with tempfile.TemporaryDirectory() as name:  # Unlike pytest's folder, other users can open it.
         folder = Path(name)
         store = make_store(folder, "a")
         counters_path(store).write_bytes(bytes(64))
@@ -92,19 +92,19 @@ def test_what_belongs_to_another_user_goes_on():
             path.chmod(0)
         folder.chmod(0o755)
 
-        def look():
-            if os.geteuid() == 0:  # To root every file is its own.
+        def is_in_use():
+            if os.geteuid() == 0:  # Root can open every file.
                 os.seteuid(65_534)
             return is_wanted(store) and find(folder).in_use == {store: 4_096}
 
-        assert in_child(look)
+        assert in_child(is_in_use)
 
 
 @pytest.mark.parametrize(
     ("own", "expected"),
     [(None, 10), ("dead", 10), ("alive", 110), ("gone", 10)],
 )
-def test_a_start_frees_what_is_dead_and_has_its_own_already(own, expected):
+def test_a_start_frees_dead_files_and_reuses_its_own(own, expected):
     leftovers = Leftovers({Path("dead"): 10}, {Path("alive"): 100, Path("other"): 1_000}, [])
     assert bytes_to_come(leftovers, Path(own) if own else None) == expected
 
@@ -115,17 +115,17 @@ def process(folder, pid, parent, *words):
     (folder / str(pid) / "status").write_text(f"Name:\tpython\nPPid:\t{parent}\n")
 
 
-def test_a_role_whose_parent_is_the_first_process_has_lost_its_launcher(tmp_path):
+def test_a_role_with_process_1_as_parent_is_an_orphan(tmp_path):
     process(tmp_path, 1, 0, "/sbin/init")
     process(tmp_path, 20, 1, "python", "-u", "-m", "apex.replay", "--learner", "127.0.0.1")
     process(tmp_path, 21, 30, "python", "-u", "-m", "apex.actor")
     process(tmp_path, 22, 1, "vi", "apex.actor.py")
     process(tmp_path, 30, 1, "apex", "train")
-    (tmp_path / "31").mkdir()  # It ends while one looks.
+    (tmp_path / "31").mkdir()  # It ends during the search.
     assert find_orphans(tmp_path) == [Orphan(20, "apex.replay")]
 
 
-def test_in_a_container_the_launcher_may_be_the_first_process(tmp_path):
+def test_the_launcher_may_be_process_1_in_a_container(tmp_path):
     process(tmp_path, 1, 0, "python", "/usr/bin/apex", "train")
     process(tmp_path, 20, 1, "python", "-u", "-m", "apex.replay")
     assert find_orphans(tmp_path) == []

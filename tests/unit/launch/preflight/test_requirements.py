@@ -1,11 +1,10 @@
-"""What a run takes, reckoned by hand."""
+"""What a run needs: memory, disk and open files, computed by hand."""
 
 import dataclasses
 
 import pytest
 
 from apex.config import ActorConfig, CheckpointConfig, Config, LearnerConfig, ReplayConfig
-from apex.config.sizing import table_bytes
 from apex.launch.preflight.requirements import (
     CHECKPOINT_BYTES,
     CUDA_BYTES,
@@ -18,6 +17,7 @@ from apex.launch.preflight.requirements import (
 )
 from apex.learning.batch_ring import MAX_BEHIND
 from apex.replay_memory.store.layout import Sizes
+from apex.sizing import table_bytes
 from apex.types import Schema
 
 PIXELS = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
@@ -30,16 +30,16 @@ CONFIG = Config(
 )
 
 
-def test_the_store_takes_its_file_and_a_page_for_its_readers():
+def test_the_store_needs_its_file_and_a_page_for_readers():
     assert store_bytes(CONFIG, PIXELS) == Sizes(100_000, 10_000_000, 40).file_bytes(PIXELS) + 4_096
 
 
-def test_every_shard_has_its_part_of_the_store_and_a_page():
+def test_each_shard_needs_its_part_and_a_page():
     sharded = dataclasses.replace(CONFIG, replay=dataclasses.replace(CONFIG.replay, num_shards=2))
     assert store_bytes(sharded, PIXELS) == 2 * (Sizes(50_000, 5_000_000, 40).file_bytes(PIXELS) + 4_096)
 
 
-def test_memory_is_the_store_and_every_program():
+def test_memory_is_the_sum_of_store_and_programs():
     needed = memory_needed(CONFIG, PIXELS, cuda=False)
     stacks = 512 * 4 * 84 * 84
     assert needed.store == store_bytes(CONFIG, PIXELS)
@@ -48,18 +48,17 @@ def test_memory_is_the_store_and_every_program():
     assert needed.total == needed.store + needed.actors + needed.learner + 650 * MIB
 
 
-def test_every_environment_takes_memory_however_few_processes_there_are():
-    """As with the paper's 360 actors in one process of two cores."""
+def test_each_environment_needs_memory_in_one_process_too():
     actor = ActorConfig(num_actors=360, num_processes=1, envs_per_process=360)
     needed = memory_needed(dataclasses.replace(CONFIG, actor=actor), PIXELS, cuda=False)
     assert needed.actors > 360 * 1.7 * MIB
 
 
-def test_vectors_are_float32_in_the_ring_too():
+def test_vectors_are_float32_in_the_ring():
     assert memory_needed(CONFIG, VECTORS, cuda=False).learner == 360 * MIB + (7 + 4 * 2) * 4 * 512 * 4
 
 
-def test_beside_a_gpu_an_update_takes_its_memory_there():
+def test_an_update_on_a_gpu_needs_gpu_memory():
     on_gpu, on_cpu = (memory_needed(CONFIG, PIXELS, cuda=cuda).learner for cuda in (True, False))
     update = 7 * 4 * 512 * 4 * 84 * 84
     behind = MAX_BEHIND * 2 * 512 * 4 * 84 * 84  # uint8, in the ring
@@ -75,12 +74,7 @@ def test_the_disk_holds_checkpoints_and_three_snapshots(schema, dtype):
     assert disk_needed(without, schema) == 4 * CHECKPOINT_BYTES[dtype]
 
 
-def test_open_files_are_added_up():
-    needed, sum_of = files_needed(CONFIG)
-    assert sum_of == "64 + 2 x 2 actor processes + 2 x 5 samplers and loaders"
-    assert needed == 64 + 2 * 2 + 2 * 5
-
-
-def test_actor_processes_of_other_hosts_connect_here_too():
-    elsewhere = dataclasses.replace(CONFIG, actor=ActorConfig(num_actors=41, num_processes=1, envs_per_process=4))
-    assert files_needed(elsewhere)[0] == 64 + 2 * 11 + 2 * 5
+@pytest.mark.parametrize(("changes", "processes"), [({}, 2), ({"num_actors": 41, "envs_per_process": 4}, 11)])
+def test_open_files_count_actor_processes_of_all_hosts(changes, processes):
+    actor = dataclasses.replace(CONFIG.actor, **changes)
+    assert files_needed(dataclasses.replace(CONFIG, actor=actor)) == 64 + 2 * processes + 2 * 5

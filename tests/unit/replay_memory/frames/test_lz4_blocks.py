@@ -114,7 +114,9 @@ def test_the_native_loop_is_there_where_it_can_be():
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     assert isinstance(lz4_blocks.make_blocks(empty_target()), NativeBlocks)
-    assert re.fullmatch(r"liblz4 \d+\.\d+\.\d+", lz4_blocks.describe_native())
+    status = lz4_blocks.describe_native()
+    assert status.problem == ""
+    assert re.fullmatch(r"liblz4 \d+\.\d+\.\d+", status.detail)
 
 
 def test_does_without_where_it_was_not_built_and_says_so_once(monkeypatch, caplog):
@@ -122,25 +124,19 @@ def test_does_without_where_it_was_not_built_and_says_so_once(monkeypatch, caplo
     lz4_blocks.load_native.cache_clear()
     try:
         assert type(lz4_blocks.make_blocks(empty_target())) is Blocks
-        assert lz4_blocks.describe_native().startswith(
-            "none: not built: no C compiler was found, or Ape-X was not reinstalled after an update; "
-            "loaders take about 1.8 times"
-        )
+        assert lz4_blocks.describe_native().problem == "build"
     finally:
         lz4_blocks.load_native.cache_clear()
-    assert [record.getMessage() for record in caplog.records] == [
-        "frames are decompressed one by one: not built: no C compiler was found, "
-        "or Ape-X was not reinstalled after an update; loaders take about 1.8 times as long; "
-        "install a C compiler, then apex again (pip install -e .)"
-    ]
+    assert len(caplog.records) == 1
 
 
 def test_does_without_loops_of_another_version():
     was_there = lz4_blocks.load_native() is not None
-    assert ("has version" in str(lz4_blocks.find_native(interface=1_000))) == was_there
+    assert ("1000" in str(lz4_blocks.find_native(interface=1_000))) == was_there
 
 
 def test_does_without_where_there_is_no_liblz4():
     if lz4_blocks.load_native() is None:
         pytest.skip("installed without a C compiler, or there is no liblz4")
-    assert "libnowhere.so.9" in lz4_blocks.find_native(library="libnowhere.so.9")
+    missing = lz4_blocks.find_native(library="libnowhere.so.9")
+    assert (missing.problem, "libnowhere.so.9" in str(missing)) == ("library", True)
