@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from apex.errors import FINISHED, UsageError
 from apex.runtime.lifecycle import reports_errors
 
-BENCHES = {  # word -> module whose main(argv) measures
+BENCHES = {  # name of the benchmark -> module, whose main(argv) measures
     "actor": "bench.actor",
     "compare": "bench.compare",
     "connections": "bench.connections",
@@ -26,17 +26,17 @@ BENCHES = {  # word -> module whose main(argv) measures
 
 @reports_errors("python -m bench")
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark that the first word names; returns its exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
+    """Runs the benchmark that the first argument names; returns its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: python -m bench {'|'.join(BENCHES)} [OPTIONS]")
         return FINISHED
-    if words[0] not in BENCHES:
-        raise UsageError(f"unknown benchmark {words[0]!r}; known: {', '.join(BENCHES)}")
-    if any(word.partition("=")[0] == "--transport.keys" for word in words):
-        raise UsageError("benchmarks run on loopback without keys; python -m bench curve tells what keys cost")
-    bench: Callable[[list[str]], int] = importlib.import_module(BENCHES[words[0]]).main
-    return bench(words[1:])
+    if arguments[0] not in BENCHES:
+        raise UsageError(f"unknown benchmark {arguments[0]!r}; known: {', '.join(BENCHES)}")
+    if any(argument.partition("=")[0] == "--transport.keys" for argument in arguments):
+        raise UsageError("benchmarks run on loopback without keys; python -m bench curve measures the cost of keys")
+    bench: Callable[[list[str]], int] = importlib.import_module(BENCHES[arguments[0]]).main
+    return bench(arguments[1:])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""`python -m bench actor`: what one core gives an actor process, beside what the bare environment gives on that core.
+"""`python -m bench actor`: compares an actor process on one core with the bare environment on the same core.
 
-The programs are the real ones: a learner that publishes its first parameters and never trains, a replay server, and
-`apex actor` with one process, pinned with its emulator threads and its sockets to one core; the others keep to the
-other cores. Its steps are counted where they are stored. Then the parts of a step, each alone.
+The programs are real: a learner that publishes its first parameters and never trains, a replay server, and `apex actor`
+with one process. The actor, its emulator threads and its sockets run on one core, all other programs on the other
+cores. Steps are counted in the replay memory. Then each part of a step is measured alone.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from bench.harness.command import Figures, make_parser, measure_in_child, read_c
 from bench.harness.programs import control_address, map_stores, measure_rates, open_programs
 from bench.harness.report import ReportRow, print_rows
 
-PIECES = 5  # a rate is the median of so many
-PARTS = {  # of a step of one stream, in microseconds
-    "forward": "Q-values of all streams, one batch",
+PIECES = 5  # intervals; a rate is their median
+PARTS = {  # parts of a step of one stream, in microseconds
+    "forward": "Q-values of all streams in one batch",
     "choose": "epsilon-greedy",
-    "environment": "the environment's step",
-    "collect": "compress the new frames, note the step",
+    "environment": "step of the environment",
+    "collect": "compress new frames, append the step",
     "cut": "n-step returns, priorities, segments",
 }
 LINES = [
-    ReportRow("actor_steps_per_s", "actor on one core: steps stored", "/s", digits=0, bar=2_000),
-    ReportRow("bare_environment_steps_per_s", "the bare environment on that core", "/s", digits=0),
-    ReportRow("actor_share_of_bare", "the one against the other", "%", 100, 0, 65, 75),
+    ReportRow("actor_steps_per_s", "steps stored by an actor on one core", "/s", digits=0, bar=2_000),
+    ReportRow("bare_environment_steps_per_s", "steps of the bare environment", "/s", digits=0),
+    ReportRow("actor_share_of_bare", "actor relative to the environment", "%", 100, 0, 65, 75),
 ]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status."""
+    """Measures; returns the exit status."""
     parser = make_parser(
         "actor",
         "Measures an actor on one core. Other options are those of apex train.",
         seconds=30.0,
-        of="of the actor",
+        of="of the actor's part",
     )
     options, rest = parser.parse_known_args(argv)
     config = read_config(rest, parser.prog)
@@ -69,17 +69,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures:
-    """All figures; takes about 2.5 x `seconds`."""
+    """Returns all figures; takes about 2.5 x `seconds`."""
     core, others = divide_cores()
     actor = replace(config.actor, num_processes=1, num_actors=config.actor.envs_per_process)
-    # Never trained from, never held up, never full.
+    # The learner never trains, and the replay memory never delays inserts or fills up.
     replay_config = replace(config.replay, min_size_to_sample=config.replay.capacity, inserts_wait=False, num_shards=1)
     config = replace(
         config,
         actor=actor,
         replay=replay_config,
         evaluator=replace(config.evaluator, enabled=False),
-        transport=replace(config.transport, port_offset=5_000),  # away from those of a run on this host
+        transport=replace(config.transport, port_offset=5_000),  # different from the ports of a run on this host
         run=replace(config.run, folder=str(folder), name="bench-actor", tensorboard=False, stop_score=None),
     )
     schema = describe(config.environment, config.actor.n_step)
@@ -91,7 +91,8 @@ def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures
     before = measure_in_child("bare", bare, stop)["rate"]
     rate = _time_actor(config, schema, folder, seconds, core, others, stop)
     after = measure_in_child("bare", bare, stop)["rate"]
-    bare_rate = (before + after) / 2  # One before and one after: the machine may have slowed down meanwhile.
+    # The bare environment is measured before and after, because the machine may have become slower meanwhile.
+    bare_rate = (before + after) / 2
 
     def parts(child_stop: Stop) -> dict[str, Any]:
         os.sched_setaffinity(0, {core})
@@ -109,7 +110,7 @@ def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures
 
 
 def divide_cores() -> tuple[int, set[int]]:
-    """One core for what is measured, the others for the rest; on one core all share it."""
+    """Returns (the core for the actor, the cores for all else). With one core, all share it."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[-1], set(cores[:-1]) or {cores[-1]}
 
@@ -134,7 +135,7 @@ def _time_actor(
 
 
 def time_bare(config: Config, stop: Stop, seconds: float) -> float:
-    """Steps a second of as many environments with random actions, and nothing else."""
+    """Returns the steps per second of the same number of environments with random actions."""
     count = config.actor.envs_per_process
     environment = make_environment(config.environment, count, seed=1, num_threads=1)
     num_actions = describe(config.environment, config.actor.n_step).num_actions
@@ -154,7 +155,7 @@ def time_bare(config: Config, stop: Stop, seconds: float) -> float:
 
 
 def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Figures:
-    """Microseconds of each part of a step, per stream, without sockets."""
+    """Returns the microseconds of each part of a step, per stream, without sockets."""
     count = config.actor.envs_per_process
     torch.set_num_threads(config.actor.num_threads)
     environment = make_environment(config.environment, count, seed=1, num_threads=1)
@@ -198,10 +199,10 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
 
 
 def print_parts(figures: Figures) -> None:
-    """A table: where the time of a step goes."""
+    """Prints a table of the parts of a step."""
     values = {name: figures[f"part_{name}_us"] for name in PARTS}
     whole = sum(values.values())
-    print(f"\n{'one step of one stream, without sockets':<48}{'us':>12}{'share':>9}")
+    print(f"\n{'parts of one step of one stream, no sockets':<48}{'us':>12}{'share':>9}")
     for name, value in values.items():
         print(f"  {PARTS[name]:<46}{value:>12.1f}{value / whole:>9.0%}")
     print(f"  {'sum':<46}{whole:>12.1f}")

@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
     _print_table(a, b, figures)
     slow = [f"{metric} ({each['ratio']:.3f})" for metric, each in figures.items() if each["ratio"] < options.at_least]
     if slow:
-        _say(f"below {options.at_least:g}: {', '.join(slow)}")
+        _log(f"below {options.at_least:g}: {', '.join(slow)}")
     if options.json:
         print(json.dumps({"a": a.version, "b": b.version, "pairs": options.pairs, "metrics": figures}))
     return FAILED if slow else FINISHED
@@ -155,7 +155,7 @@ def _runnable(asked: Sequence[str]) -> list[str]:
         require(name in BENCHES, f"--only: unknown bench {name!r}; known: {', '.join(BENCHES)}")
         module, package = BENCHES[name].needs
         if module and importlib.util.find_spec(module) is None:
-            _say(f"skipped {name}: {package} is not installed")
+            _log(f"skipped {name}: {package} is not installed")
         else:
             names.append(name)
     return names
@@ -163,7 +163,7 @@ def _runnable(asked: Sequence[str]) -> list[str]:
 
 def _repeat(comparison: Comparison, ratios: dict[str, float], pairs: int) -> dict[str, PairedRates]:
     """Measures these metrics again, because a low ratio of a few pairs may be noise."""
-    _say(f"again, {pairs} pairs each: {', '.join(f'{metric} ({ratio:.3f})' for metric, ratio in ratios.items())}")
+    _log(f"again, {pairs} pairs each: {', '.join(f'{metric} ({ratio:.3f})' for metric, ratio in ratios.items())}")
     names = [name for name, bench in BENCHES.items() if not ratios.keys().isdisjoint(bench.metrics)]
     return {metric: each for metric, each in comparison.measure(names, pairs).items() if metric in ratios}
 
@@ -192,7 +192,7 @@ def _prepare(checkout: Path, rev: str | None, runner: Runner) -> Side:
     require(found.status == 0, f"unknown commit {rev!r}")
     commit = found.output.strip()
     side = Side(checkout.name, commit if rev else f"working tree on {commit}", checkout)
-    _say(f"{side.name}: preparing {side.version}")
+    _log(f"{side.name}: preparing {side.version}")
     checkout.mkdir()
     if rev:
         archive = checkout.with_suffix(".tar")
@@ -215,11 +215,11 @@ def _command(side: Side) -> list[str]:
 
 
 def _copy_working_tree(root: Path, checkout: Path, runner: Runner) -> None:
-    """Copies tracked and untracked files as they are now, without those that git ignores."""
+    """Copies tracked and untracked files in their present state, except those that git ignores."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in _succeed("git ls-files", runner, command, root).split("\0"):
         source, copy = root / name, checkout / name
-        if source.is_file() or source.is_symlink():  # Others were deleted.
+        if source.is_file() or source.is_symlink():  # Other paths are deleted files.
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, copy, follow_symlinks=False)
 
@@ -236,7 +236,7 @@ def _compile_extensions(side: Side, runner: Runner) -> None:
 
 
 def _succeed(what: str, runner: Runner, command: Sequence[str], cwd: Path) -> str:
-    """The output of a command that must not fail."""
+    """Returns the output of a command; raises ApexError if it fails."""
     ran = runner.run(command, cwd)
     if ran.status:
         raise ApexError(f"{what} failed: {ran.describe_failure()}")
@@ -262,18 +262,18 @@ class Comparison:
         for pair in range(pairs):
             for name in names:
                 for side in self._sides if pair % 2 == 0 else reversed(self._sides):
-                    _say(f"pair {pair + 1} of {pairs}: {name} on {side.name}")
+                    _log(f"pair {pair + 1} of {pairs}: {name} on {side.name}")
                     figures, libraries = self._run_bench(side, name)
                     loaded[side.name, name] |= {library.partition(".")[0] for library in libraries}
                     for metric, value in figures.items():
                         getattr(rates[metric], side.name.lower()).append(value)
                 for metric in BENCHES[name].metrics:
                     each = rates[metric]
-                    _say(f"  {metric}: A {each.a[-1]:.5g}, B {each.b[-1]:.5g}; median ratio so far {each.ratio:.3f}")
+                    _log(f"  {metric}: A {each.a[-1]:.5g}, B {each.b[-1]:.5g}; median ratio so far {each.ratio:.3f}")
         for name in names:
             on_a, on_b = (", ".join(sorted(loaded[side.name, name])) or "none" for side in self._sides)
             warning = "" if on_a == on_b else "warning: the ratio compares compiled code with slower code: "
-            _say(f"{warning}compiled extensions that {name} loaded: A: {on_a}; B: {on_b}")
+            _log(f"{warning}compiled extensions that {name} loaded: A: {on_a}; B: {on_b}")
         return rates
 
     def _run_bench(self, side: Side, name: str) -> tuple[dict[str, float], frozenset[str]]:
@@ -295,5 +295,5 @@ class Comparison:
         raise ApexError(f"{name} on {side.name} ({side.version}) measured nothing: {ran.describe_failure()}")
 
 
-def _say(sentence: str) -> None:
+def _log(sentence: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {sentence}", file=sys.stderr, flush=True)

@@ -1,10 +1,9 @@
-"""`python -m bench connections`: as many actors as one replay server can bear, each on its own connection.
+"""`python -m bench connections`: many actors send to one replay server, each over its own connection.
 
-Real games are recorded once; then every connection sends their segments again and again, as fast as its window lets it,
-to a real replay server. At the end the books must balance: every segment acknowledged, and of each as many transitions
-stored as it had, none lost and none twice. Fairness is the slowest connection against the fastest. Memory is the
-median of the last minute against that of the first; in runs of less than two minutes, of the last tenth against that
-of the second.
+Games are recorded once. Then every connection sends their segments repeatedly, as fast as its window permits, to a real
+replay server. At the end every segment must be acknowledged, and every transition stored exactly once. Fairness is the
+rate of the slowest connection divided by that of the fastest. Memory growth compares the median of the last minute with
+that of the first; in runs of less than two minutes, the last tenth with the second tenth.
 """
 
 from __future__ import annotations
@@ -47,23 +46,24 @@ from bench.harness.report import ReportRow, print_rows
 from bench.harness.segment_ledger import MOST_ACTORS, SegmentLedger, tag
 from bench.replay_steps import read_memory
 
-CAPACITY = 200_000  # transitions: it wraps within seconds, so memory that grows shows
-NUM_SENDERS = 2  # processes that the connections are spread over
-NUM_FRAMES = 20_000  # distinct, recorded
-DRAIN_SECONDS = 60.0  # for what is on its way when the time is up
-LOOK_SECONDS = 0.1  # between two looks at what was stored: a million a second would be needed to miss any
-MEMORY_SECONDS = 1.0  # between two looks at the memory
+CAPACITY = 200_000  # transitions; the memory wraps within seconds, so that growth becomes visible
+NUM_SENDERS = 2  # processes that share the connections
+NUM_FRAMES = 20_000  # distinct frames that are recorded
+DRAIN_SECONDS = 60.0  # time for the last acknowledgements after the measurement
+# interval between two counts; at a million inserts per second, transitions would be overwritten uncounted
+LOOK_SECONDS = 0.1
+MEMORY_SECONDS = 1.0  # interval between two readings of the memory
 LINES = [
-    ReportRow("connections", "connections, an actor each", "", digits=0, bar=128, stretch=256),
+    ReportRow("connections", "connections, each of one actor", "", digits=0, bar=128, stretch=256),
     ReportRow("connections_transitions_per_s", "transitions stored", "/s", digits=0),
-    ReportRow("connections_fairness", "slowest connection against the fastest", "%", 100, 0, 80),
+    ReportRow("connections_fairness", "slowest connection relative to the fastest", "%", 100, 0, 80),
     ReportRow("connections_lost", "transitions lost", "", digits=0, bar=0, less_is_better=True),
     ReportRow("connections_twice", "transitions stored twice", "", digits=0, bar=0, less_is_better=True),
     ReportRow("connections_pending", "segments never acknowledged", "", digits=0, bar=0, less_is_better=True),
     ReportRow("connections_resent", "segments sent again", "", digits=0, less_is_better=True),
     ReportRow(
         "connections_memory_growth",
-        "replay's memory, its end against its beginning",
+        "memory of replay, end relative to beginning",
         "%",
         100,
         1,
@@ -74,17 +74,19 @@ LINES = [
 
 
 class Sent(NamedTuple):
-    """What one process has done."""
+    """Result of one process."""
 
-    actors: list[int]  # ids, one of each of its connections
-    segments: list[int]  # that each has sent
+    actors: list[int]  # actor ids, one for each connection
+    segments: list[int]  # segments sent by each connection
     pending: int  # segments that were not acknowledged
-    resent: int  # segments
+    resent: int  # segments that were sent again
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status: 1 if a transition was lost, or stored twice, or a segment never acknowledged."""
-    parser = make_parser("connections", "Sends from many connections at once. Other options are those of apex train.")
+    """Measures; returns status 1 if a transition was lost or stored twice, or a segment was not acknowledged."""
+    parser = make_parser(
+        "connections", "Sends segments over many connections at once. Other options are those of apex train."
+    )
     count = value_of(Annotated[int, Meta(ge=2, le=MOST_ACTORS)])
     parser.add_argument("--connections", type=count, default=128, metavar="N", help="default 128")
     parser.add_argument("--minutes", type=positive_float, default=10.0, metavar="M", help="default 10")
@@ -101,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
 
 def measure(config: Config, folder: Path, connections: int, seconds: float, stop: Stop) -> Figures:
     """All figures."""
-    # Never trained from, never held up; nobody's lease ends, for the senders have no heartbeats.
+    # The learner never trains and inserts never wait. Leases do not expire, because the senders send no heartbeats.
     config = replace(
         config,
         actor=replace(config.actor, num_actors=connections),
@@ -156,7 +158,9 @@ def _start_senders(config: Config, recording: Recording, connections: int) -> tu
 
 
 def _watch(programs: Programs, ledger: SegmentLedger, pid: int, until: float) -> list[float]:
-    """Keeps the books; returns bytes of the replay server's processes without the mapped file, now and then."""
+    """Counts stored transitions; returns the memory of the replay server's processes, without the mapped file, over
+    time.
+    """
     memory: list[float] = []
     look_at = 0.0
     while (now := time.monotonic()) < until:
@@ -172,20 +176,22 @@ def _watch(programs: Programs, ledger: SegmentLedger, pid: int, until: float) ->
 
 
 def list_sent(actor_id: int, num_segments: int, recording: Recording) -> Iterator[tuple[int, int]]:
-    """Tag and number of transitions of each segment that a connection has sent."""
+    """Returns the tag and the number of transitions of each segment that a connection has sent."""
     for number in range(num_segments):
         yield tag(actor_id, number), len(recording.records_of(piece_of(actor_id, number, recording)))
 
 
 def piece_of(actor_id: int, number: int, recording: Recording) -> int:
-    """Which piece of the recording a connection sends as this segment: they begin at different places."""
+    """Returns the piece of the recording that a connection sends as this segment. Connections begin at different
+    pieces.
+    """
     return (actor_id + number) % len(recording.pieces)
 
 
 def _account(
     answers: Sequence[Sent], recording: Recording, ledger: SegmentLedger, memory: list[float], seconds: float
 ) -> Figures:
-    """Compares what was sent with what was stored, segment by segment."""
+    """Compares the sent segments with the stored ones."""
     connections = [pair for answer in answers for pair in zip(answer.actors, answer.segments, strict=True)]
     sent = [list(list_sent(actor_id, segments, recording)) for actor_id, segments in connections]
     transitions = [sum(count for _, count in rows) for rows in sent]
@@ -207,9 +213,9 @@ def _account(
 
 
 def compare_ends(memory: Sequence[float]) -> tuple[float, float]:
-    """Medians of the first and of the last minute of what was read once in `MEMORY_SECONDS`.
+    """Returns the medians of the first and the last minute of readings that were taken every `MEMORY_SECONDS`.
 
-    Of less than two minutes the second and the last tenth: the first is the server's own start.
+    In less than two minutes: of the second and the last tenth, because the server starts during the first.
     """
     minute, tenth = round(60 / MEMORY_SECONDS), max(1, len(memory) // 10)
     if len(memory) >= 2 * minute:
@@ -217,11 +223,11 @@ def compare_ends(memory: Sequence[float]) -> tuple[float, float]:
     return statistics.median(memory[tenth : 2 * tenth] or memory), statistics.median(memory[-tenth:])
 
 
-# --- a process of connections -----------------------------------------------------------------------------------------
+# --- a process with several connections -------------------------------------------------------------------------------
 
 
 class Connected:
-    """One actor's connection, which sends a recording's segments round and round, from a place of its own."""
+    """One actor's connection, which sends the segments of a recording repeatedly."""
 
     def __init__(self, link: ReliableSender, actor_id: int, recording: Recording, cuts: Sequence[Cut]) -> None:
         """`cuts`: the pieces of the recording."""
@@ -233,20 +239,20 @@ class Connected:
 
     @property
     def in_flight(self) -> int:
-        """Segments that are not acknowledged."""
+        """Number of segments that are not acknowledged."""
         return self._link.in_flight
 
     @property
     def num_resent(self) -> int:
-        """Segments that were sent again."""
+        """Number of segments that were sent again."""
         return self._link.num_resent
 
     def pump(self) -> None:
-        """Takes receipts; sends again what is overdue."""
+        """Receives receipts; sends overdue segments again."""
         self._link.pump()
 
     def send(self) -> bool:
-        """Sends the next segment; False while the window is full."""
+        """Sends the next segment; returns False if the window is full."""
         if self._link.blocked:
             return False
         cut = self._cuts[piece_of(self.actor_id, self.num_segments, self._recording)]
@@ -256,7 +262,7 @@ class Connected:
 
 
 def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Connection, bench_end: Connection) -> None:
-    """The child's main function: `count` connections, each with its own sockets and stream."""
+    """The child's main function: opens `count` connections, each with its own sockets and stream."""
     bench_end.close()
     compressor = Compressor(recording)
     cuts = [Cut(0, recording.records_of(piece), compressor.blob(piece)) for piece in range(len(recording.pieces))]
@@ -264,7 +270,7 @@ def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Conne
     welcome = greet(Route(host, port), Role.ACTOR, stop, num_streams=count, needs_replay=True)
     if welcome is None:
         return
-    require(len(welcome.streams) == count, f"{count} actor ids were asked for, but {len(welcome.streams)} are free")
+    require(len(welcome.streams) == count, f"{count} actor ids are needed, but only {len(welcome.streams)} are free")
     (replay,), window = welcome.replay, welcome.config.actor.window
     codec = Codec(welcome.run_id, welcome.schema)
 
@@ -285,11 +291,11 @@ def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Conne
         sent = run(stop, connections, seconds)
         pipe.send_bytes(json.dumps(sent).encode())
         while not stop.poll():
-            time.sleep(POLL_SECONDS)  # Sockets close when the books are done.
+            time.sleep(POLL_SECONDS)  # The sockets close after the results are read.
 
 
 def run(stop: Stop, connections: Sequence[Connected], seconds: float) -> Sent:
-    """Sends for so long, in turn, then waits until all is acknowledged."""
+    """Sends over all connections in turn for this time, then waits until all segments are acknowledged."""
     end = time.monotonic() + seconds
     while not stop.poll() and time.monotonic() < end:
         sent = False

@@ -1,8 +1,8 @@
-"""`python -m bench curve`: what keys cost, as the rate of one stream of segments with CURVE against the rate without.
+"""`python -m bench curve`: compares the rate of one stream of segments with and without CURVE.
 
-One process encodes and sends segments as an actor does, as fast as its socket takes them; another receives and checks
-them as the replay server's writer does. Nothing is played, compressed or stored, which would hide the cost. Rates with
-and without keys are taken in turn, so that other work on the machine meets both alike.
+One process encodes and sends segments as an actor does, as fast as its socket accepts them. Another receives and checks
+them as the replay server's writer does. Nothing is played, compressed or stored, because that would hide the cost. Both
+rates are measured alternately, so that other work on the machine affects both.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from apex.types import Role, Schema, Segment, Stream, record_dtype
 from bench.harness.command import Figures, make_parser, run_bench
 from bench.harness.report import ReportRow, print_rows
 
-PIECES = 5  # with and without keys; a rate is the median of so many
-TRANSITIONS = 50  # in a segment [section 4.1 of the paper]
-FRAME_BYTES = 1_000  # compressed, of a transition: about what Atari takes
+PIECES = 5  # measurements with and without keys; a rate is their median
+TRANSITIONS = 50  # transitions in a segment [section 4.1 of the paper]
+FRAME_BYTES = 1_000  # bytes of a compressed transition, about as many as in Atari games
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=18, n_step=3, codec="lz4")
 RUN_ID = 1
-WINDOW = 64  # segments that may be on their way
+WINDOW = 64  # segments in flight
 LINES = [
-    ReportRow("curve_off_transitions_per_s", "one stream of segments, no keys", "/s", digits=0),
-    ReportRow("curve_on_transitions_per_s", "the same with keys", "/s", digits=0),
-    ReportRow("curve_share", "with keys against without", "%", 100, 0, 35),
+    ReportRow("curve_off_transitions_per_s", "one stream of segments without keys", "/s", digits=0),
+    ReportRow("curve_on_transitions_per_s", "one stream of segments with keys", "/s", digits=0),
+    ReportRow("curve_share", "rate with keys relative to without", "%", 100, 0, 35),
 ]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status."""
-    parser = make_parser("curve", "Measures what keys cost here.", seconds=20.0, of="in all")
+    """Measures; returns the exit status."""
+    parser = make_parser("curve", "Measures the cost of keys on this machine.", seconds=20.0, of="in all")
     options = parser.parse_args(argv)
     title = f"segments of {TRANSITIONS} transitions, {TRANSITIONS * FRAME_BYTES:,} bytes"
     return run_bench(
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(folder: Path, seconds: float, stop: Stop) -> Figures:
-    """Both rates and their ratio; makes keys in `folder`."""
+    """Returns both rates and their ratio; creates keys in `folder`."""
     new_folder(folder)
     rates: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(PIECES):
@@ -71,7 +71,7 @@ def measure(folder: Path, seconds: float, stop: Stop) -> Figures:
 
 
 def _rate(folder: str, seconds: float, stop: Stop) -> float:
-    """Transitions received a second, from the first segment on."""
+    """Returns the transitions received per second, counted from the first segment."""
     transport = choose_ports(Config(), is_free, lambda sentence: None).transport
     endpoint = transport.endpoint("experience")
     pipe, child_pipe = Pipe(duplex=False)
@@ -118,7 +118,7 @@ def _send(stop: Stop, folder: str, endpoint: str) -> None:
 
 
 def _make_segment() -> Segment:
-    """The first steps of an episode, with frames that no compressor would make smaller."""
+    """Returns the first steps of an episode, with frames that cannot be compressed."""
     rng, steps = np.random.default_rng(0), np.arange(TRANSITIONS)
     records = np.zeros(TRANSITIONS, record_dtype(SCHEMA))
     records["frame"], records["next_frame"] = steps, steps + 1

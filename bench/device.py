@@ -1,7 +1,7 @@
-"""`python -m bench device`: whether this machine's GPU does what tests show on stand-ins, and what a step costs it.
+"""`python -m bench device`: checks on this machine's GPU what the tests check with fakes, and measures a step.
 
-Each check runs in a child of its own, as a GPU that has failed fails from then on. On a processor most have nothing to
-find; they run all the same, so that a rehearsal shows that they run.
+Each check runs in its own child process, because CUDA stays unusable after an error. On a CPU most checks are trivial,
+but they run, so that a rehearsal shows that they work.
 """
 
 from __future__ import annotations
@@ -36,29 +36,30 @@ from bench.harness.command import Figures, make_parser, measure_in_child, read_c
 from bench.harness.report import ReportRow, print_rows
 from bench.learner import Nowhere, Resident, make_bench_trainer
 
-STEPS = 20  # of each check
-BAD_STEPS = (7, 8)  # whose returns are not finite: after the capture
-MOST_DIFFERENCE = 0.1  # of how far the parameters have moved: sums have another order, and Adam steps by signs at first
+STEPS = 20  # updates of each check
+BAD_STEPS = (7, 8)  # updates with non-finite returns; they come after the capture
+# relative to the movement of the parameters: sums have another order, and Adam's first steps depend on signs only
+MOST_DIFFERENCE = 0.1
 LINES = [
-    ReportRow("locks_memory", "memory of batches can be locked", "", digits=0),
-    ReportRow("survives_a_failed_lock", "a failed lock harms no kernel", "", digits=0, bar=1),
-    ReportRow("same_step_adam", "a graph makes the same step: Adam", "", digits=0, bar=1),
-    ReportRow("same_step_rmsprop", "the same: RMSProp", "", digits=0, bar=1),
-    ReportRow("leaves_out_adam", "a bad update changes no bit: Adam", "", digits=0, bar=1),
-    ReportRow("leaves_out_rmsprop", "the same: RMSProp", "", digits=0, bar=1),
-    ReportRow("waits_for_nothing", "no step waits for the device", "", digits=0, bar=1),
-    ReportRow("goes_on_without_a_graph", "a network that waits is trained too", "", digits=0, bar=1),
-    ReportRow("kernels_per_step", "kernels and copies of a step", "", digits=0, less_is_better=True),
-    ReportRow("device_us_per_step", "of the device's time", "us", digits=0, less_is_better=True),
-    ReportRow("publish_us", "of the trainer's time for one publication", "us", digits=0, less_is_better=True),
-    ReportRow("snapshot_ms", "of the trainer's time for one checkpoint", "ms", digits=2, less_is_better=True),
-    ReportRow("snapshot_ready_ms", "until its copy is on the host", "ms", digits=2, less_is_better=True),
+    ReportRow("locks_memory", "batch memory can be locked", "", digits=0),
+    ReportRow("survives_a_failed_lock", "kernels run after a failed lock", "", digits=0, bar=1),
+    ReportRow("same_step_adam", "graph and eager step agree: Adam", "", digits=0, bar=1),
+    ReportRow("same_step_rmsprop", "graph and eager step agree: RMSProp", "", digits=0, bar=1),
+    ReportRow("leaves_out_adam", "skipped updates change nothing: Adam", "", digits=0, bar=1),
+    ReportRow("leaves_out_rmsprop", "skipped updates change nothing: RMSProp", "", digits=0, bar=1),
+    ReportRow("waits_for_nothing", "no step waits for the GPU", "", digits=0, bar=1),
+    ReportRow("goes_on_without_a_graph", "a network that waits is trained", "", digits=0, bar=1),
+    ReportRow("kernels_per_step", "kernels and copies per step", "", digits=0, less_is_better=True),
+    ReportRow("device_us_per_step", "device time per step", "us", digits=0, less_is_better=True),
+    ReportRow("publish_us", "trainer time per publication", "us", digits=0, less_is_better=True),
+    ReportRow("snapshot_ms", "trainer time per checkpoint", "ms", digits=2, less_is_better=True),
+    ReportRow("snapshot_ready_ms", "time until the copy is on the host", "ms", digits=2, less_is_better=True),
 ]
 MUST_HOLD = [line.name for line in LINES if line.bar == 1]
 
 
 class Waiting(nn.Module):
-    """A network of the user's own that looks at its own values, as a GPU cannot while a graph is captured."""
+    """A network that reads its own values on the CPU, which is impossible while a CUDA graph is captured."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Waiting(nn.Module):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status: 1 unless all that must hold does."""
+    """Runs the checks; returns status 1 if one that must pass fails."""
     parser = make_parser("device", "Checks the learner's device. Other options are those of apex train.")
     options, rest = parser.parse_known_args(argv)
     config = read_config(rest, parser.prog)
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(config: Config, folder: Path, stop: Stop) -> Figures:
-    """All figures; a check that raises has 0 for its first one, and says why."""
+    """Returns all figures. If a check raises an exception, its first figure is 0, and the exception is printed."""
     schema = describe(config.environment, config.actor.n_step)
     device = choose_device(config.learner)
     checks: list[tuple[str, Callable[..., Figures]]] = [
@@ -104,7 +105,7 @@ def measure(config: Config, folder: Path, stop: Stop) -> Figures:
             prepare_torch(config.learner, device)
             try:
                 return check(config, schema, device)
-            except Exception as error:  # The other checks are run all the same.
+            except Exception as error:  # The remaining checks run all the same.
                 return {"failure": f"{type(error).__name__}: {error}"}
 
         found = measure_in_child(name, run, stop)
@@ -115,8 +116,8 @@ def measure(config: Config, folder: Path, stop: Stop) -> Figures:
 
 
 def check_locks(config: Config, schema: Schema, device: torch.device) -> Figures:
-    """Whether memory is locked, and whether one that cannot be leaves the device usable."""
-    torch.zeros(1, device=device)  # CUDA begins.
+    """Checks whether memory can be locked, and whether the device is usable after memory could not be locked."""
+    torch.zeros(1, device=device)  # This call initializes CUDA.
     figures = {"locks_memory": 0.0, "survives_a_failed_lock": 0.0}
     for name, memory in (("nothing", np.zeros(0, np.uint8)), ("ring", BatchRing(schema, 64, 3).memory)):
         try:
@@ -131,8 +132,8 @@ def check_locks(config: Config, schema: Schema, device: torch.device) -> Figures
 def check_step(
     config: Config, schema: Schema, device: torch.device, *, optimizer: Literal["adam", "rmsprop"]
 ) -> Figures:
-    """The learner's own step against the same one operation by operation, with two updates that are left out."""
-    if device.type == "cuda":  # Rounding apart, there must be no difference.
+    """Compares the learner's step with the same step in eager mode; two of the updates are skipped."""
+    if device.type == "cuda":  # The results must be equal, apart from rounding.
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
     learner = replace(config.learner, optimizer=optimizer, bfloat16="off", learning_rate=1e-4)
@@ -164,7 +165,7 @@ def check_step(
 
 
 def check_waits(config: Config, schema: Schema, device: torch.device) -> Figures:
-    """Raises where an operation of a step waits for the device, as far as torch notices."""
+    """Raises an exception if an operation of a step waits for the device, as far as torch notices."""
     with _trainer(config, schema, device) as trainer:
         if device.type == "cuda":
             torch.cuda.set_sync_debug_mode("error")
@@ -178,7 +179,7 @@ def check_waits(config: Config, schema: Schema, device: torch.device) -> Figures
 
 
 def check_fallback(config: Config, schema: Schema, device: torch.device) -> Figures:
-    """A network of which no graph can be captured."""
+    """Trains a network for which no graph can be captured."""
     online, target = (place(Waiting(make_network(config.network, schema, seed=seed)), device) for seed in (1, 2))
     optimizer = make_optimizer(config.learner, online.parameters())
     step = make_update(config.learner, online, target.requires_grad_(False), optimizer, device)
@@ -191,7 +192,7 @@ def check_fallback(config: Config, schema: Schema, device: torch.device) -> Figu
 
 
 def time_step(config: Config, schema: Schema, device: torch.device) -> Figures:
-    """What a step launches, by torch's profiler."""
+    """Counts the launches of a step with torch's profiler."""
     with _trainer(config, schema, device) as trainer:
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profile:
@@ -206,7 +207,7 @@ def time_step(config: Config, schema: Schema, device: torch.device) -> Figures:
 
 
 def time_copies(config: Config, schema: Schema, device: torch.device) -> Figures:
-    """How long publications and checkpoints hold the trainer."""
+    """Measures how long publications and checkpoints block the trainer."""
     with _trainer(config, schema, device) as trainer:
         times: dict[str, list[float]] = {"publish_us": [], "snapshot_ms": [], "snapshot_ready_ms": []}
         for _ in range(STEPS):
@@ -224,7 +225,7 @@ def time_copies(config: Config, schema: Schema, device: torch.device) -> Figures
 
 @contextmanager
 def _trainer(config: Config, schema: Schema, device: torch.device) -> Iterator[Any]:
-    """A trainer on one batch, its step captured already."""
+    """Returns a trainer on one batch, whose step is captured already."""
     trainer = make_bench_trainer(config, schema, device, Resident(schema, config.learner.batch_size), Nowhere())
     for _ in range(STEPS):
         trainer.step(0.0)

@@ -1,6 +1,6 @@
-"""`python -m bench engines`: what a run on Ray reaches beside the same run without, on one machine and by turns.
+"""`python -m bench engines`: compares runs with and without Ray on one machine, alternately.
 
-Start a Ray cluster first, as in docs/tutorials/ray.md: its idle nodes then stand beside both kinds of runs.
+Start a Ray cluster first, as in docs/tutorials/ray.md. Its idle nodes then run beside both kinds of runs.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from bench.harness.command import Figures, make_parser, run_bench
 from bench.harness.programs import open_programs
 from bench.harness.report import ReportRow, print_rows
 
-END_SECONDS = 300.0  # for a run to start, and to end after its time
+END_SECONDS = 300.0  # time for a run to start and to end
 BAR = 0.95
 LINES = [
-    ReportRow("local_steps_per_s", "steps stored, without Ray", "/s", digits=0),
-    ReportRow("ray_steps_per_s", "steps stored, on Ray", "/s", digits=0),
+    ReportRow("local_steps_per_s", "steps stored without Ray", "/s", digits=0),
+    ReportRow("ray_steps_per_s", "steps stored with Ray", "/s", digits=0),
     ReportRow("steps_ratio", "median of the rounds' ratios", "%", 100, 1, bar=BAR),
-    ReportRow("local_updates_per_s", "updates, without Ray", "/s", digits=2),
-    ReportRow("ray_updates_per_s", "updates, on Ray", "/s", digits=2),
+    ReportRow("local_updates_per_s", "updates without Ray", "/s", digits=2),
+    ReportRow("ray_updates_per_s", "updates with Ray", "/s", digits=2),
     ReportRow("updates_ratio", "median of the rounds' ratios", "%", 100, 1, bar=BAR),
 ]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status."""
+    """Measures; returns the exit status."""
     about = "Compares runs with and without Ray. Other options are those of apex train."
-    parser = make_parser("engines", about, seconds=60.0, of="of each run")
+    parser = make_parser("engines", about, seconds=60.0, of="duration of each run")
     parser.add_argument("--rounds", type=positive_int, default=3, help="runs of each kind; default 3")
     parser.add_argument("--processes", type=positive_int, default=1, help="actor processes; default 1")
     parser.add_argument("--threads", type=positive_int, default=1, help="threads of the learner; default 1")
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: Any, rest: Sequence[str], folder: Path, stop: Stop) -> Figures:
-    """Median rates of both kinds, and the median ratio of a round."""
+    """Returns the median rates of both kinds of runs, and the median ratio of a round."""
     both = [*rest, "--learner.num-threads", str(options.threads), "--max-minutes", f"{options.seconds / 60:g}"]
     both += ["--run.no-tensorboard", "--evaluator.no-enabled", "--run.folder", str(folder)]
     engines = {
@@ -77,7 +77,7 @@ def measure(options: Any, rest: Sequence[str], folder: Path, stop: Stop) -> Figu
 
 
 def read_rates(curve: Path) -> tuple[float, float]:
-    """Steps and updates a second, from a quarter of the curve on: before that, caches fill and clocks settle."""
+    """Returns steps and updates per second, without the first quarter of the curve, in which caches fill."""
     rows = [row for row in read_curve(curve) if row["scalars"].get("learner/updates")]
     first, last = rows[len(rows) // 4], rows[-1]
     seconds = last["time"] - first["time"]

@@ -1,9 +1,10 @@
-"""`python -m bench learner`: updates a second from a real replay server, beside what the same update makes without one.
+"""`python -m bench learner`: compares the learner's updates per second with and without a replay server.
 
-Three rates of the same network and batch: the plain step, as one writes it down (float32, operation by operation, the
-memory given back each time; on a GPU copied from locked memory, as with a data loader's `pin_memory`); the learner's
-own step on one batch that lies still; and the learner's step fed by loaders that draw from a real replay server, with
-priorities going back. The second against the first is what tuning gave, the third against the second what replay costs.
+Three rates of the same network and batch are measured. Plain: a straightforward step in float32, operation by
+operation; on a GPU, the batch is copied from locked memory, as with `pin_memory` of a data loader. Resident: the
+learner's own step on one batch in memory. Fed: the learner's step with loaders that draw from a real replay server, and
+with priorities returned. Resident divided by plain is the gain of our implementation; fed divided by resident is the
+cost of replay.
 """
 
 from __future__ import annotations
@@ -46,27 +47,27 @@ from bench.harness.command import (
 from bench.harness.replay_fixture import open_replay_fixture
 from bench.harness.report import ReportRow, print_rows
 
-PIECES = 5  # a rate is the median of so many
-BATCH_SIZE = 512  # of the bars; --batch-size names another
-NUM_FRAMES = 20_000  # distinct, recorded
-WARM_UP_UPDATES = 5  # of which a graph takes three
+PIECES = 5  # intervals; a rate is their median
+BATCH_SIZE = 512  # batch size of the bars; --batch-size changes it
+NUM_FRAMES = 20_000  # distinct frames that are recorded
+WARM_UP_UPDATES = 5  # CUDA graphs need three of them
 LINES = [
-    ReportRow("learner_updates_per_s", "fed by replay, priorities returned", "/s", digits=2, bar=5.5, stretch=10),
-    ReportRow("learner_resident_updates_per_s", "the same on a batch that lies still", "/s", digits=2),
-    ReportRow("learner_plain_updates_per_s", "plain float32 steps on it", "/s", digits=2),
-    ReportRow("learner_compiled_updates_per_s", "the same with networks of torch.compile", "/s", digits=2),
-    ReportRow("learner_fed_share", "fed by replay against lying still", "%", 100, 0, 95, 99),
-    ReportRow("learner_gain", "fed by replay against plain", "x", 1, 2, 2),
-    ReportRow("learner_wait_share", "of its time the learner waits for batches", "%", 100, 1, less_is_better=True),
+    ReportRow("learner_updates_per_s", "fed by replay, with priorities returned", "/s", digits=2, bar=5.5, stretch=10),
+    ReportRow("learner_resident_updates_per_s", "on a resident batch", "/s", digits=2),
+    ReportRow("learner_plain_updates_per_s", "plain float32 steps", "/s", digits=2),
+    ReportRow("learner_compiled_updates_per_s", "plain steps with torch.compile", "/s", digits=2),
+    ReportRow("learner_fed_share", "fed relative to resident", "%", 100, 0, 95, 99),
+    ReportRow("learner_gain", "fed relative to plain", "x", 1, 2, 2),
+    ReportRow("learner_wait_share", "share of time waiting for batches", "%", 100, 1, less_is_better=True),
 ]
 
 
 class Resident:
-    """One batch that is always there."""
+    """A batch provider with one batch that is always available."""
 
     def __init__(self, schema: Schema, batch_size: int) -> None:
         rng = np.random.default_rng(0)
-        # Where a real one lies, so that a GPU copies from the same kind of memory.
+        # The batch is in the same kind of memory as a real one, so that a GPU copies it in the same way.
         ring = BatchRing(schema, batch_size, 1)
         self.memory: Array = ring.memory
         stacks = ring.stacks[0]
@@ -85,24 +86,27 @@ class Resident:
         )
 
     def receive(self, timeout: float) -> Batch | None:
-        """The batch."""
+        """Returns the batch."""
         return self._batch
 
     def release(self, slot: int) -> None:
-        """It stays."""
+        """Does nothing: the batch stays available."""
 
 
 class Nowhere:
-    """Where priorities of a benchmark without a replay server go."""
+    """Discards priorities."""
 
     def send(self, update: PriorityUpdate) -> None:
-        """Nobody wants them."""
+        """Does nothing."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status."""
+    """Measures; returns the exit status."""
     parser = make_parser(
-        "learner", "Measures the learner. Other options are those of apex train.", seconds=60.0, of="of all three rates"
+        "learner",
+        "Measures the learner. Other options are those of apex train.",
+        seconds=60.0,
+        of="duration of all three measurements",
     )
     parser.add_argument("--compiled", action="store_true", help="also measure torch.compile (needs a C++ compiler)")
     options, rest = parser.parse_known_args(argv)
@@ -117,9 +121,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(config: Config, folder: Path, seconds: float, stop: Stop, *, compiled: bool = False) -> Figures:
-    """All figures; with `compiled` also the plain step with networks of torch.compile.
+    """Returns all figures; with `compiled`, also the plain step with torch.compile.
 
-    The last rate is measured in this process, which so begins with CUDA after it has forked.
+    The fed rate is measured in this process, which therefore initializes CUDA only after it has forked.
     """
     schema = describe(config.environment, config.actor.n_step)
     each = seconds / 3
@@ -151,7 +155,7 @@ def measure(config: Config, folder: Path, seconds: float, stop: Stop, *, compile
 
 
 def time_plain(config: Config, schema: Schema, seconds: float, stop: Stop, *, compiled: bool = False) -> float:
-    """Updates a second of a step that nobody tuned: float32, eager or compiled, on all cores or on the GPU."""
+    """Returns the updates per second of a plain step: float32, eager or compiled, on all cores or on the GPU."""
     device = choose_device(config.learner)
     learner = replace(config.learner, bfloat16="off")
     online, target = (make_network(config.network, schema, seed=config.seed).to(device) for _ in range(2))
@@ -164,20 +168,20 @@ def time_plain(config: Config, schema: Schema, seconds: float, stop: Stop, *, co
     batch = resident.receive(0.0)
     assert batch is not None
     if device.type != "cpu":
-        with suppress(RuntimeError):  # The learner then copies from memory that is not locked, too.
+        with suppress(RuntimeError):  # The learner also continues with memory that cannot be locked.
             lock_memory(resident.memory)
     weights = np.ones(learner.batch_size, np.float32)
 
     def step() -> None:
         arrays = batch.stacks, batch.action, batch.n_step_return, batch.discount, weights
         updated = update(DeviceBatch(*(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays)))
-        updated.td_errors.cpu()  # As one does who sends the priorities at once.
+        updated.td_errors.cpu()  # The plain step returns the priorities immediately.
 
     return _median_rate(step, lambda: None, seconds, stop)
 
 
 def time_resident(config: Config, schema: Schema, seconds: float, stop: Stop) -> float:
-    """Updates a second of the learner's own step on one batch that lies still."""
+    """Returns the updates per second of the learner's own step on one resident batch."""
     device = choose_device(config.learner)
     prepare_torch(config.learner, device)
     trainer = make_bench_trainer(config, schema, device, Resident(schema, config.learner.batch_size), Nowhere())
@@ -187,7 +191,7 @@ def time_resident(config: Config, schema: Schema, seconds: float, stop: Stop) ->
 def make_bench_trainer(
     config: Config, schema: Schema, device: torch.device, batches: BatchProvider, priorities: Any
 ) -> Trainer:
-    """The learner's own trainer, which publishes nothing."""
+    """Returns the learner's own trainer, which publishes nothing."""
     trainer = Trainer(
         config.learner,
         make_algorithm(config, schema),
@@ -201,7 +205,7 @@ def make_bench_trainer(
 
 
 def _time_fed(config: Config, schema: Schema, folder: Path, seconds: float, stop: Stop) -> tuple[float, float]:
-    """Updates a second from a replay server; and the share of the time that the learner waited."""
+    """Returns the updates per second from a replay server, and the share of time in which the learner waited."""
     capacity = max(50_000, 2 * config.learner.batch_size)
     config = replace(
         config,
@@ -242,7 +246,7 @@ def _warm_up(step: Callable[[], object], flush: Callable[[], None]) -> None:
 
 
 def _median_rate(step: Callable[[], object], flush: Callable[[], None], seconds: float, stop: Stop) -> float:
-    """Steps a second; a piece ends when the device has done all of its steps."""
+    """Returns steps per second. An interval ends when the device has finished all its steps."""
     _warm_up(step, flush)
     rates = []
     for _ in range(PIECES):

@@ -1,7 +1,8 @@
-"""`python -m bench replay`: inserts, samples and priorities per second, memory and bytes, with real frames.
+"""`python -m bench replay`: measures inserts, samples, priorities, memory and bytes of the replay server, with real
+frames.
 
-Every figure is a median of at least five pieces. Other work on the machine makes all of them worse: compare within one
-run only, as a ratio (--peer).
+Every figure is a median of at least five intervals. Other work on the machine lowers all of them: compare only ratios
+of one run (--peer).
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from bench.harness.report import compare, print_budget, print_report, print_size
 from bench.plots.replay_sizes import check_picture, save_sizes
 from bench.replay_steps import read_memory, time_batch, time_direct, time_store
 
-PIECES = 5  # a rate is the median of so many
-BATCH_SIZE = 512  # of the bars
-OFFERED = 12_500  # transitions/s in "both": what the paper's 360 actors make
+PIECES = 5  # intervals; a rate is their median
+BATCH_SIZE = 512  # batch size of the bars
+OFFERED = 12_500  # transitions/s in "both": the rate of the paper's 360 actors
 PAPER_CAPACITY = 2_000_000
 SIZES = [2**power for power in range(16, 24)]
 VERIFIED_BATCHES = 4
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status."""
+    """Measures; returns the exit status."""
     options = _make_parser().parse_args(argv)
     _check(options)
     return run_bench(
@@ -56,35 +57,45 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _make_parser() -> Parser:
-    parser = make_parser("replay", "Measures the replay server.", seconds=60.0, of="of all at once")
+    parser = make_parser(
+        "replay", "Measures the replay server.", seconds=60.0, of="duration of inserts and samples at once"
+    )
     rows = value_of(Annotated[int, Meta(ge=BATCH_SIZE)])
     processes = value_of(Annotated[int, Meta(ge=1, le=64)])
-    parser.add_argument("--run", metavar="FOLDER", help="also with frames that this run's policy plays")
+    parser.add_argument("--run", metavar="FOLDER", help="measure also with frames of this run's policy")
+    parser.add_argument("--peer", metavar="PYTHON", help="interpreter with dm-reverb, which is measured too")
     parser.add_argument(
-        "--peer", metavar="PYTHON", help="an interpreter that has dm-reverb: measure it in the same run"
-    )
-    parser.add_argument("--transitions", type=rows, default=1_000_000, metavar="N", help="stored; default 1,000,000")
-    parser.add_argument(
-        "--frames", type=positive_int, default=100_000, metavar="N", help="distinct, recorded; default 100,000"
-    )
-    parser.add_argument("--leaves", type=rows, default=2**21, metavar="N", help="of draw and update; default 2^21")
-    parser.add_argument(
-        "--samplers", type=processes, default=1, metavar="K", help="sampler processes, for batches by TCP"
+        "--transitions",
+        type=rows,
+        default=1_000_000,
+        metavar="N",
+        help="transitions that are stored; default 1,000,000",
     )
     parser.add_argument(
-        "--loaders", type=processes, default=1, metavar="L", help="loaders, which draw or receive; default 1"
+        "--frames",
+        type=positive_int,
+        default=100_000,
+        metavar="N",
+        help="distinct frames that are recorded; default 100,000",
     )
+    parser.add_argument(
+        "--leaves", type=rows, default=2**21, metavar="N", help="leaves for draw and update; default 2^21"
+    )
+    parser.add_argument(
+        "--samplers", type=processes, default=1, metavar="K", help="sampler processes for batches over TCP"
+    )
+    parser.add_argument("--loaders", type=processes, default=1, metavar="L", help="loaders; default 1")
     parser.add_argument(
         "--link", choices=("tcp", "memory", "both"), default="both", help="how batches reach the learner"
     )
     parser.add_argument(
-        "--sizes", type=Path, metavar="PNG", help="draw and update over 2^16 ... 2^23 slots, as a picture"
+        "--sizes", type=Path, metavar="PNG", help="also draw a chart of draw and update over 2^16 ... 2^23 slots"
     )
     return parser
 
 
 def _check(options: argparse.Namespace) -> None:
-    require(not options.peer or Path(options.peer).exists(), f"--peer: there is no {options.peer}")
+    require(not options.peer or Path(options.peer).exists(), f"--peer: {options.peer} does not exist")
     if options.sizes:
         check_picture(options.sizes)
 
@@ -95,7 +106,7 @@ def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
         config = _config(options, environment)
         schema = describe(environment, config.actor.n_step)
         place = folder / f"{prefix}recording"
-        _say(f"recording {options.frames:,} frames of {environment.id}, {'trained' if policy else 'random'} policy")
+        _log(f"recording {options.frames:,} frames of {environment.id}, {'trained' if policy else 'random'} policy")
         recording = record_games(place, config, schema, options.frames, stop, policy)
         figures[f"{prefix}distinct_frames"] = recording.num_distinct_frames
         if options.peer and not prefix:
@@ -109,39 +120,39 @@ def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
                 print_budget(budget)
                 figures |= {f"budget_{name}_ms": round(value, 4) for name, value in budget.items()}
         del recording
-    _say(f"draw and update among {options.leaves:,} leaves")
-    _go_on(stop)
+    _log(f"draw and update among {options.leaves:,} leaves")
+    _check_stop(stop)
     times = time_store(options.leaves, BATCH_SIZE)
     figures |= {"draw_512_ms": times.draw, "update_512_ms": times.update}
     if options.sizes:
         curve = {}
         for size in SIZES:
-            _go_on(stop)
+            _check_stop(stop)
             curve[size] = time_store(size, BATCH_SIZE)
         print_sizes(curve)
         save_sizes(options.sizes, curve, BATCH_SIZE)
         print(f"wrote {options.sizes}")
         figures["size_ratio"] = max(big / small for small, big in zip(curve[SIZES[0]], curve[SIZES[-1]], strict=True))
     if options.peer:
-        _say("Reverb")
+        _log("Reverb")
         figures |= compare(figures, run_peer(options.peer, folder / "frames.npy", stop))
     return {name: float(f"{value:.6g}") for name, value in figures.items()}
 
 
 def _sources(options: argparse.Namespace) -> list[tuple[str, EnvironmentConfig, Path | None]]:
-    """What is recorded: the prefix of its figures, the game, and where its policy lies; None plays at random."""
+    """Returns the sources of frames: prefix of the figures, game, and path of the policy (None: random actions)."""
     sources: list[tuple[str, EnvironmentConfig, Path | None]] = [("", EnvironmentConfig(id=GAME), None)]
     if options.run:
         run = RunFolder.open(options.run)
         policy = find_best(run.checkpoints) or find_latest(run.checkpoints).path
         if policy is None:
-            raise UsageError(f"{run.path} has no policy yet: it was trained too shortly")
+            raise UsageError(f"{run.path} has no policy yet: train it for longer")
         sources.append(("trained_", run.config.environment, policy))
     return sources
 
 
 def _config(options: argparse.Namespace, environment: EnvironmentConfig) -> Config:
-    capacity = options.transitions + 10_000  # Whole segments are evicted: so many are still there then.
+    capacity = options.transitions + 10_000  # Whole segments are evicted: with this margin, the requested number stays.
     return Config(
         environment=environment,
         actor=ActorConfig(num_actors=NUM_STREAMS),
@@ -163,20 +174,20 @@ def _measure_server(
     figures: Figures = {}
     budget: dict[str, float] = {}
     with open_replay_fixture(config, recording, folder, link, stop) as bed:
-        _say(f"inserting {options.transitions:,} transitions")
+        _log(f"inserting {options.transitions:,} transitions")
         figures |= _insert(bed, options.transitions)
-        _say(f"checking samples against the recording ({link})")
+        _log(f"checking samples against the recording ({link})")
         figures["verified_transitions"] = verify(bed, recording, VERIFIED_BATCHES)
-        _say(f"sampling ({link})")
+        _log(f"sampling ({link})")
         bed.longest_wait = 0.0
         figures["sample_batches_per_s"] = _sample(bed, max(0.2, options.seconds / 12))
         figures["sample_longest_wait_ms"] = 1e3 * bed.longest_wait
         if link == "tcp":
             figures |= _memory(bed, options.transitions, each)
-        _say(f"all at once for {options.seconds:g} s ({link})")
+        _log(f"all at once for {options.seconds:g} s ({link})")
         figures |= _both(bed, options.seconds)
         if link == "tcp":
-            _say("the steps of one batch")
+            _log("the steps of one batch")
             budget = time_batch(bed.store, bed.config, bed.schema)
         else:
             figures["batch_ms"] = time_direct(bed.store, bed.config, bed.schema)
@@ -196,10 +207,10 @@ def _insert(bed: ReplayFixture, transitions: int) -> Figures:
 
 
 def verify(bed: ReplayFixture, recording: Recording, num_batches: int) -> int:
-    """Compares samples with the recording, by key; returns how many. Raises VerificationError.
+    """Compares samples with the recording, by key; returns their number. Raises VerificationError.
 
-    The writer sends the recording's segments in their order, again and again, over one connection, and numbers are
-    never skipped: so key k is the recording's transition k modulo its length.
+    The writer sends the segments of the recording in order, repeatedly and over one connection, and keys have no gaps.
+    Therefore key k is transition k modulo the length of the recording.
     """
     checked = 0
     for _ in range(num_batches):
@@ -224,7 +235,7 @@ def _sample(bed: ReplayFixture, seconds: float) -> float:
 
 
 def _take(bed: ReplayFixture, seconds: float) -> float:
-    """Batches a second, each answered."""
+    """Returns batches per second; priorities of each are returned."""
     priorities = np.random.default_rng(3).random(bed.config.learner.batch_size, np.float32) + np.float32(0.01)
     began = time.monotonic()
     count = 0
@@ -259,10 +270,10 @@ def _memory(bed: ReplayFixture, transitions: int, image_bytes: float) -> Figures
     }
 
 
-def _go_on(stop: Stop) -> None:
+def _check_stop(stop: Stop) -> None:
     if stop.poll():
         raise KeyboardInterrupt
 
 
-def _say(sentence: str) -> None:
+def _log(sentence: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {sentence}", file=sys.stderr, flush=True)

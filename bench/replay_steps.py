@@ -1,4 +1,4 @@
-"""How long the parts of replay take, each alone and in this process."""
+"""Measures the steps of replay, each alone and in this process."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from apex.transport.sockets import open_context
 from apex.types import BatchMessage, PriorityUpdate, Schema, Segment, Stream, record_dtype
 
 TINY = Schema(frame_shape=(1,), frame_dtype="uint8", stack=1, num_actions=1, n_step=1, codec="raw")
-SEGMENT_RECORDS = 4_096  # of the store that only the tree is measured in
-ROUNDS, CALLS = 7, 100  # a figure is the median of so many rounds, each the mean of so many calls
+SEGMENT_RECORDS = 4_096  # small stores, in which only the tree is measured
+ROUNDS, CALLS = 7, 100  # A figure is the median of these rounds, each with the mean of these calls.
 
 
 class StoreTimes(NamedTuple):
@@ -43,8 +43,9 @@ class StoreTimes(NamedTuple):
 
 
 def time_store(num_slots: int, batch_size: int) -> StoreTimes:
-    """Draws, and updates priorities of random keys, in a full store of `num_slots` transitions."""
-    path = MEMORY / f"apex-{os.getpid():016x}-t.replay"  # A name that the next run removes if this one is killed.
+    """Draws from a full store of `num_slots` transitions, and updates priorities of random keys."""
+    # If this process is killed, the next run removes the file of this name.
+    path = MEMORY / f"apex-{os.getpid():016x}-t.replay"
     rng = np.random.default_rng(0)
     length = min(SEGMENT_RECORDS, num_slots)
     writer = StoreWriter.create(
@@ -80,7 +81,7 @@ def time_store(num_slots: int, batch_size: int) -> StoreTimes:
 
 
 def time_draw(tree: SumTree, batch_size: int, rng: np.random.Generator) -> float:
-    """Milliseconds to find one transition in each of `batch_size` equal ranges of the sum, with its weight."""
+    """Returns the milliseconds to find a transition in each of `batch_size` equal ranges of the sum, and its weight."""
 
     def draw() -> None:
         targets = (np.arange(batch_size) + rng.random(batch_size)) * (tree.total / batch_size)
@@ -90,7 +91,7 @@ def time_draw(tree: SumTree, batch_size: int, rng: np.random.Generator) -> float
 
 
 def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
-    """Milliseconds of one batch on its way from the store at `store` to the trainer, by step."""
+    """Returns the milliseconds of one batch by step, from the store at `store` to the trainer."""
     size, rng = config.learner.batch_size, np.random.default_rng(1)
     reader, codec = StoreReader(store, schema), Codec(1, schema)
     drawn = reader.sample(size, rng)
@@ -116,7 +117,7 @@ def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
 
 
 def time_direct(store: Path, config: Config, schema: Schema) -> float:
-    """Returns the milliseconds to draw a batch and to decode it from the store, into the slots of a ring in turn."""
+    """Returns the milliseconds to draw a batch and decode it from the store into the slots of a loader's ring."""
     size, rng = config.learner.batch_size, np.random.default_rng(1)
     reader = StoreReader(store, schema)
     decoders = cycle([StackDecoder(schema, stacks) for stacks in BatchRing(schema, size).stacks])
@@ -131,7 +132,7 @@ def time_direct(store: Path, config: Config, schema: Schema) -> float:
 
 
 def median_ms(call: Callable[[], object], calls: int = CALLS, rounds: int = ROUNDS) -> float:
-    """Milliseconds of one call: the median over rounds of the mean of a round."""
+    """Returns the milliseconds of one call: the median over the rounds of the mean of a round."""
     call()
     times = []
     for _ in range(rounds):
@@ -143,7 +144,7 @@ def median_ms(call: Callable[[], object], calls: int = CALLS, rounds: int = ROUN
 
 
 def _time_travel(batch: BatchMessage, config: Config, codec: Codec, batch_size: int) -> float:
-    """Milliseconds from before encoding to after checking, over TCP within this process."""
+    """Returns the milliseconds from encoding to checking, over TCP within this process."""
     transport = config.transport
     first = transport.batches_port + transport.port_offset + OFFSET_STEP // 2
     port = next(port for port in range(first, first + 1_000) if is_free("127.0.0.1", port))
@@ -162,7 +163,7 @@ def _time_travel(batch: BatchMessage, config: Config, codec: Codec, batch_size: 
 
 
 def _decompress(blob: bytes | memoryview, schema: Schema) -> Callable[[], object]:
-    """The decoder alone, all frames into one place."""
+    """Decodes all frames into one place."""
     table = read_table(blob)
     count = len(table)
     target = np.empty((1, schema.frame_bytes), np.uint8)
@@ -171,7 +172,7 @@ def _decompress(blob: bytes | memoryview, schema: Schema) -> Callable[[], object
 
 
 def read_memory(processes: list[int]) -> tuple[int, int]:
-    """Bytes of all: proportional set size, and how much of it is shared memory (the mapped file)."""
+    """Returns the bytes of all processes: proportional set size, and the part in shared memory (the mapped file)."""
     whole = shared = 0
     for pid in processes:
         with suppress(FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""How long a snapshot of the replay memory takes, and how long it keeps an insert or a sample waiting."""
+"""Measures how long a snapshot of the replay memory takes, and how long it delays inserts and samples."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from apex.runtime.lifecycle import Stop
 from apex.types import Array, Schema, Segment, Stream, record_dtype
 
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=18, n_step=3, codec="lz4")
-SEGMENT = 50  # transitions
-INSERTS_PER_SECOND = 12_500  # of the paper's 360 actors
+SEGMENT = 50  # transitions in the store
+INSERTS_PER_SECOND = 12_500  # transitions/s of the paper's 360 actors
 BATCH = 512
 BATCHES_PER_SECOND = 100
-READY_SECONDS = 60.0  # that the sampler may take for its first draw
-LOOK_SECONDS = 0.25  # between two looks at the folder
+READY_SECONDS = 60.0  # time for the sampler's first draw
+LOOK_SECONDS = 0.25  # interval between two looks at the folder
 BEFORE, DURING = range(2)
 
 
 def measure_snapshot(
     folder: Path, *, num_transitions: int = 1_000_000, frame_bytes: int = 600, seconds: float = 10.0
 ) -> dict[str, Any]:
-    """Fills a store, then inserts and samples at the paper's rates, `seconds` without a snapshot and then with one.
+    """Fills a store, then inserts and samples at the paper's rates for `seconds`, without a snapshot and then with one.
 
-    Snapshots go to `folder`. Longest calls are in milliseconds; what else the machine does is in them, so compare.
+    Snapshots are written to `folder`. The longest calls are in milliseconds and include delays by other programs;
+    compare only figures of one run.
     """
     with tempfile.TemporaryDirectory(dir=MEMORY, prefix="apex-timing-") as memory:
         path = Path(memory) / "store"
@@ -53,12 +54,12 @@ def measure_snapshot(
             min_priority=1e-6,
         )
         store, insert = _make_full_store(path, settings, frame_bytes)
-        longest = np.frombuffer(mmap.mmap(-1, 16), np.float64)  # of a sample, before and during
+        longest = np.frombuffer(mmap.mmap(-1, 16), np.float64)  # longest sample before and during the snapshot
         phase = np.frombuffer(mmap.mmap(-1, 8), np.int64)
         snapshots = SnapshotFolder(folder)
         children = [start_child("sampler", _sample, path, longest, phase)]
         try:
-            _keep_inserting(insert, READY_SECONDS, lambda: longest[BEFORE] > 0)  # A busy machine takes its time.
+            _keep_inserting(insert, READY_SECONDS, lambda: longest[BEFORE] > 0)  # A busy machine needs more time.
             snapshot_process = SnapshotProcess(
                 lambda: SnapshotWriter(path, SCHEMA, snapshots, run_id=1, num_drawn=lambda: 0), seconds
             )
@@ -97,7 +98,7 @@ def measure_snapshot(
 
 
 def _make_full_store(path: Path, settings: StoreSettings, frame_bytes: int) -> tuple[StoreWriter, Callable[[], None]]:
-    """A store with as many transitions as it takes, and what inserts a segment more."""
+    """Returns a full store, and a function that inserts one more segment."""
     store = StoreWriter.create(path, SCHEMA, settings, store_incarnation=1)
     segments = _make_segments(frame_bytes)
     number = count()
@@ -127,7 +128,7 @@ def _make_segments(frame_bytes: int) -> list[Segment]:
 
 
 def _keep_inserting(insert: Any, seconds: float, done: Any) -> float:
-    """Inserts at its rate until `done`, or for `seconds`; returns how long the longest insert took."""
+    """Inserts at its rate until `done`, or for `seconds`; returns the duration of the longest insert."""
     longest, now = 0.0, time.monotonic()
     end, look_at, insert_at = now + seconds, now, now
     while now < end:

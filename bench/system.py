@@ -1,7 +1,7 @@
-"""`python -m bench system`: what a whole run reaches on this machine, beside what each of its parts reaches alone.
+"""`python -m bench system`: compares a whole run on this machine with its parts alone.
 
-The run is `apex train` with these options, without evaluator and TensorBoard. Steps are counted where they are stored,
-updates as the learner reports them, both after training has begun.
+The run is `apex train` with these options, without evaluator and TensorBoard. Steps are counted in the replay memory,
+updates in the learner's reports, both after training has begun.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ from bench.harness.command import Figures, make_parser, read_config, run_bench
 from bench.harness.programs import control_address, map_stores, measure_rates, open_programs
 from bench.harness.report import ReportRow, print_rows
 
-PIECES = 5  # the rate of steps is the median of so many
+PIECES = 5  # intervals; the rate of steps is their median
 ANSWER_SECONDS = 3.0
-SETTLE_SECONDS = 5.0  # from the first update on, but no longer than is measured
+SETTLE_SECONDS = 5.0  # warm-up time from the first update on; at most the measured time
 LINES = [
-    ReportRow("system_steps_per_s", "steps stored, the learner training", "/s", digits=0, bar=1_300, stretch=2_000),
-    ReportRow("system_updates_per_s", "updates at the same time", "/s", digits=2, bar=2),
-    ReportRow("system_samples_per_s", "samples trained on", "/s", digits=0),
-    ReportRow("actor_steps_per_s", "one actor alone on one core: steps stored", "/s", digits=0),
-    ReportRow("learner_resident_updates_per_s", "the learner alone on a batch that lies still", "/s", digits=2),
-    ReportRow("system_actor_share", "steps against one actor alone, times processes", "%", 100, 0),
-    ReportRow("system_learner_share", "updates against the learner alone", "%", 100, 0),
+    ReportRow("system_steps_per_s", "steps stored during training", "/s", digits=0, bar=1_300, stretch=2_000),
+    ReportRow("system_updates_per_s", "updates", "/s", digits=2, bar=2),
+    ReportRow("system_samples_per_s", "samples used in updates", "/s", digits=0),
+    ReportRow("actor_steps_per_s", "steps of one actor alone on one core", "/s", digits=0),
+    ReportRow("learner_resident_updates_per_s", "updates of the learner alone on one batch", "/s", digits=2),
+    ReportRow("system_actor_share", "steps relative to the actor alone x processes", "%", 100, 0),
+    ReportRow("system_learner_share", "updates relative to the learner alone", "%", 100, 0),
 ]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status."""
+    """Measures; returns the exit status."""
     parser = make_parser(
-        "system", "Measures a whole run here. Other options are those of apex train.", seconds=60.0, of="of the run"
+        "system",
+        "Measures a whole run on this machine. Other options are those of apex train.",
+        seconds=60.0,
+        of="of the run",
     )
-    parser.add_argument("--no-alone", action="store_true", help="not the actor and the learner alone, the limits")
+    parser.add_argument("--no-alone", action="store_true", help="do not measure actor and learner alone")
     options, rest = parser.parse_known_args(argv)
     config = read_config(rest, parser.prog)
     actors = f"{config.actor.num_processes} x {config.actor.envs_per_process} environments"
@@ -54,9 +57,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(config: Config, folder: Path, seconds: float, stop: Stop, *, alone: bool) -> Figures:
-    """All figures. The learner alone comes last: it begins with CUDA in this process, and would hold the GPU's memory.
+    """Returns all figures. The learner alone is measured last, because it keeps GPU memory of this process.
 
-    `alone`: the parts as well, each of them as long as the system or less.
+    `alone`: measure also the parts, each for at most as long as the system.
     """
     whole = replace(
         config,
@@ -86,7 +89,7 @@ def measure(config: Config, folder: Path, seconds: float, stop: Stop, *, alone: 
 
 
 def _time_run(config: Config, folder: Path, seconds: float, stop: Stop) -> tuple[float, float]:
-    """Steps and updates a second."""
+    """Returns steps and updates per second."""
     file = folder / "system.toml"
     file.write_text(dump_toml(config))
     path = folder / config.run.name
@@ -105,6 +108,6 @@ def _time_run(config: Config, folder: Path, seconds: float, stop: Stop) -> tuple
 
 
 def _updates(config: Config) -> int:
-    """As the learner reports them, once a second."""
+    """Returns the learner's number of updates, which it reports once a second."""
     status = ask(f"tcp://{control_address(config)}", ANSWER_SECONDS)
     return 0 if status is None else status.updates

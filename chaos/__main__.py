@@ -1,7 +1,7 @@
-"""`python -m chaos`: a real run under faults, and the proof that nothing of it is lost or stored twice.
+"""`python -m chaos`: runs real programs under faults, and audits that no transition is lost or stored twice.
 
-Actors write down what they send and what is acknowledged to them; at the end that is compared with what is stored, bit
-for bit. `python -m chaos deaths`, `hostile`, `saves` and `unusable` are programs of their own.
+Actors write what they send, and what is acknowledged, to ledgers. At the end the ledgers are compared bit for bit with
+the stored transitions. `python -m chaos deaths`, `hostile`, `saves` and `unusable` are separate programs.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ COMMANDS = {
     "saves": "chaos.saves.command",
     "unusable": "chaos.unusable.command",
 }
-SETTINGS: dict[str, tuple[Callable[[str], Any], str, str]] = {  # of ScenarioOptions: type, placeholder, meaning
+SETTINGS: dict[str, tuple[Callable[[str], Any], str, str]] = {  # options of ScenarioOptions: type, placeholder, meaning
     "minutes": (positive_float, "M", "how long"),
-    "period": (positive_float, "SECONDS", "between two faults"),
+    "period": (positive_float, "SECONDS", "seconds between two faults"),
     "faults": (str, "KINDS", "which"),
     "rounds": (positive_int, "N", "kills of each role"),
     "part": (positive_int, "N", "only the first or second run of the scenario"),
-    "size": (positive_int, "N", "transitions in memory before the first kill"),
+    "size": (positive_int, "N", "transitions in the replay memory before the first kill"),
 }
-# What `apex train` is told before what the scenario and the user say. The memory holds some minutes; beyond that the
-# audit reads each transition before it is overwritten.
+# Options of `apex train` before those of the scenario and the user. The memory holds the transitions of some minutes,
+# so
+# that the audit reads each transition before it is overwritten.
 TRAIN = (
     *("--env", ID, "--actors", "8", "--run.no-tensorboard", "--learner.batch-size", "64"),
     *("--replay.capacity", "1000000", "--checkpoint.replay-period", "60"),
@@ -57,18 +58,18 @@ TRAIN = (
 
 @reports_errors("python -m chaos")
 def main(argv: Sequence[str] | None = None) -> int:
-    """The composition root; 1 if the audit fails or the run does not go on."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in COMMANDS:
-        program: int = importlib.import_module(COMMANDS[words[0]]).main(words[1:])
+    """The composition root; returns status 1 if the audit fails or the run does not continue."""
+    command_line = list(sys.argv[1:] if argv is None else argv)
+    if command_line and command_line[0] in COMMANDS:
+        program: int = importlib.import_module(COMMANDS[command_line[0]]).main(command_line[1:])
         return program
-    arguments, rest = _parser().parse_known_args(words)
+    arguments, rest = _parser().parse_known_args(command_line)
     options = _read_options(arguments)
     return run_scenario(arguments.scenario, options, rest, ScenarioReporter(arguments.json))
 
 
 def run_scenario(name: str, options: ScenarioOptions, train: Sequence[str], reporter: ScenarioReporter) -> int:
-    """Starts the scenario's runs with the options `train`, does it to them, and says what came of it."""
+    """Runs the scenario with the options `train` of `apex train`, and reports the result."""
     figures: list[Figure] = []
     passed, parts = True, SCENARIOS[name].parts
     require(options.part <= len(parts), f"--part must be at most {len(parts)}, got {options.part}")
@@ -86,32 +87,32 @@ def run_scenario(name: str, options: ScenarioOptions, train: Sequence[str], repo
 def _play(
     name: str, options: ScenarioOptions, train: Sequence[str], reporter: ScenarioReporter
 ) -> tuple[list[Figure], bool]:
-    """Starts a run, does the scenario to it, and audits it alive and after its end; tells whether it passed."""
-    words = [*TRAIN, "--seed", str(options.seed), *train]
-    config = parse_config(words, prog="python -m chaos")
+    """Starts a run, applies the scenario, and audits the run before and after its end; returns whether it passed."""
+    command_line = [*TRAIN, "--seed", str(options.seed), *train]
+    config = parse_config(command_line, prog="python -m chaos")
     own = config.environment.id in (ID, PACED_ID)
-    require(own, f"python -m chaos plays {ID} only: of another game no two transitions need differ")
+    require(own, f"python -m chaos supports {ID} only: transitions of other games may be equal")
     config = choose_ports(config, is_free, reporter.say)
     folder = _make_folder(config)
-    words += ["--transport.port-offset", str(config.transport.port_offset)]
-    words += ["--run.folder", str(folder), "--run.name", "run"]
-    config = parse_config(words, prog="python -m chaos")
+    command_line += ["--transport.port-offset", str(config.transport.port_offset)]
+    command_line += ["--run.folder", str(folder), "--run.name", "run"]
+    config = parse_config(command_line, prog="python -m chaos")
     reporter.say(f"chaos {name}, seed {options.seed}, in {folder}")
     figures: list[Figure] = []
     verdicts: list[Verdict] = []
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: what was begun is cleared away.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # End as after Ctrl-C, so that everything is cleaned up.
     proxy = Proxy(config.transport, config.replay.num_shards, options.seed)
     try:
         with open_context() as context:
-            run = ChaosRun(config, folder, words, HOSTS.get(name, ()), context)
+            run = ChaosRun(config, folder, command_line, HOSTS.get(name, ()), context)
             try:
                 run.start()
                 figures += SCENARIOS[name].play(run, proxy, FaultInjector(run, proxy, options.seed), reporter, options)
                 alive = run.look()
                 run.end()
                 verdicts = [alive.judge(), run.look_at_end().judge()]
-                reporter.say(f"audit of the living run {verdicts[0].sentence()}")
-                reporter.say(f"audit of what is left of it {verdicts[1].sentence()}")
+                reporter.say(f"audit during the run {verdicts[0].sentence()}")
+                reporter.say(f"audit after the run {verdicts[1].sentence()}")
             finally:
                 run.end()
                 run.clear()
@@ -128,7 +129,9 @@ def _make_folder(config: Config) -> Path:
     try:
         path.mkdir(parents=True)
     except OSError as error:
-        raise UsageError(f"cannot make the folder {path}: {error.strerror}; --run.folder names another") from error
+        raise UsageError(
+            f"cannot create the folder {path}: {error.strerror}; choose another with --run.folder"
+        ) from error
     return path.absolute()
 
 
@@ -136,7 +139,7 @@ def _read_options(arguments: argparse.Namespace) -> ScenarioOptions:
     name = arguments.scenario
     given = {setting: getattr(arguments, setting) for setting in SETTINGS if getattr(arguments, setting) is not None}
     for setting in given:
-        require(setting in SCENARIOS[name].settings, f"the scenario {name} has no use for --{setting}")
+        require(setting in SCENARIOS[name].settings, f"--{setting} has no effect in the scenario {name}")
     if "faults" in given:
         given["faults"] = tuple(word for word in given["faults"].split(",") if word)
     return ScenarioOptions(seed=arguments.seed, **{**DEFAULTS.get(name, {}), **given})
@@ -147,19 +150,21 @@ def _parser() -> Parser:
     defaults = ScenarioOptions()
     parser = Parser(
         prog="python -m chaos",
-        description="Trains on this machine while things go wrong, and audits what is stored.\n\nscenarios\n" + known,
-        epilog="All other options are those of `apex train`. deaths, hostile, saves, unusable have their own.",
+        description="Trains on this machine under faults, and audits the stored transitions.\n\nscenarios\n" + known,
+        epilog="All other options are those of `apex train`. deaths, hostile, saves and unusable have their own.",
         formatter_class=Formatter,
     )
-    parser.add_argument("--scenario", choices=list(SCENARIOS), default="random", help="what is done; default: random")
-    parser.add_argument("--seed", type=int, default=defaults.seed, metavar="S", help="of faults and run; default: 0")
-    for setting, (read, metavar, words) in SETTINGS.items():
+    parser.add_argument("--scenario", choices=list(SCENARIOS), default="random", help="scenario; default: random")
+    parser.add_argument(
+        "--seed", type=int, default=defaults.seed, metavar="S", help="seed of faults and run; default: 0"
+    )
+    for setting, (read, metavar, meaning) in SETTINGS.items():
         users = [name for name, scenario in SCENARIOS.items() if setting in scenario.settings]
         values = {name: DEFAULTS.get(name, {}).get(setting, getattr(defaults, setting)) for name in users}
         usual = getattr(defaults, setting)
         default = ",".join(usual) if setting == "faults" else f"{usual:,.12g}"
         others = "".join(f"; {name}: {value:g}" for name, value in values.items() if value != usual)
-        text = f"{words} ({', '.join(users)}); default: {default}{others}"
+        text = f"{meaning} ({', '.join(users)}); default: {default}{others}"
         parser.add_argument(f"--{setting}", type=read, metavar=metavar, help=text)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     return parser

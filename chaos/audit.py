@@ -1,4 +1,4 @@
-"""The audit of `python -m chaos`: the ledgers of the actors against the content of the replay memory, bit for bit."""
+"""The audit of `python -m chaos`: compares the actors' ledgers with the replay memory, bit for bit."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from apex.types import Schema
 from chaos.digests import digest_store, first_live
 from chaos.ledger import Entries
 
-CHUNK = 4_096  # transitions that are read between two looks at the watermark
-WRITE_LOOKS, WRITE_SECONDS = 10, 0.2  # at keys without a weight, and between two, until the audit believes it
+CHUNK = 4_096  # transitions read between two looks at the watermark
+WRITE_LOOKS, WRITE_SECONDS = 10, 0.2  # number of looks, and seconds between them, until a key without a weight counts
 Digests = NDArray[np.uint64]
 
 
 class Verdict(NamedTuple):
-    """What the audit found, in transitions."""
+    """Result of the audit, in transitions."""
 
     sent: int
     acknowledged: int
     stored: int
-    lost: int  # acknowledged by the store that is there, and not in it
-    gone_with_memory: int  # acknowledged by a store whose file is gone, and not in the snapshot that came after
-    twice: int  # stored more often than once
-    never_sent: int  # stored, and not what anybody sent: a bit that changed counts here, and as lost
-    alike: int  # sent more often than once under different numbers: then the audit could not tell
-    unseen: int  # overwritten before the audit had read them: then it cannot tell either
-    changed: int  # keys that a later look found to hold something else
-    wrong: int  # entries of the ledgers that no honest actor makes
-    weightless: int  # stored, and never drawn: as good as lost
+    lost: int  # acknowledged by the present store, but not in it
+    gone_with_memory: int  # acknowledged by a store whose file is gone, and not in the next snapshot
+    twice: int  # stored more than once
+    never_sent: int  # stored but never sent; a changed bit counts here and as lost
+    alike: int  # sent more than once under different numbers, which the audit cannot distinguish
+    unseen: int  # overwritten before the audit read them
+    changed: int  # keys whose transition was different at a later look
+    wrong: int  # entries of the ledgers that a correct actor cannot write
+    weightless: int  # stored but without a weight, so that they are never drawn
 
     @property
     def passed(self) -> bool:
-        """Whether every acknowledged transition is stored exactly once, and nothing else is."""
+        """Whether every acknowledged transition is stored exactly once, and nothing else is stored."""
         return not any(self[3:])
 
     def sentence(self) -> str:
-        """The verdict for people."""
-        words = [f"{self.acknowledged:,} acknowledged, {self.stored:,} stored", f"lost {self.lost}"]
-        words += [f"stored twice {self.twice}", f"stored and never sent {self.never_sent}"]
+        """Returns the verdict as a sentence."""
+        parts = [f"{self.acknowledged:,} acknowledged, {self.stored:,} stored", f"lost {self.lost}"]
+        parts += [f"stored twice {self.twice}", f"stored and never sent {self.never_sent}"]
         rest = ("gone_with_memory", "alike", "unseen", "changed", "wrong", "weightless")
-        words += [f"{name.replace('_', ' ')} {getattr(self, name)}" for name in rest if getattr(self, name)]
-        return f"{'passed' if self.passed else 'FAILED'}: " + ", ".join(words)
+        parts += [f"{name.replace('_', ' ')} {getattr(self, name)}" for name in rest if getattr(self, name)]
+        return f"{'passed' if self.passed else 'FAILED'}: " + ", ".join(parts)
 
 
 class Content(NamedTuple):
-    """What one store holds, with all that it ever held and has overwritten since."""
+    """The transitions that one store has, and those that it has overwritten since its start."""
 
     store_incarnation: int
     first_key: int
-    digests: Digests  # of the keys from `first_key` on; 0 stands for what nobody has read
+    digests: Digests  # digests of the keys from `first_key` on; 0: not read
     unseen: int
     changed: int
     weightless: int
 
     def on_top_of(self, before: Content) -> Content:
-        """This store was made of a snapshot of `before`, which knows what had been overwritten by then.
+        """This store was restored from a snapshot of `before`, whose transitions had been overwritten in part.
 
-        It stands for that one: what `before` has acknowledged must be here.
+        It replaces that store: transitions that `before` has acknowledged must be here.
         """
         overwritten = before.digests[: max(0, self.first_key - before.first_key)]
         return Content(
@@ -80,10 +80,10 @@ class Content(NamedTuple):
 
 
 class Follower:
-    """Reads what one store holds, and goes on reading what is added, faster than it is overwritten.
+    """Reads the transitions of one store, and new ones faster than they are overwritten.
 
-    Nothing is locked: the writer works on, or is dead, or another one has begun. A store of another incarnation may
-    have been restored from a snapshot, and goes on with its keys: of the one before remains what was overwritten then.
+    It takes no lock: the writer may be working, dead, or replaced. A store of another incarnation may have been
+    restored from a snapshot and then continues its keys; of the previous store, only the overwritten keys remain.
     """
 
     def __init__(self, path: Path, schema: Schema) -> None:
@@ -93,7 +93,7 @@ class Follower:
         self._file = (0, 0)
         self._parts: list[Digests] = []
         self.store_incarnation = 0
-        self.first_key = 0  # of what was read
+        self.first_key = 0  # number of keys that were read
         self.end_key = 0
         self.unseen = 0
         self.changed = 0
@@ -101,17 +101,17 @@ class Follower:
 
     @property
     def content(self) -> Content:
-        """All that was read."""
+        """Returns all digests that were read."""
         digests = _join(self._parts)
         return Content(self.store_incarnation, self.first_key, digests, self.unseen, self.changed, self.weightless)
 
     def read(self) -> bool:
-        """Takes what is new; False if there is no store at present."""
+        """Reads new transitions; returns False if there is no store at present."""
         regions = self._open()
         if regions is None:
             return False
         commit = int(regions.cells[COMMIT])
-        if self.end_key > commit:  # Committed keys never go.
+        if self.end_key > commit:  # Committed keys are never removed.
             self.changed += self.end_key - commit
             self.end_key = commit
         while self.end_key < commit:
@@ -124,10 +124,12 @@ class Follower:
             try:
                 found = digest_store(regions, keys)
             except ValueError:
-                if first_live(regions) <= keys.start:  # Nobody has overwritten what makes no sense.
+                # These keys were not overwritten, but their contents are invalid.
+                if first_live(regions) <= keys.start:
                     raise
                 continue
-            lost = max(0, min(first_live(regions), keys.stop) - keys.start)  # overwritten while they were read
+            # keys that were overwritten during the reading
+            lost = max(0, min(first_live(regions), keys.stop) - keys.start)
             found[:lost] = 0
             self.unseen += lost
             self._parts.append(found)
@@ -135,7 +137,7 @@ class Follower:
         return True
 
     def look_again(self) -> None:
-        """Reads all that is live once more, and counts what is not what it was."""
+        """Reads all live transitions again, and counts those that have changed."""
         regions = self._open()
         if regions is None:
             return
@@ -144,22 +146,22 @@ class Follower:
             keys = range(start, min(self.end_key, start + CHUNK))
             try:
                 found = digest_store(regions, keys)
-            except ValueError:  # Overwritten meanwhile, or changed.
+            except ValueError:  # overwritten meanwhile, or changed
                 found = np.zeros(len(keys), np.uint64)
             live = np.arange(keys.start, keys.stop) >= first_live(regions)
             differs = found != before[keys.start - self.first_key : keys.stop - self.first_key]
             self.changed += int((differs & live).sum())
-        for _ in range(WRITE_LOOKS):  # A writer gives weights last, and may be held up before it does.
+        for _ in range(WRITE_LOOKS):  # The writer sets weights last, and may be delayed before.
             self.weightless = self._count_weightless(regions)
             if not self.weightless:
                 return
             time.sleep(WRITE_SECONDS)
 
     def _count_weightless(self, regions: Regions) -> int:
-        """Keys without a weight in the sum-tree's leaves."""
+        """Returns keys whose leaf in the sum tree has no weight."""
         keys = np.arange(max(first_live(regions), self.first_key), self.end_key)
         bare = keys[regions.tree.weights(keys % regions.sizes.capacity) <= 0]
-        return int((bare >= first_live(regions)).sum())  # A key loses its weight after it is dead.
+        return int((bare >= first_live(regions)).sum())  # A key loses its weight after it is overwritten.
 
     def _open(self) -> Regions | None:
         try:
@@ -167,7 +169,7 @@ class Follower:
             if self._regions is None or (facts.st_dev, facts.st_ino) != self._file:
                 self._regions = open_file(self._path, self._schema, writable=False)
                 self._file = facts.st_dev, facts.st_ino
-        except (OSError, UsageError):  # It is away, or just being made.
+        except (OSError, UsageError):  # The store is missing or not complete yet.
             return None
         incarnation = int(self._regions.header["store_incarnation"][0])
         if incarnation != self.store_incarnation:
@@ -181,14 +183,14 @@ class Follower:
 
 
 def judge(entries: Entries, stores: Sequence[Content]) -> Verdict:
-    """Compares. Of a living run what is acknowledged must be older than the stores' content, what is sent newer."""
+    """Compares. In a live run, acknowledgements must be read before the stores, and sent segments after."""
     incarnations = {store.store_incarnation for store in stores}
     sent = _join(list(entries.sent.values()))
     acknowledged = {key: digests for key, digests in entries.sent.items() if key in entries.acknowledged}
     here = _join([d for key, d in acknowledged.items() if entries.acknowledged[key] in incarnations])
     before = _join([d for key, d in acknowledged.items() if entries.acknowledged[key] not in incarnations])
     held = _join([store.digests for store in stores])
-    seen = held[held != 0]  # 0 stands for what was overwritten before it was read.
+    seen = held[held != 0]  # 0: overwritten before it was read
     stored = np.unique(seen)
     return Verdict(
         sent=len(sent),
@@ -211,5 +213,5 @@ def _join(parts: list[Digests]) -> Digests:
 
 
 def _missing(wanted: Digests, stored: Digests) -> int:
-    """How many of `wanted` are not in `stored`."""
+    """Returns how many of `wanted` are not in `stored`."""
     return int((~np.isin(wanted, stored)).sum())

@@ -1,8 +1,8 @@
-"""`python -m chaos deaths`: peers die while a socket of ours has stopped reading, and its process must survive.
+"""`python -m chaos deaths`: kills peers while a socket has stopped reading; the process of the socket must survive.
 
-libzmq 4.3.5 aborts a process in which three things meet: a socket's queue is full, so its input is stopped; the peer
-dies; and the timer of a ZMTP heartbeat fires before the socket is read on. Here every kind of socket that receives gets
-peers that fill its queue and are killed with SIGKILL, and is read on later than any timer of ours.
+libzmq 4.3.5 aborts a process if three things coincide: a socket's queue is full, so that its input is stopped; the peer
+dies; and the timer of a ZMTP heartbeat fires before the socket is read. Here, peers fill the queue of every kind of
+receiving socket and are killed with SIGKILL. The socket is read later than any of our timers.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from apex.transport.endpoints import BatchReceiver, ParameterPublisher, Paramete
 from apex.transport.sockets import Context, connect, open_context, prepare
 from apex.types import Parameters, Role, Schema
 
-MARK = 50  # high-water mark of sockets that take one as an argument
+MARK = 50  # high-water mark of sockets that accept one as an argument
 MESSAGE = bytes(2_000)
-FULL_SECONDS = 0.5  # without room in any of a peer's sockets
-TIMER_SECONDS = 3.0  # the longest heartbeat interval that was ever used here is 2 s
-READ_SECONDS = 0.3  # without a message: the queues are empty
-NUM_PEERS = 30  # connections that die together
+FULL_SECONDS = 0.5  # time in which no socket of a peer had room
+TIMER_SECONDS = 3.0  # longer than the longest heartbeat interval that was ever used here, 2 s
+READ_SECONDS = 0.3  # time without a message after which the queues count as empty
+NUM_PEERS = 30  # connections that die at the same time
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 CODEC = Codec(1, SCHEMA)
 VALUES = np.zeros(1_000, np.float32)
 
 
 class Kind(NamedTuple):
-    """A socket that receives, and who may connect to it."""
+    """A receiving socket, and the roles that may connect to it."""
 
-    role: Role  # of the program that receives
-    peer: Role  # of the program that dies
+    role: Role  # role of the receiving program
+    peer: Role  # role of the dying program
 
 
 KINDS = {
@@ -64,15 +64,13 @@ KINDS = {
 
 @reports_errors("python -m chaos deaths")
 def main(argv: Sequence[str]) -> int:
-    """Returns 1 if a receiver ended, 0 if all of them lived."""
+    """Returns status 1 if a receiver ended, 0 if all survived."""
     if argv and argv[0] in ("receive", "die"):
         program, name, endpoint, keys = argv
         (_receive if program == "receive" else _fill)(name, endpoint, keys)
         return FINISHED
     parser = Parser(prog="python -m chaos deaths", description=__doc__.partition("\n\n")[2])
-    parser.add_argument(
-        "--deaths", type=positive_int, default=300, metavar="N", help="connections that die, for each kind"
-    )
+    parser.add_argument("--deaths", type=positive_int, default=300, metavar="N", help="deaths for each kind of socket")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options = parser.parse_args(argv)
     rounds = -(-options.deaths // NUM_PEERS)
@@ -95,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def survive(name: str, keys: str, rounds: int) -> int:
-    """Kills `rounds` times the peers of one receiver; returns its exit status, 0 if it lived to the end."""
+    """Kills the peers of one receiver `rounds` times; returns its exit status, 0 if it survived."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     command = (sys.executable, "-m", "chaos.deaths")
@@ -120,7 +118,7 @@ def survive(name: str, keys: str, rounds: int) -> int:
 
 
 def _receive(name: str, endpoint: str, keys: str) -> None:
-    """Reads all that has come for each line of standard input, and answers it by a line."""
+    """For each line of standard input, reads all messages and answers with a line."""
     with open_context(read_keys(keys, KINDS[name].role)) as context:
         read = _make_reader(name, context, endpoint)
         print("ready", flush=True)
@@ -131,7 +129,7 @@ def _receive(name: str, endpoint: str, keys: str) -> None:
 
 
 def _make_reader(name: str, context: Context, endpoint: str) -> Callable[[float], object]:
-    """The product's own socket; the function waits up to so many seconds and returns what it read, if anything."""
+    """Returns the product's own socket, and a function that waits up to the given seconds and returns the messages."""
     if name == "batches":
         batches = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=len(MESSAGE))
 
@@ -153,7 +151,7 @@ def _make_reader(name: str, context: Context, endpoint: str) -> Callable[[float]
 
 
 def _fill(name: str, endpoint: str, keys: str) -> None:
-    """Fills the receiver's queues, says so, and waits to be killed."""
+    """Fills the receiver's queues, reports it, and waits to be killed."""
     with open_context(read_keys(keys, KINDS[name].peer)) as context:
         if name == "parameters":
             publisher = ParameterPublisher(context, endpoint, CODEC)

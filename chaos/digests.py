@@ -1,4 +1,4 @@
-"""What a transition is, bit for bit, in one number: equal when it is made, when it is sent and when it is stored."""
+"""One 64-bit number for each transition, which is equal when it is made, sent and stored, if no bit has changed."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from apex.frame_blob import read_table
 from apex.replay_memory.store.layout import FIRST_KEY, Regions
 from apex.types import Array, Segment
 
-# The other fields depend on the place.
+# The values of the other fields depend on the slot.
 _OWN = (
     "n_step_return", "discount", "priority", "reward", "step_discount", "action", "depth", "next_depth", "next_mask"
 )  # fmt: skip
 
 
 def digest_segment(segment: Segment) -> NDArray[np.uint64]:
-    """uint64[K]: of each transition its record, the version of its parameters, and all frames of both its stacks."""
+    """Returns uint64[K]: digests of record, version of the parameters, and all frames of both stacks of each
+    transition.
+    """
     return _digests(segment.records, np.full(len(segment.records), segment.version), memoryview(segment.blob))
 
 
 def digest_store(regions: Regions, keys: range) -> NDArray[np.uint64]:
-    """uint64[len(keys)]: of live keys of a store. What is overwritten meanwhile is anything: look at FIRST_KEY after.
+    """Returns uint64[len(keys)], digests of live keys of a store. Read FIRST_KEY afterwards: older keys are invalid.
 
-    A segment of which some keys are asked for only is read as a whole, for its frames.
+    If only some keys of a segment are requested, the whole segment is read for its frames.
     """
     slots = np.arange(keys.start, keys.stop) % regions.sizes.capacity
     records = regions.records[slots]
@@ -39,13 +41,13 @@ def digest_store(regions: Regions, keys: range) -> NDArray[np.uint64]:
             part = records[first:stop]
             parts.append(_digests(part, part["version"], regions.arena[begin:]))
     found = np.concatenate(parts)
-    # A record that lies in a slot must be that of its key, or what is found there is something else.
+    # A record in a slot must be that of its key; otherwise the slot has other contents.
     found[records["key"] != np.arange(keys.start, keys.stop)] = 0
     return found
 
 
 def first_live(regions: Regions) -> int:
-    """The oldest key that has not been overwritten."""
+    """Returns the oldest key that has not been overwritten."""
     return int(regions.cells[FIRST_KEY])
 
 

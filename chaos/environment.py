@@ -1,4 +1,4 @@
-"""An environment without two equal transitions, whichever process made them and whenever."""
+"""An environment in which no two transitions are equal, in any process and at any time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ID = "chaos.environment:AuditEnvironment"
 PACED_ID = "chaos.environment:PacedEnvironment"
 LONGEST_EPISODE = 200  # steps
 PACE_SECONDS = 0.002
-_DIGITS = 2**24  # A float32 holds every multiple of 2^-24 below 1 exactly.
+_DIGITS = 2**24  # A float32 represents every multiple of 2^-24 below 1 exactly.
 
 
 class AuditEnvironment(gymnasium.Env[Any, Any]):
-    """Two actions, one of which is right; the observation says which, who asks, and how often it has asked.
+    """Two actions, one of which is right. The observation identifies the right action, the object and the step.
 
-    float32[4]: 48 random bits of this object in two numbers, its step counter, and the right action. The counter goes
-    on over episodes, so the observation of one step is that of no other.
+    float32[4]: 48 random bits of this object in two numbers, its step counter, and the right action. The counter
+    continues over episodes, so that all observations differ.
     """
 
     observation_space = spaces.Box(0.0, 1.0, (4,), np.float32)
@@ -42,7 +42,7 @@ class AuditEnvironment(gymnasium.Env[Any, Any]):
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        """Reward 1 for the right action. Half of the episodes terminate, the others are truncated."""
+        """Returns reward 1 for the right action. Half of the episodes terminate, the others are truncated."""
         reward = float(int(action) == self._right)
         ended = self._num_steps + 1 >= self._ends_at
         terminated = ended and self._ends_at % 2 == 0
@@ -57,7 +57,7 @@ class AuditEnvironment(gymnasium.Env[Any, Any]):
 
 
 class PacedEnvironment(AuditEnvironment):
-    """The same, with steps that take a while and no core: its actors go no faster when others stand still."""
+    """The same environment, whose steps take time but no core: its actors are not faster when other programs pause."""
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         """See AuditEnvironment."""

@@ -1,4 +1,4 @@
-"""What happens to a run under `python -m chaos`, drawn from a seed before it begins."""
+"""The faults of `python -m chaos`, drawn from a seed before the run begins."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from chaos.proxy import PAIRS
 
 KINDS = ("kill", "hangup", "stop", "cut", "delay", "garbage", "storm")
 VICTIMS = ("launcher", "replay", "learner", "actor")
-ROUND_TRIP_SECONDS = 0.25  # of what is delayed
+ROUND_TRIP_SECONDS = 0.25  # round trip of delayed links
 RARE_ROUNDS = 5
 STORM_KILLS = 4
-STORM_SECONDS = 1.5  # between two of them
+STORM_SECONDS = 1.5  # time between two kills of a storm
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong."""
+    """One fault."""
 
-    at: float  # seconds after the run has begun to train
+    at: float  # seconds after the beginning of the training
     kind: str  # one of KINDS
     target: str  # a role, "ROLE's child", "learner's loader", a pair of programs, or "every port"
-    seconds: float = 0.0  # how long it lasts
+    seconds: float = 0.0  # duration
 
     def sentence(self) -> str:
         """For people."""
-        words = {
+        sentences = {
             "kill": f"kill -9 {self.target}",
             "hangup": f"SIGHUP {self.target}",
             "stop": f"SIGSTOP {self.target} for {self.seconds:.1f} s",
@@ -36,16 +36,16 @@ class Fault(NamedTuple):
             "garbage": f"garbage to {self.target}",
             "storm": f"kill -9 {self.target}, {STORM_KILLS} times, {STORM_SECONDS} s apart",
         }
-        return f"{self.at:7.1f} s  {words[self.kind]}"
+        return f"{self.at:7.1f} s  {sentences[self.kind]}"
 
 
 def draw(seed: int, seconds: float, period: float, kinds: Sequence[str] = KINDS) -> list[Fault]:
-    """A fault every `period` seconds, give or take a fifth of it; the same for the same arguments.
+    """Returns one fault for each `period`, which varies by a fifth; the same for the same arguments.
 
-    Every kind comes once before any comes again. Raises UsageError for a kind that there is not.
+    Every kind occurs once before any occurs again. Raises UsageError for an unknown kind.
     """
     for kind in kinds:
-        require(kind in KINDS, f"--faults must be among {', '.join(KINDS)}, got {kind!r}")
+        require(kind in KINDS, f"--faults must be of {', '.join(KINDS)}, got {kind!r}")
     require(bool(kinds), f"--faults must name at least one of {', '.join(KINDS)}")
     rng = random.Random(seed)
     faults: list[Fault] = []
@@ -61,9 +61,9 @@ def draw(seed: int, seconds: float, period: float, kinds: Sequence[str] = KINDS)
 
 
 def draw_kills(seed: int, rounds: int, victims: Sequence[str], rare: Sequence[str] = ()) -> list[str]:
-    """Who is killed, one after the other: each of `victims` once a round, of `rare` in every RARE_ROUNDS-th only.
+    """Returns the victims in order: each of `victims` once per round, each of `rare` once in RARE_ROUNDS rounds.
 
-    Of actors and replay servers their children are killed every other time.
+    For actors and replay servers, every second victim is one of their children.
     """
     rng = random.Random(seed)
     killed: list[str] = []
@@ -76,7 +76,7 @@ def draw_kills(seed: int, rounds: int, victims: Sequence[str], rare: Sequence[st
 
 
 def make_garbage(seed: int) -> list[bytes]:
-    """What is thrown at ports: noise, another protocol, and a good greeting that noise follows."""
+    """Returns the data that is sent to ports: noise, another protocol, and a valid greeting followed by noise."""
     rng = random.Random(seed)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
     ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH"

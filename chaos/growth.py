@@ -1,4 +1,4 @@
-"""What the roles of a run hold in memory and open files after a while, and what that has grown by."""
+"""Measures memory and open files of a run's roles after a while, and their growth."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from chaos.processes import Footprint, footprints
 from chaos.report import Figure
 from chaos.run import ChaosRun
 
-SAMPLES = 13  # footprints, of which the median counts: they span a snapshot of the replay memory
+SAMPLES = 13  # footprints, whose median counts; they span a snapshot of the replay memory
 SAMPLE_SECONDS = 5.0
-PATIENCE = 5  # times as long as it is to have settled for
+MOST_SETTLINGS = 5  # maximum time to settle, as a multiple of the settling time
 
 
 def settled_footprints(run: ChaosRun, settle: float) -> dict[str, Footprint]:
-    """Of each role, the median of several looks once no descriptor has come or gone for `settle` seconds.
+    """Returns the median footprint of each role, after the descriptors were constant for `settle` seconds.
 
-    After a last fault a program may still be starting, on a busy machine for minutes: it would count as growth later.
+    After the last fault a program may still be starting, on a busy machine for minutes, which would later look like
+    growth.
     """
     began = unchanged = time.monotonic()
     held: list[tuple[str, int]] = []
-    while max(time.monotonic() - unchanged, (time.monotonic() - began) / PATIENCE) < settle:
+    while max(time.monotonic() - unchanged, (time.monotonic() - began) / MOST_SETTLINGS) < settle:
         run.wait(min(SAMPLE_SECONDS, settle))
         now = sorted((role, footprint.num_files) for role, footprint in footprints(run.processes()).items())
         if now != held:
@@ -38,7 +39,9 @@ def settled_footprints(run: ChaosRun, settle: float) -> dict[str, Footprint]:
 
 
 def growth_figures(middle: dict[str, Footprint], end: dict[str, Footprint], when: str) -> list[Figure]:
-    """What each role, and all together, hold more at the end; None, which keeps to no bar, where one was not there."""
+    """Returns the growth of each role and of all together; None, which misses every bar, for a role without a
+    footprint.
+    """
     figures = []
     for role in sorted(middle.keys() | end.keys()):
         before, after = middle.get(role), end.get(role)

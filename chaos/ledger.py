@@ -1,8 +1,8 @@
-"""The ledger: what an actor process sent, and what was acknowledged to it, written down as it happens.
+"""The ledger of an actor process: segments that were sent, and segments that were acknowledged.
 
-One file of its own for each process, only ever appended to, one write(2) for each entry: the page cache outlives the
-process, so kill -9 loses no entry that was written. What was sent is written before it leaves, what was acknowledged
-before anybody else hears of it.
+Each process has a file of its own, to which each entry is appended with one write(2). The page cache outlives the
+process, so that SIGKILL loses no entry. Sent segments are written before they are sent, acknowledgements before they
+are processed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from apex.acting.reliable_sender import Outlet, Receipts
 from apex.types import Receipt, Segment, Stream
 from chaos.digests import digest_segment
 
-# Entries are little-endian. `count` digests follow one of SENT.
+# Entries are little-endian. `count` digests follow each entry SENT.
 ENTRY = np.dtype(
     [
         ("kind", "<u4"),
@@ -30,36 +30,36 @@ ENTRY = np.dtype(
         ("extra", "<u8"),
     ]
 )
-SENT, ACKNOWLEDGED, WRONG = 1, 2, 3  # `extra`: base; store incarnation; base that the receipts do not bear out
+SENT, ACKNOWLEDGED, WRONG = 1, 2, 3  # `extra`: base; incarnation of the store; base that no receipt confirms
 
 
 class Entries(NamedTuple):
-    """All that a ledger says."""
+    """The contents of ledgers."""
 
-    sent: dict[tuple[int, int, int], NDArray[np.uint64]]  # by actor id, incarnation and number
-    acknowledged: dict[tuple[int, int, int], int]  # by whom: the store's incarnation
-    wrong: list[str]  # what no honest actor does, in words
+    sent: dict[tuple[int, int, int], NDArray[np.uint64]]  # digests by actor id, incarnation and number
+    acknowledged: dict[tuple[int, int, int], int]  # acknowledged segments by the store's incarnation
+    wrong: list[str]  # sentences about entries that a correct actor cannot write
 
     def copy(self) -> Entries:
-        """What is said by now; the digests themselves never change."""
+        """Returns a copy of the present contents; the digests themselves never change."""
         return Entries(dict(self.sent), dict(self.acknowledged), list(self.wrong))
 
 
 class Ledger:
-    """The pen of one process."""
+    """Writes the ledger of one process."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / f"{os.getpid()}-{os.urandom(6).hex()}.ledger"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._in_flight: dict[Stream, dict[int, int]] = {}  # number -> transitions, of each stream
+        self._in_flight: dict[Stream, dict[int, int]] = {}  # number -> transitions, for each stream
         self._next: dict[Stream, int] = {}
 
     def note_sent(self, segment: Segment) -> None:
-        """Writes down a segment that is about to leave for the first time."""
+        """Writes an entry before a segment is sent for the first time."""
         stream = segment.stream
         waiting = self._in_flight.setdefault(stream, {})
         if segment.number < self._next.get(stream, 0):
-            return  # Sent again.
+            return  # It was sent before.
         base = min(waiting, default=segment.number)
         if segment.base > base:
             self._write(WRONG, 0, stream, segment.number, segment.base)
@@ -68,7 +68,7 @@ class Ledger:
         self._write(SENT, len(segment.records), stream, segment.number, segment.base, digest_segment(segment))
 
     def note_receipt(self, receipt: Receipt) -> None:
-        """Writes down which segments the receipt acknowledges that none before it did."""
+        """Writes the segments that this receipt acknowledges first."""
         stream = receipt.stream
         waiting = self._in_flight.get(stream, {})
         stored = receipt.bitmap << 1
@@ -89,11 +89,11 @@ class Ledger:
         entry = np.array([(kind, count, *stream, number, extra)], ENTRY).tobytes()
         data = entry + (b"" if digests is None else digests.tobytes())
         if os.write(self._descriptor, data) != len(data):
-            raise OSError("the ledger cannot be written: make room, or the audit is worth nothing")
+            raise OSError("the ledger cannot be written: free space on the disk, because the audit needs the ledger")
 
 
 class WitnessedOutlet:
-    """An outlet whose segments are written down before they leave."""
+    """A segment sender that writes to the ledger before it sends."""
 
     def __init__(self, outlet: Outlet, ledger: Ledger, decode: Callable[[Sequence[bytes]], Segment]) -> None:
         self._outlet = outlet
@@ -111,7 +111,7 @@ class WitnessedOutlet:
 
 
 class WitnessedReceipts:
-    """Receipts that are written down before the actor hears of them."""
+    """A receipt reader that writes to the ledger before the actor receives the receipt."""
 
     def __init__(self, receipts: Receipts, ledger: Ledger) -> None:
         self._receipts = receipts
@@ -126,18 +126,18 @@ class WitnessedReceipts:
 
 
 class LedgerReader:
-    """Reads all ledgers of a folder, and later what was added."""
+    """Reads all ledgers of a folder, and later the new entries."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[Path, int] = {}
-        self.actors: dict[int, set[int]] = {}  # actor ids by the process that wrote of them
-        self.num_acknowledged = 0  # transitions
-        self.newest_incarnation = 0  # of all streams that were ever acknowledged anything
+        self.actors: dict[int, set[int]] = {}  # actor ids by process
+        self.num_acknowledged = 0  # number of transitions
+        self.newest_incarnation = 0  # streams with an acknowledged segment
         self.entries = Entries({}, {}, [])
 
     def read(self) -> None:
-        """Takes what is new. The last entry of a process that was killed may be cut short: it never came to count."""
+        """Reads new entries. The last entry of a killed process may be incomplete; it was not sent yet."""
         for path in sorted(self._folder.glob("*.ledger")):
             begin = self._read.get(path, 0)
             with path.open("rb") as file:
@@ -156,7 +156,9 @@ class LedgerReader:
             key = int(entry["actor_id"]), int(entry["incarnation"]), int(entry["number"])
             if kind == SENT:
                 if key in self.entries.sent:
-                    self.entries.wrong.append(f"actor {key[0]}, life {key[1]}: segment {key[2]} was made twice")
+                    self.entries.wrong.append(
+                        f"actor {key[0]}, incarnation {key[1]}: segment {key[2]} was created twice"
+                    )
                 ids.add(key[0])
                 self.entries.sent[key] = np.frombuffer(data, np.uint64, count, at + ENTRY.itemsize).copy()
             elif kind == ACKNOWLEDGED:
@@ -165,8 +167,8 @@ class LedgerReader:
                 self.newest_incarnation = max(self.newest_incarnation, key[1])
             else:
                 self.entries.wrong.append(
-                    f"actor {key[0]}, life {key[1]}: segment {key[2]} says that all below {entry['extra']} was "
-                    "acknowledged, and no receipt does"
+                    f"actor {key[0]}, incarnation {key[1]}: segment {key[2]} has the base {entry['extra']}, which no "
+                    "receipt confirms"
                 )
             at = end
         return at

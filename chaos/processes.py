@@ -1,4 +1,4 @@
-"""The processes of a run as the kernel tells of them: who they are, what they hold, and signals to them."""
+"""Finds the processes of a run in /proc, reads their memory and descriptors, and sends signals."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Process(NamedTuple):
     pid: int
     parent: int
     role: str
-    is_child: bool  # of a program of the same role
+    is_child: bool  # whether it is a child of a program of the same role
 
 
 class Footprint(NamedTuple):
-    """What the processes of one role hold together."""
+    """Memory and descriptors of all processes of a role."""
 
-    memory_bytes: int  # PSS less that of the replay memory's file, and less programs and libraries
+    memory_bytes: int  # PSS without the replay memory's file, programs and libraries, in bytes
     num_files: int  # open descriptors
     num_processes: int
 
 
 def find(launcher: int) -> list[Process]:
-    """The launcher's process and all below it that lives; the children of a killed launcher are not found."""
+    """Returns the launcher's process and its living descendants; children of a killed launcher are not found."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -58,18 +58,18 @@ def find(launcher: int) -> list[Process]:
 
 
 def kill(process: Process) -> None:
-    """SIGKILL; that it is gone already is no error."""
+    """Sends SIGKILL; ignores processes that have ended."""
     send(process.pid, signal.SIGKILL)
 
 
 def send(pid: int, signum: signal.Signals) -> None:
-    """Sends a signal; that the process is gone already is no error."""
+    """Sends a signal; ignores processes that have ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, signum)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and no zombie of it."""
+    """Returns whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -77,7 +77,9 @@ def is_alive(pid: int) -> bool:
 
 
 def maps_memory(pid: int) -> bool:
-    """Whether the process sees the replay memory. Of the learner's children loaders do, the coordinator does not."""
+    """Returns whether the process maps the replay memory. Of the learner's children, loaders do; the coordinator does
+    not.
+    """
     try:
         return ".replay" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except OSError:
@@ -85,7 +87,7 @@ def maps_memory(pid: int) -> bool:
 
 
 def footprints(processes: list[Process]) -> dict[str, Footprint]:
-    """By role. What has gone meanwhile is left out."""
+    """Returns footprints by role, without processes that have ended."""
     total: dict[str, Footprint] = {}
     for process in processes:
         try:
@@ -101,9 +103,9 @@ def footprints(processes: list[Process]) -> dict[str, Footprint]:
 
 
 def _own_memory(pid: int) -> int:
-    """The process's proportional share of its memory, without the replay memory, programs and libraries, in bytes.
+    """Returns the proportional set size of the process in bytes, without replay memory, programs and libraries.
 
-    Of a library everybody who maps it has a share: it would grow whenever a stranger's program ends.
+    The share in a library grows whenever another program that maps it ends.
     """
     total, counts = 0, True
     with open(f"/proc/{pid}/smaps", encoding="ascii", errors="replace") as file:
@@ -119,7 +121,7 @@ def _own_memory(pid: int) -> int:
 
 def _program(pid: int) -> str:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split(" ")
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split(" ")
     except OSError:
         return ""
-    return next((role for module, role in ROLE_OF_MODULE.items() if module in words), "")
+    return next((role for module, role in ROLE_OF_MODULE.items() if module in arguments), "")

@@ -1,7 +1,7 @@
-"""A TCP proxy between the programs of a run: it cuts, holds, delays, throttles, and turns bits over.
+"""A TCP proxy between the programs of a run, which cuts, blocks, delays, limits and corrupts connections.
 
-Linux takes all of 127.0.0.0/8 for loopback. So each direction has an address of its own, with the ports of the program
-behind it, and no program knows: `--learner` and `--advertise` are all that differs. It needs no root (ADR 14).
+All of 127.0.0.0/8 is loopback on Linux. Each direction has its own address, with the ports of the program behind it.
+Only `--learner` and `--advertise` differ from a normal run. The proxy does not need root (ADR 14).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from apex.config import TransportConfig
 from apex.errors import UsageError
 
-# Where each role finds the learner, and where all find the replay servers.
+# the addresses at which each role finds the learner, and all roles find the replay servers
 ADDRESSES = {"actor": "127.0.0.2", "to replay": "127.0.0.3", "replay": "127.0.0.4", "evaluator": "127.0.0.5"}
 TARGET = "127.0.0.1"
-PAIRS = {  # whose connections to which sockets, by the address that leads there
+PAIRS = {  # the role and the sockets behind each address
     "actor-replay": ("to replay", ("experience", "receipts")),
     "actor-learner": ("actor", ("parameters", "control", "metrics")),
     "learner-replay": ("to replay", ("priorities",)),
@@ -32,18 +32,18 @@ CHUNKS_ON_THE_WAY = 4_096
 
 
 class Link:
-    """All connections of one pair, and what is wrong with them at present."""
+    """All connections of one pair of programs, and their present fault."""
 
     def __init__(self) -> None:
-        self.delay = 0.0  # seconds, in each direction
-        self.bytes_per_second = 0.0  # of each connection and direction; 0: no bound
-        self.is_cut = False  # connections are reset, and new ones too
-        self.is_silent = False  # nothing passes, and nobody is told
-        self.bits_to_turn = 0  # one bit in each of so many pieces
+        self.delay = 0.0  # delay in seconds, in each direction
+        self.bytes_per_second = 0.0  # bytes per second of each connection and direction; 0: unlimited
+        self.is_cut = False  # whether connections are reset, new ones included
+        self.is_silent = False  # whether nothing passes, without an error
+        self.bits_to_turn = 0  # one bit is flipped in each of this number of pieces
         self.connections: set[asyncio.StreamWriter] = set()
 
     def break_connections(self) -> None:
-        """Resets all that are open."""
+        """Resets all open connections."""
         for writer in list(self.connections):
             writer.transport.abort()
 
@@ -52,7 +52,7 @@ class Proxy:
     """The links between the programs of one run, in a thread of their own."""
 
     def __init__(self, transport: TransportConfig, num_shards: int, seed: int) -> None:
-        """Raises UsageError where an address cannot be bound."""
+        """Raises UsageError if an address cannot be bound."""
         self._random = random.Random(seed)
         self._links = {pair: Link() for pair in PAIRS}
         self._loop = asyncio.new_event_loop()
@@ -72,11 +72,11 @@ class Proxy:
         except OSError as error:
             self.close()
             raise UsageError(
-                f"python -m chaos cannot listen beside the run: {error}; --transport.port-offset"
+                f"cannot bind a port of a proxy: {error}; choose other ports with --transport.port-offset"
             ) from error
 
     def set(self, pair: str, **values: Any) -> None:
-        """Changes what is wrong with a pair's connections; see Link."""
+        """Sets the faults of a pair's connections; see Link."""
 
         async def change() -> None:
             link = self._links[pair]
@@ -88,7 +88,7 @@ class Proxy:
         self._call(change())
 
     def heal(self) -> None:
-        """Nothing is wrong any more."""
+        """Ends all faults."""
         for pair in PAIRS:
             self.set(pair, delay=0.0, bytes_per_second=0.0, is_cut=False, is_silent=False, bits_to_turn=0)
 
@@ -109,7 +109,7 @@ class Proxy:
         self._call(throw_all())
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
 
         async def end() -> None:
             for server in self._servers:
@@ -145,7 +145,7 @@ class Proxy:
             try:
                 there = await asyncio.open_connection(TARGET, port)
             except OSError:
-                writer.transport.abort()  # As the program itself would: nobody listens.
+                writer.transport.abort()  # The connection is refused, as it would be by the program itself.
                 return
             ends = {writer, there[1]}
             link.connections |= ends
@@ -154,7 +154,7 @@ class Proxy:
                     for source, sink in ((reader, there[1]), (there[0], writer)):
                         tasks.create_task(self._carry(link, source, sink))
             except* (OSError, EOFError):
-                pass  # One end is gone, and so is the connection.
+                pass  # One side has closed the connection.
             finally:
                 link.connections -= ends
                 for end in ends:
@@ -163,7 +163,7 @@ class Proxy:
         return serve
 
     async def _carry(self, link: Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Carries bytes in one direction, each piece `delay` after it came; raises when an end goes."""
+        """Carries bytes in one direction, each piece after `delay` seconds; raises an exception if a side closes."""
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(CHUNKS_ON_THE_WAY)
 

@@ -1,4 +1,4 @@
-"""Faults as they are done to a run, and how long it takes to go on after each."""
+"""Applies faults to a run, and measures the time to recovery."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from chaos.processes import Process, kill, maps_memory, send
 from chaos.proxy import Proxy
 from chaos.run import ChaosRun
 
-PATIENCE_SECONDS = 180.0  # after which a run is called stuck; on a busy machine a program takes a minute to start again
-CHECK_BITS = 2  # turned over in living connections, with each cut
+# time after which a run counts as stuck; on a busy machine a program needs a minute to start again
+LIMIT_SECONDS = 180.0
+CHECK_BITS = 2  # bits that are flipped in open connections with each cut
 
 
 class Recovery(NamedTuple):
-    """What came of a kill."""
+    """Result of a kill."""
 
     victim: str
-    seconds: float | None  # until what the victim gives came again; None: it did not within the patience
+    seconds: float | None  # seconds until the victim's work was seen again; None: not within the time limit
 
 
 def name_of(target: str) -> str:
-    """By what name kills of a target are counted: loaders by themselves, other children with their role."""
+    """Returns the name under which kills of a target count: loaders separately, other children with their role."""
     role, _, child = target.partition("'s ")
     return child if child == "loader" else role
 
 
 class FaultInjector:
-    """Does faults, one at a time or several at once, and takes them back."""
+    """Applies faults, one or several at a time, and ends them."""
 
     def __init__(self, run: ChaosRun, proxy: Proxy, seed: int) -> None:
         self._run = run
@@ -69,7 +70,7 @@ class FaultInjector:
             self._proxy.throw_garbage(make_garbage(self._random.randrange(2**32)))
 
     def tick(self) -> None:
-        """Ends or goes on with what is due."""
+        """Ends faults, and restarts processes, that are due."""
         now = time.monotonic()
         due = [act for at, act in self._later if at <= now]
         self._later = [(at, act) for at, act in self._later if at > now]
@@ -77,7 +78,7 @@ class FaultInjector:
             act()
 
     def wait(self, seconds: float) -> None:
-        """Lets the run go on for so long, under what was begun."""
+        """Lets the run continue for this time, under the present faults."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._run.tick()
@@ -85,11 +86,13 @@ class FaultInjector:
 
     @property
     def busy(self) -> bool:
-        """Whether a fault still goes on."""
+        """Returns whether a fault is still active."""
         return bool(self._later)
 
     def kill(self, target: str) -> bool:
-        """kill -9 of a role's program, one of its children or loaders; False if there is none just now."""
+        """Kills a role's program, one of its children or loaders with SIGKILL; returns False if there is none at
+        present.
+        """
         role, _, child = target.partition("'")
         candidates = [process for process in self._run.processes() if process.role == role]
         candidates = [process for process in candidates if process.is_child == bool(child)]
@@ -102,19 +105,19 @@ class FaultInjector:
         self.kills[name_of(target)] = self.kills.get(name_of(target), 0) + 1
         return True
 
-    def kill_and_wait(self, target: str, patience: float = PATIENCE_SECONDS) -> Recovery:
-        """kill -9, and until what the victim gives comes again: stored, updated, or accepted from a new life."""
-        if not self._run.wait(PATIENCE_SECONDS, lambda: self.kill(target)):
-            raise UsageError(f"there is no {target} to kill for {PATIENCE_SECONDS:g} s")
+    def kill_and_wait(self, target: str, limit_seconds: float = LIMIT_SECONDS) -> Recovery:
+        """Kills, and waits until the victim works again: an insert, an update, or an accepted new incarnation."""
+        if not self._run.wait(LIMIT_SECONDS, lambda: self.kill(target)):
+            raise UsageError(f"there is no {target} to kill for {LIMIT_SECONDS:g} s")
         began = time.monotonic()
-        self._run.tick()  # What was on its way has arrived.
+        self._run.tick()  # Messages on the way have arrived.
         back = self._watch(target.partition("'")[0])
 
         def again() -> bool:
             self._run.read()
             return back()
 
-        came = self._run.wait(patience, again)
+        came = self._run.wait(limit_seconds, again)
         return Recovery(target, time.monotonic() - began if came else None)
 
     def _watch(self, role: str) -> Callable[[], bool]:

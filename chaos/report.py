@@ -1,4 +1,4 @@
-"""What `python -m chaos` says: the faults as they come, and a table of figures against their bars at the end."""
+"""The output of `python -m chaos`: faults as they occur, and at the end a table of figures and bars."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Figure(NamedTuple):
     """One row of the table."""
 
     name: str
-    value: float | None  # None: it never came to be
+    value: float | None  # None: not measured
     unit: str = ""
-    bar: str = ""  # "<= 2", ">= 80", "= 0"; "": none
+    bar: str = ""  # such as "<= 2", ">= 80", "= 0"; "": no bar
 
     @property
     def reached(self) -> bool:
-        """Whether the value keeps to the bar."""
+        """Whether the value meets the bar."""
         if not self.bar:
             return True
         relation, _, bound = self.bar.partition(" ")
@@ -33,7 +33,7 @@ class Figure(NamedTuple):
 
 
 def audit_figures(verdict: Verdict, when: str) -> list[Figure]:
-    """The rows that say what the audit found."""
+    """Returns the rows of the audit."""
     rows = [Figure(f"acknowledged, {when}", verdict.acknowledged, "transitions")]
     rows += [
         Figure(f"{name.replace('_', ' ')}, {when}", getattr(verdict, name), "", "= 0") for name in Verdict._fields[3:]
@@ -42,14 +42,15 @@ def audit_figures(verdict: Verdict, when: str) -> list[Figure]:
 
 
 def recovery_figures(seconds: dict[str, list[float | None]], bars: dict[str, float]) -> list[Figure]:
-    """The median and the longest time of each role, in seconds; of all its times, None if that one never came back."""
+    """Returns the median and the longest time of each role in seconds; the longest is None if one did not recover."""
     rows = []
     for role, times in sorted(seconds.items()):
-        came = [math.inf if time is None else time for time in times]  # Who never came took longer than all others.
+        # A role that did not recover took longer than all others.
+        came = [math.inf if time is None else time for time in times]
         bar = f"<= {bars[role]:g}" if role in bars else ""
-        words = f"{role} back after kill -9"
-        rows.append(Figure(f"{words}, median of {len(times)}", _if_ever(median(came)), "s", bar))
-        rows.append(Figure(f"{words}, longest", _if_ever(max(came)), "s"))
+        name = f"{role} back after kill -9"
+        rows.append(Figure(f"{name}, median of {len(times)}", _if_ever(median(came)), "s", bar))
+        rows.append(Figure(f"{name}, longest", _if_ever(max(came)), "s"))
     return rows
 
 
@@ -58,13 +59,13 @@ def _if_ever(seconds: float) -> float | None:
 
 
 class ScenarioReporter:
-    """Standard output: for people, or one JSON object at the end (what happens meanwhile goes to standard error)."""
+    """Prints tables, or one JSON object at the end; then, other messages go to standard error."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
 
     def say(self, sentence: str) -> None:
-        """One line, now."""
+        """Prints one line."""
         print(sentence, file=sys.stderr if self._as_json else sys.stdout, flush=True)
 
     def end(self, head: dict[str, object], figures: Sequence[Figure], passed: bool) -> None:

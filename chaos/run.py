@@ -1,4 +1,4 @@
-"""A real run under test: starts it, watches it, resumes it when its launcher is dead, and audits it."""
+"""A real run under test: starts and observes it, resumes it after its launcher died, and audits it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from chaos.ledger import Entries, LedgerReader
 from chaos.processes import Process, find, is_alive, kill, send
 
 TICK_SECONDS = 0.05
-AUDIT_SECONDS = 1.0  # between two looks of the followers: a store that is full must not outrun them
-ASK_SECONDS = 0.25  # between two questions to the learner
-ANSWER_SECONDS = 2.0  # a question that was not answered by then is asked again
-START_SECONDS = 90.0  # until a run trains
+# interval between two looks of the followers, in which a full store must not overwrite unread transitions
+AUDIT_SECONDS = 1.0
+ASK_SECONDS = 0.25  # interval between two questions to the learner
+ANSWER_SECONDS = 2.0  # time after which an unanswered question is asked again
+START_SECONDS = 90.0  # time until a run trains
 ABORT = re.compile(r"^Assertion failed|was ended by signal 6\b|ended with status -6\b", re.MULTILINE)
-END_SECONDS = 20.0  # until a run that was told to end has ended
+END_SECONDS = 20.0  # time for a run to end after SIGTERM
 
 
 class Look(NamedTuple):
-    """What there is to compare. It is judged later, as that takes long, and the run stores on meanwhile."""
+    """The data of an audit. It is compared later, because that takes long and the run continues meanwhile."""
 
     entries: Entries
     contents: list[Content]
@@ -53,7 +54,7 @@ class ChaosRun:
     """One run, from its first start to its audit."""
 
     def __init__(self, config: Config, folder: Path, options: Sequence[str], hosts: Sequence[int], context: Context):
-        """`config` is what `options` say; `hosts` are the streams of each actor host, none: as in the product."""
+        """`config` is the result of `options`. `hosts`: streams of each actor host; none: as in the product."""
         self._config = config
         self._folder = folder
         self._options = list(options)
@@ -70,23 +71,23 @@ class ChaosRun:
         self.stores: list[Follower] = []
         self.status: RunStatus | None = None
         self.status_at = 0.0
-        self.most_updates = 0  # of the learner: what it does again after a crash counts once
-        self.num_updates = 0  # as they were seen to be done: what it does again counts again
+        self.most_updates = 0  # updates of the learner; updates that are repeated after a crash count once
+        self.num_updates = 0  # updates as they were seen; repeated updates count again
         self._updates_before = 0
         self.num_resumes = 0
 
     def start(self, wanted: Callable[[], bool] | None = None) -> None:
-        """Starts the run, and waits until it trains. Raises UsageError if it never does."""
+        """Starts the run, and waits until it trains. Raises UsageError if it does not."""
         self._start(self._options)
         self._client = ControlClient(self._context, self._config.transport.endpoint("control"))
         deadline = time.monotonic() + START_SECONDS
         while not (wanted or self._trains)():
             if time.monotonic() > deadline or self._launcher is None or self._launcher.poll() is not None:
-                raise UsageError(f"the run does not begin to train; see {self._folder}")
+                raise UsageError(f"the run did not begin to train; see {self._folder}")
             self.tick()
 
     def tick(self, may_resume: bool = True) -> None:
-        """One look at everything; sleeps for a moment."""
+        """Observes everything once, and sleeps for a moment."""
         time.sleep(TICK_SECONDS)
         now = time.monotonic()
         if may_resume and self._launcher is not None and self._launcher.poll() is not None:
@@ -99,7 +100,7 @@ class ChaosRun:
             self.read()
 
     def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Ticks for so long; returns early, and True, once `until` holds."""
+        """Ticks for this time; returns True early if `until` returns True."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.tick()
@@ -108,40 +109,44 @@ class ChaosRun:
         return False
 
     def read(self) -> None:
-        """Takes what is new in the ledgers, then in the stores: what was acknowledged was stored before."""
+        """Reads new entries of the ledgers, then of the stores, because transitions are stored before they are
+        acknowledged.
+        """
         self.ledger.read()
         for store in self.stores:
             store.read()
 
     @property
     def num_stored(self) -> int:
-        """Transitions that were ever stored, as the followers saw it last."""
+        """Returns the number of transitions that were stored, as the followers saw it last."""
         return sum(store.end_key for store in self.stores)
 
     @property
     def num_acknowledged(self) -> int:
-        """Transitions of which the actors know that they are stored."""
+        """Returns the number of acknowledged transitions."""
         return self.ledger.num_acknowledged
 
     @property
     def newest_incarnation(self) -> int:
-        """Of all actors that were ever acknowledged anything."""
+        """Returns the actor ids with an acknowledged segment."""
         return self.ledger.newest_incarnation
 
     def processes(self) -> list[Process]:
-        """All that live."""
+        """Returns all living processes."""
         return [] if self._launcher is None else find(self._launcher.pid)
 
     def count_aborts(self) -> int:
-        """How often a program of the run ended by an assertion of a library or another abort, as the logs tell."""
+        """Returns how often a program of the run ended by an assertion of a library or another abort, according to the
+        logs.
+        """
         assert self.run_folder is not None
         texts = (path.read_text(errors="replace") for path in self.run_folder.logs.glob("*.log"))
         return sum(len(ABORT.findall(text)) for text in texts)
 
     def look(self) -> Look:
-        """What the ledgers say and what is stored, now.
+        """Returns the present contents of ledgers and stores.
 
-        What counts as acknowledged was so before the stores were read, what counts as sent may be newer than they are.
+        Acknowledgements are older than the contents of the stores; sent segments may be newer.
         """
         self.ledger.read()
         acknowledged = dict(self.ledger.entries.acknowledged)
@@ -153,7 +158,7 @@ class ChaosRun:
         return Look(self.ledger.entries.copy()._replace(acknowledged=acknowledged), contents)
 
     def look_at_end(self) -> Look:
-        """What the ledgers say, and what the ended run has left: in memory, else in its newest snapshot."""
+        """Returns the contents of the ledgers, and of the memory or else the newest snapshot of the ended run."""
         assert self.run_folder is not None
         self.ledger.read()
         contents = []
@@ -166,7 +171,7 @@ class ChaosRun:
         return Look(self.ledger.entries.copy(), contents)
 
     def _restored(self, shard: int) -> Content:
-        """What the newest snapshot of a shard holds."""
+        """Returns the contents of a shard's newest snapshot."""
         assert self.run_folder is not None
         folder, config = self.run_folder, self.run_folder.config
         path = store_path(folder.run_id, shard).with_suffix(".audit.replay")
@@ -179,7 +184,7 @@ class ChaosRun:
             store_incarnation=secrets.randbits(62) + 1,
         )
         if restored is None:
-            raise UsageError(f"no memory and no snapshot of {folder.path} is left to look into")
+            raise UsageError(f"{folder.path} has neither replay memory nor a snapshot")
         restored.store.close()
         try:
             follower = Follower(path, folder.schema)
@@ -189,7 +194,7 @@ class ChaosRun:
             remove(path)
 
     def end(self) -> None:
-        """Tells the run to end, and kills what does not; what it leaves in memory stays."""
+        """Ends the run, and kills remaining processes; its replay memory stays."""
         everybody = self.processes() or self._last_processes
         if self._launcher is not None:
             for process in everybody:
@@ -199,12 +204,12 @@ class ChaosRun:
             while self._launcher.poll() is None:
                 if time.monotonic() > deadline:
                     self._launcher.kill()
-                self.read()  # It goes on storing until it ends.
+                self.read()  # The run stores transitions until it ends.
                 time.sleep(TICK_SECONDS)
         _wait_for_death(everybody)
 
     def clear(self) -> None:
-        """Takes away what the run has left in memory."""
+        """Removes the replay memory of the run."""
         if self.run_folder is not None:
             for shard in range(self._config.replay.num_shards):
                 remove(store_path(self.run_folder.run_id, shard))
@@ -218,14 +223,14 @@ class ChaosRun:
             self._launcher = spawn(command, output=log)
 
     def _resume(self) -> None:
-        """Goes on as a person would, once the last program of the life before has gone."""
+        """Resumes the run, as a user would, after its last program has ended."""
         _wait_for_death(self._last_processes)
         self.num_resumes += 1
         again = self._options if self.run_folder is None else ["--resume", str(self.run_folder.path)]
         self._start(again)
 
     def _open(self) -> None:
-        """Finds the run's folder and stores once they are there."""
+        """Finds the run's folder and stores when they exist."""
         if self.run_folder is not None:
             return
         for path in Path(self._config.run.folder).glob(f"{self._config.run.name}/manifest.json"):
@@ -251,7 +256,7 @@ class ChaosRun:
 
 
 def _wait_for_death(processes: Sequence[Process]) -> None:
-    """Waits until they have gone, and kills what has not after a while (a stopped process hears nothing else)."""
+    """Waits until the processes have ended, and kills the others (a stopped process handles no other signal)."""
     deadline = time.monotonic() + END_SECONDS
     while living := [process for process in processes if process.pid != os.getpid() and is_alive(process.pid)]:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The scenarios of `python -m chaos`, each with its figures: what is done to a run, and what is measured."""
+"""The scenarios of `python -m chaos`: the faults of a run, and the figures that are measured."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from chaos.recovery import FaultInjector, name_of
 from chaos.report import Figure, ScenarioReporter, recovery_figures
 from chaos.run import ChaosRun
 
-BARS = {"replay": 2.0, "learner": 15.0, "actor": 5.0}  # seconds until a role is back
-CALM_SECONDS = 30.0  # without a fault, to compare with
+BARS = {"replay": 2.0, "learner": 15.0, "actor": 5.0}  # seconds for a role to recover
+CALM_SECONDS = 30.0  # time without a fault, for comparison
 PARTITION_SECONDS = 10.0
-KILL_SECONDS = 7.0  # after which the next one is killed, whether the one before is back or not
-AUDIT_EVERY = 20  # kills
-SETTLE_SECONDS = 60.0  # before memory is looked at: who was just started again holds less than who has worked a while
+KILL_SECONDS = 7.0  # time between two kills, even if the first victim has not recovered
+AUDIT_EVERY = 20  # kills in a scenario
+SETTLE_SECONDS = 60.0  # time before memory is measured, because a process uses less memory just after a restart
 GOES_ON = "all goes on after the last fault"
-ABORTS = "programs that aborted"
-ESSENTIAL = (GOES_ON, ABORTS)  # figures whose bars every run must reach
+ABORTS = "aborted programs"
+ESSENTIAL = (GOES_ON, ABORTS)  # figures whose bars every run must meet
 KILLED = (
     (("actor",),),
     (("actor", "learner", "learner's loader"), ("replay", "launcher")),
-)  # by part: often, and rarely
+)  # frequent and rare victims by part
 SLOW_HOSTS = (1, 1, 1)  # streams of the slow, the stopped and the vanished host
-SLOW_SHARE = 0.1  # of the time that a slow actor runs
+SLOW_SHARE = 0.1  # share of the time in which a slow actor runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioOptions:
-    """What was asked for."""
+    """The options."""
 
     seed: int = 0
-    minutes: float = 5.0  # of faults; far-actor, slow-actors: of each measurement
+    minutes: float = 5.0  # duration of the faults; for far-actor and slow-actors, of each measurement
     period: float = 30.0  # seconds between two faults
     faults: tuple[str, ...] = KINDS
     rounds: int = 50  # kills of each role
-    part: int = 0  # the run of the scenario, from 1; 0: all of its runs, one after the other
-    size: int = 1_000_000  # transitions in memory before replay is killed
+    part: int = 0  # the run of the scenario, from 1; 0: all its runs
+    size: int = 1_000_000  # transitions in the replay memory before replay is killed
 
     def __post_init__(self) -> None:
-        draw(self.seed, 0.0, self.period, self.faults)  # Refuses kinds that there are not.
+        draw(self.seed, 0.0, self.period, self.faults)  # Raises UsageError for unknown kinds.
 
 
 Scenario = Callable[[ChaosRun, Proxy, FaultInjector, ScenarioReporter, ScenarioOptions], list[Figure]]
@@ -57,7 +57,7 @@ Scenario = Callable[[ChaosRun, Proxy, FaultInjector, ScenarioReporter, ScenarioO
 def random_faults(
     run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
-    """Faults drawn from the seed, and the learner's updates beside those of a calm time."""
+    """Applies random faults, and compares the learner's updates with those of a calm time."""
     calm_seconds = min(CALM_SECONDS, 30.0 * options.minutes)
     calm = _updates(run, lambda: run.wait(calm_seconds)) / calm_seconds
     faults = draw(options.seed, 60 * options.minutes, options.period, options.faults)
@@ -78,10 +78,10 @@ def random_faults(
     calm_down = _calm_down(run, proxy, injector)
     return [
         Figure("faults", len(faults)),
-        Figure("the launcher was resumed", run.num_resumes, "times"),
+        Figure("resumes after a launcher's death", run.num_resumes, "times"),
         Figure("acknowledged under faults", acknowledged, "transitions"),
         Figure("updates without faults", calm, "/s"),
-        Figure("updates under faults, net of redone ones", net / seconds, "/s"),
+        Figure("updates under faults, without repeated ones", net / seconds, "/s"),
         Figure("share of updates under faults", 100 * net / seconds / calm if calm else None, "%", ">= 80"),
         *calm_down,
     ]
@@ -90,12 +90,12 @@ def random_faults(
 def kills(
     run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
-    """kill -9 of actors in a run whose inserts wait for samples, then of everybody in one whose inserts do not."""
+    """Kills actors in a run whose inserts wait for samples, then all roles in a run whose inserts do not."""
     times: dict[str, list[float | None]] = {}
     for number, victim in enumerate(draw_kills(options.seed, options.rounds, *KILLED[options.part - 1]), 1):
         recovery = injector.kill_and_wait(victim, KILL_SECONDS)
         times.setdefault(name_of(victim), []).append(recovery.seconds)
-        came = "not back yet" if recovery.seconds is None else f"back after {recovery.seconds:.1f} s"
+        came = "not recovered yet" if recovery.seconds is None else f"recovered after {recovery.seconds:.1f} s"
         reporter.say(f"{number:4d}  kill -9 {victim}: {came}")
         if number % AUDIT_EVERY == 0:
             reporter.say(f"      audit {run.look().judge().sentence()}")
@@ -108,16 +108,18 @@ def kills(
 def recoveries(
     run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
-    """How long each role is away after kill -9, one at a time, with `size` transitions in memory."""
+    """Measures the recovery of each role after SIGKILL, one at a time, with `size` transitions in memory."""
     reporter.say(f"waits for {options.size:,} transitions")
     if not run.wait(3_600.0, lambda: run.num_stored >= options.size):
-        raise UsageError(f"{run.num_stored:,} transitions came in an hour; ask for fewer with --size")
+        raise UsageError(f"only {run.num_stored:,} transitions were stored in an hour; use a smaller --size")
     times: dict[str, list[float | None]] = {}
     for _ in range(options.rounds):
         for role in BARS:
             recovery = injector.kill_and_wait(role)
             times.setdefault(role, []).append(recovery.seconds)
-            reporter.say(f"kill -9 {role}: {'never back' if recovery.seconds is None else f'{recovery.seconds:.1f} s'}")
+            reporter.say(
+                f"kill -9 {role}: {'not recovered' if recovery.seconds is None else f'{recovery.seconds:.1f} s'}"
+            )
             run.wait(options.period)
     return [*recovery_figures(times, BARS), *_calm_down(run, proxy, injector)]
 
@@ -125,7 +127,7 @@ def recoveries(
 def partition(
     run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
-    """10 s in which nothing passes between actors and replay, and nobody is told; then the same with resets."""
+    """Blocks all data between actors and replay for 10 s without an error; then the same with resets."""
     figures = []
     for kind, name in (("is_silent", "silent"), ("is_cut", "reset")):
         run.wait(5.0)
@@ -139,17 +141,19 @@ def partition(
         figures.append(Figure(f"{name}: acknowledged again after", time.monotonic() - began if back else None, "s"))
         run.wait(5.0)
         after = _acknowledged(run, lambda: run.wait(PARTITION_SECONDS)) / PARTITION_SECONDS
-        figures.append(Figure(f"{name}: rate after against before", 100 * after / calm if calm else None, "%", ">= 90"))
+        figures.append(
+            Figure(f"{name}: rate after relative to before", 100 * after / calm if calm else None, "%", ">= 90")
+        )
     return [*figures, *_calm_down(run, proxy, injector)]
 
 
 def far_actor(
     run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
-    """All actors on one host at 250 ms round trip from learner and replay."""
+    """All actors run on one host with 250 ms round trip to learner and replay."""
     for pair in ("actor-replay", "actor-learner"):
         proxy.set(pair, delay=ROUND_TRIP_SECONDS / 2)
-    reporter.say(f"{1000 * ROUND_TRIP_SECONDS:.0f} ms round trip between the actors and everybody")
+    reporter.say(f"{1000 * ROUND_TRIP_SECONDS:.0f} ms round trip between actors and all other programs")
     run.wait(10.0)
     seconds = 60 * options.minutes
     rate = _acknowledged(run, lambda: run.wait(seconds)) / seconds
@@ -162,11 +166,11 @@ def far_actor(
 def slow_actors(
     run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
-    """Of 32 actors one runs a tenth of the time, one is stopped, and one is killed whenever it comes."""
+    """Of 32 actors, one runs a tenth of the time, one is stopped, and one is killed whenever it starts."""
     run.wait(60.0, lambda: len(set().union(*run.ledger.actors.values())) == sum(HOSTS["slow-actors"]))
     hosts = _actor_hosts(run)
     if len(hosts) != 1 + len(SLOW_HOSTS):
-        raise UsageError(f"{len(hosts)} actor hosts are there, not {1 + len(SLOW_HOSTS)}")
+        raise UsageError(f"found {len(hosts)} actor hosts, expected {1 + len(SLOW_HOSTS)}")
     many, slow, stopped, gone = hosts
     pids = {process.pid for process in many}
     ids = set().union(*(run.ledger.actors.get(pid, set()) for pid in pids))
@@ -202,7 +206,7 @@ def slow_actors(
     return [
         Figure(f"the other {len(ids)} before", calm, "transitions/s"),
         Figure(f"the other {len(ids)} meanwhile", faulty, "transitions/s"),
-        Figure("meanwhile against before", 100 * faulty / calm if calm else None, "%", ">= 95"),
+        Figure("rate under faults relative to before", 100 * faulty / calm if calm else None, "%", ">= 95"),
         *_calm_down(run, proxy, injector),
     ]
 
@@ -210,7 +214,7 @@ def slow_actors(
 def soak(
     run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
-    """Faults for a long time; what each role holds at the middle and at the end, once replay is full."""
+    """Applies faults for a long time, and measures each role at the middle and at the end, after replay is full."""
     half = 30 * options.minutes
     first = random_faults(run, proxy, injector, reporter, _half(options, 0))
     replay = run.status.replay if run.status is not None else None
@@ -227,7 +231,7 @@ def soak(
 
 
 class ScenarioEntry(NamedTuple):
-    """A scenario, what it is for in one line, and the ScenarioOptions that it uses."""
+    """A scenario: purpose in one line, function, and the ScenarioOptions that it uses."""
 
     play: Scenario
     summary: str
@@ -240,35 +244,36 @@ SCENARIOS: dict[str, ScenarioEntry] = {
     "random": ScenarioEntry(random_faults, "faults of every kind, drawn from --seed (the default)", RANDOM),
     "kills": ScenarioEntry(
         kills,
-        "kill -9 of actors, --rounds times, while inserts wait for samples; then as often of actors, learner and "
-        f"loaders where they do not, and of replay and launcher in every {RARE_ROUNDS}th round",
+        "kill -9 of actors, --rounds times, while inserts wait for samples; then of actors, learner and "
+        f"loaders while they do not, and of replay and launcher in every {RARE_ROUNDS}th round",
         ("rounds", "part"),
         (
             ("--replay.samples-per-insert", "8", "--replay.inserts-wait"),
-            # Paced, so that within an hour the audit still reads all before it is overwritten.
+            # The rate is limited, so that the audit can read all transitions of an hour before they are overwritten.
             ("--env", PACED_ID, "--replay.samples-per-insert", "8"),
         ),
     ),
     "recovery": ScenarioEntry(
         recoveries,
-        "how long a role is away after kill -9, --rounds times, with --size transitions in memory",
+        "recovery time of each role after kill -9, --rounds times, with --size transitions in memory",
         ("rounds", "size", "period"),
     ),
-    "partition": ScenarioEntry(partition, "10 s between actors and replay", ()),
-    "far-actor": ScenarioEntry(far_actor, "one actor host at 250 ms round trip", ("minutes",)),
+    "partition": ScenarioEntry(partition, "a partition of 10 s between actors and replay", ()),
+    "far-actor": ScenarioEntry(far_actor, "one actor host with 250 ms round trip", ("minutes",)),
     "slow-actors": ScenarioEntry(slow_actors, "a slow, a stopped and a vanished actor among 32", ("minutes",)),
-    "soak": ScenarioEntry(soak, "faults for --minutes, and what memory and descriptors grow by", RANDOM),
+    "soak": ScenarioEntry(soak, "faults for --minutes; growth of memory and descriptors", RANDOM),
 }
-DEFAULTS: dict[str, dict[str, float]] = {  # of a scenario's settings, where they differ from those of ScenarioOptions
+DEFAULTS: dict[str, dict[str, float]] = {  # settings that differ from the defaults of ScenarioOptions
     "kills": {"rounds": 100},
     "recovery": {"rounds": 5},
     "far-actor": {"minutes": 1.0},
     "slow-actors": {"minutes": 0.5},
 }
 HOSTS: dict[str, tuple[int, ...]] = {"slow-actors": (29, *SLOW_HOSTS)}  # streams of each actor host
-OPTIONS: dict[str, tuple[str, ...]] = {  # of `apex train`, where a scenario wants other ones
+OPTIONS: dict[str, tuple[str, ...]] = {  # options of `apex train` that differ from the usual ones
     "far-actor": ("--actors", "16"),
-    "slow-actors": ("--actors", "32", "--env", PACED_ID),  # Cores that stand still have none to win from the others.
+    # Other actors cannot gain from the cores of actors that wait.
+    "slow-actors": ("--actors", "32", "--env", PACED_ID),
     "soak": ("--replay.capacity", "100000"),
 }
 
@@ -298,7 +303,7 @@ def _count(run: ChaosRun, actor_ids: set[int]) -> int:
 
 
 def _actor_hosts(run: ChaosRun) -> list[list[Process]]:
-    """The processes of each actor host, the one with the most streams first, then by process id."""
+    """Returns the processes of each actor host, by descending number of streams, then by process id."""
     processes = [process for process in run.processes() if process.role == "actor"]
     hosts = [
         [process, *(child for child in processes if child.parent == process.pid)]
@@ -319,7 +324,7 @@ def _half(options: ScenarioOptions, number: int) -> ScenarioOptions:
 
 
 def _calm_down(run: ChaosRun, proxy: Proxy, injector: FaultInjector) -> list[Figure]:
-    """Ends all faults and waits until experience arrives and the learner goes on."""
+    """Ends all faults, and waits until experience arrives and the learner makes updates."""
     while injector.busy:
         run.tick()
         injector.tick()

@@ -1,6 +1,6 @@
-"""`--env chaos.witness:make --env-arg ledgers=FOLDER`: the ledger in a run that other programs than ours start, as Ray.
+"""`--env chaos.witness:make --env-arg ledgers=FOLDER`: writes ledgers in runs that other programs start, such as Ray.
 
-A worker makes its environments before its sender, so the environment can put the ledger between them.
+A worker creates its environments before its sender, so that the environment can add the ledger to the sender.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chaos.ledger import Ledger, WitnessedOutlet, WitnessedReceipts
 
 
 def make(ledgers: str, **options: Any) -> PacedEnvironment:
-    """An environment whose process writes down, in a folder of its host, what it sends and what is acknowledged."""
+    """An environment whose process writes sent and acknowledged segments to a folder of its host."""
     vars(worker)["ReliableSender"] = partial(witnessed, Path(ledgers))
     return PacedEnvironment()
 

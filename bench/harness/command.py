@@ -1,4 +1,4 @@
-"""What all benchmarks share: their options, a folder that goes with them, and figures that end as one JSON object."""
+"""Parts of all benchmarks: options, a temporary folder, and output as one JSON object."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from apex.sizing import size_to_machine
 from apex.types import Schema
 from bench.harness.recording import ActFunction, Recording, load, record
 
-GAME = "ALE/Seaquest-v5"  # unless the options name another
+GAME = "ALE/Seaquest-v5"  # default game
 NAME_A_GAME = ("--env", "--environment.id", "--preset", "--config")
-NUM_STREAMS = 16  # of games that are recorded
+NUM_STREAMS = 16  # recorded streams of games
 TRAINED_EPSILON = 0.01
 
 Figures = dict[str, float]
 
 
 class VerificationError(ApexError):
-    """Something arrived that is not what was sent."""
+    """Received data differs from the data that was sent."""
 
 
 def make_parser(name: str, about: str, *, seconds: float = 0.0, of: str = "") -> Parser:
-    """The options of `python -m bench NAME`; the benchmark adds its own.
+    """Returns a parser of the options of `python -m bench NAME`; the benchmark adds its own.
 
-    `seconds`: the default of --seconds, the duration `of` a part of the benchmark; 0: there is no such option.
+    `seconds`: default of --seconds, the duration `of` a part of the benchmark. 0: there is no such option.
     """
     parser = Parser(prog=f"python -m bench {name}", description=about)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
@@ -51,19 +51,19 @@ def make_parser(name: str, about: str, *, seconds: float = 0.0, of: str = "") ->
 
 
 def read_config(arguments: Sequence[str], prog: str) -> Config:
-    """The configuration of a benchmark's run: that of `apex train` with these options, sized to this machine."""
-    words = list(arguments) if names(arguments, *NAME_A_GAME) else ["--preset", "atari", *arguments, "--env", GAME]
-    config = parse_config(words, prog=prog)
+    """Returns the configuration of `apex train` with these options, sized to this machine."""
+    chosen = list(arguments) if names(arguments, *NAME_A_GAME) else ["--preset", "atari", *arguments, "--env", GAME]
+    config = parse_config(chosen, prog=prog)
     return size_to_machine(config, read_machine(), describe(config.environment, config.actor.n_step)).config
 
 
 def names(arguments: Sequence[str], *options: str) -> bool:
-    """Whether one of these options is typed, as `--option VALUE` or `--option=VALUE`."""
+    """Returns whether one of these options is given, as `--option VALUE` or `--option=VALUE`."""
     return any(word.partition("=")[0].replace("_", "-") in options for word in arguments)
 
 
 def measure_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop: Stop) -> dict[str, Any]:
-    """What `function(stop)` returns, in a child of its own; raises KeyboardInterrupt when asked to stop."""
+    """Returns the result of `function(stop)` in a child process; raises KeyboardInterrupt if a stop was requested."""
     facts = call_in_child(name, function, stop)
     if not facts or stop.poll():
         raise KeyboardInterrupt
@@ -77,7 +77,7 @@ def run_bench(
     as_json: bool,
     passed: Callable[[Figures], bool] = lambda figures: True,
 ) -> int:
-    """Measures and shows; returns the exit status: 1 if the figures do not pass."""
+    """Measures and shows the figures; returns status 1 if they do not pass."""
     with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-bench-") as name:
         figures = measure(Path(name), stop)
     show(figures)
@@ -89,9 +89,9 @@ def run_bench(
 def record_games(
     place: Path, config: Config, schema: Schema, num_frames: int, stop: Stop, policy: Path | None = None
 ) -> Recording:
-    """So many distinct frames of games, into the folder `place`, which it makes. Without a policy they are random.
+    """Records this number of distinct frames of games in the new folder `place`. Without a policy, actions are random.
 
-    They are played in a child: the emulators' threads must not be there at the next fork.
+    A child process plays the games, because this process must not have the emulators' threads when it forks.
     """
     place.mkdir()
     config = replace(config, actor=replace(config.actor, num_actors=NUM_STREAMS))

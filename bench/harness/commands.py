@@ -1,4 +1,4 @@
-"""Commands in a temporary folder: run one after the other, each gone with its processes and files when it has ended."""
+"""Runs commands one after the other in a temporary folder, and removes the processes and files of each."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from apex.replay_memory.store.location import MEMORY
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.spawn import spawn
 
-END_SECONDS = 60.0  # A command that is asked to stop may take so long.
-LEFT_SECONDS = 3.0  # Processes that the command has left behind may take so long.
-LOOK_SECONDS = 1.0  # between two looks at the libraries that the processes have loaded
-LAST_LINES = 3  # of a log, in an error message
-# An editable installation finds modules that the imported apex does not have in another tree.
+END_SECONDS = 60.0  # time for a command to end after SIGTERM
+LEFT_SECONDS = 3.0  # time for processes to end after the command has ended
+LOOK_SECONDS = 1.0  # interval between two looks at the libraries that the processes have loaded
+LAST_LINES = 3  # lines of a log in an error message
+# Without this, an editable installation would supply modules that the checkout lacks.
 SITECUSTOMIZE = 'import sys; sys.meta_path = [f for f in sys.meta_path if "Editable" not in getattr(f, "__name__", "")]'
 
 
 class Ran(NamedTuple):
-    """A command that has ended."""
+    """Result of a command."""
 
     status: int
     output: str
     errors: str
-    libraries: frozenset[str]  # files below its working directory that its Python processes had loaded, by name
+    libraries: frozenset[str]  # names of files below the working directory that its Python processes had loaded
 
     def describe_failure(self) -> str:
-        """The exit status, the last lines, and where the log is, which this writes."""
+        """Returns the exit status, the last lines, and the path of the log, which is written here."""
         number, name = tempfile.mkstemp(prefix="bench-compare-", suffix=".log")
         with open(number, "w", errors="surrogateescape") as log:
             log.write(self.output + self.errors)
@@ -48,7 +48,7 @@ class Runner:
     """Runs commands whose working directories are below `folder`."""
 
     def __init__(self, folder: Path, stop: Stop, limit_seconds: float) -> None:
-        """A command that runs for `limit_seconds` is stopped, and so fails."""
+        """A command that runs longer than `limit_seconds` is stopped and fails."""
         self._folder = folder.resolve()
         self._stop = stop
         self._limit_seconds = limit_seconds
@@ -56,7 +56,7 @@ class Runner:
         (self._folder / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE)
 
     def run(self, command: Sequence[str], cwd: Path) -> Ran:
-        """Runs a command that imports the packages in `cwd`. Raises KeyboardInterrupt when told to stop."""
+        """Runs a command that imports the packages in `cwd`. Raises KeyboardInterrupt if a stop was requested."""
         temporary, output, errors = (self._folder / name for name in ("tmp", "output", "errors"))
         temporary.mkdir()
         with output.open("wb") as stdout, errors.open("wb") as stderr:
@@ -66,14 +66,14 @@ class Runner:
                 environment={"PYTHONPATH": f"{cwd}:{self._folder / 'site'}", "TMPDIR": str(temporary)},
                 output=stdout,
                 errors=stderr,
-                ends_by=signal.SIGTERM,  # A bench then stops its own programs.
+                ends_by=signal.SIGTERM,  # A benchmark then stops its own programs.
             )
         try:
             libraries = self._wait(process, cwd)
         finally:
             self._end(process)
-        said, complained = (file.read_text(errors="surrogateescape") for file in (output, errors))
-        return Ran(process.returncode, said, complained, libraries)
+        printed, complaints = (file.read_text(errors="surrogateescape") for file in (output, errors))
+        return Ran(process.returncode, printed, complaints, libraries)
 
     def _wait(self, process: subprocess.Popen[bytes], cwd: Path) -> frozenset[str]:
         began = looked = time.monotonic()
@@ -90,25 +90,25 @@ class Runner:
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         try:
-            process.terminate()  # Does nothing if the command has ended.
+            process.terminate()  # This does nothing if the command has ended.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
             deadline = time.monotonic() + LEFT_SECONDS
             while self._processes() and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS / 4)
-        finally:  # A second Ctrl-C ends the waits above.
+        finally:  # A second Ctrl-C interrupts the waits above.
             process.kill()
             process.wait()
             for pid in self._processes():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            for manifest in (self._folder / "tmp").rglob("manifest.json"):  # of runs that did not end in order
+            for manifest in (self._folder / "tmp").rglob("manifest.json"):  # manifests of runs that were killed
                 for store in MEMORY.glob(f"apex-{json.loads(manifest.read_text())['run_id']:016x}*"):
                     store.unlink(missing_ok=True)
             shutil.rmtree(self._folder / "tmp", ignore_errors=True)
 
     def _processes(self) -> list[int]:
-        """Python processes that work below the folder: they may have sessions and parents of their own."""
+        """Returns Python processes that work below the folder. They may have other sessions and parents."""
         pids = []
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The real programs around a benchmark: started as anybody starts them, on the cores that it says, gone at its end."""
+"""Starts the real programs of a run for a benchmark, on given cores, and stops them at the end."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from apex.runtime.spawn import spawn
 
 T = TypeVar("T")
 
-END_SECONDS = 15.0  # how long a program may take to end in order
-START_SECONDS = 120.0  # until what was started does its work
-GAP_SECONDS = 0.05  # without a change: the next one begins a burst
-LONGER = 3  # times as long as asked for may be measured, where a busy machine has too few bursts until then
+END_SECONDS = 15.0  # time for a program to end after SIGTERM
+START_SECONDS = 120.0  # time until a started program is ready
+GAP_SECONDS = 0.05  # A change after a longer pause begins a new burst.
+LONGER = 3  # A busy machine with few bursts may be measured this many times longer.
 
 
 class Programs:
-    """Programs of one run, each in a session of its own, with its log beside the others'."""
+    """The programs of one run, each in its own session and with its own log."""
 
     def __init__(self, folder: Path, stop: Stop) -> None:
         self._folder = folder
@@ -39,7 +39,7 @@ class Programs:
         self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
 
     def start(self, role: str, arguments: Sequence[str], cores: set[int] | None = None) -> subprocess.Popen[bytes]:
-        """Starts `python -m apex ARGUMENTS`, which runs on `cores` only."""
+        """Starts `python -m apex ARGUMENTS` on these cores only."""
         command = [sys.executable, "-m", "apex", *arguments]
         with (self._folder / f"{role}.log").open("ab") as output:
             process = spawn(command, output=output, cores=cores or (), ends_by=signal.SIGTERM)
@@ -47,17 +47,20 @@ class Programs:
         return process
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt when asked to stop, ChildDiedError with the last lines of who has ended."""
+        """Raises KeyboardInterrupt if a stop was requested, and ChildDiedError with the last lines of a program that
+        has ended.
+        """
         if self._stop.poll():
             raise KeyboardInterrupt
         for role, process in self._running:
             if process.poll() is not None:
-                said = (self._folder / f"{role}.log").read_text(errors="replace").strip().splitlines()
-                last = " | ".join(said[-2:]) or "nothing"  # A program that refuses for its child's sake says so last.
-                raise ChildDiedError(f"the {role} ended with status {process.returncode} and said: {last}")
+                lines = (self._folder / f"{role}.log").read_text(errors="replace").strip().splitlines()
+                # A program that ends because of its child prints the cause last.
+                last = " | ".join(lines[-2:]) or "nothing"
+                raise ChildDiedError(f"the {role} ended with status {process.returncode}; last lines: {last}")
 
     def wait_for(self, get: Callable[[], T], what: str) -> T:
-        """What `get` returns once that is something; raises ChildDiedError after two minutes."""
+        """Waits until `get` returns a true value, and returns it; raises ChildDiedError after two minutes."""
         deadline = time.monotonic() + START_SECONDS
         while not (found := get()):
             self.check()
@@ -67,7 +70,7 @@ class Programs:
         return found
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
-        """Ends a program and all that it has started: in order, else by force."""
+        """Stops a program and all its processes; kills them after `END_SECONDS`."""
         self._running = [(role, other) for role, other in self._running if other is not process]
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
@@ -78,14 +81,14 @@ class Programs:
         process.wait()
 
     def end_all(self) -> None:
-        """Ends what still runs, the last that was started first."""
+        """Stops the running programs, the youngest first."""
         for _, process in reversed(list(self._running)):
             self.end(process)
 
 
 @contextmanager
 def open_programs(folder: Path, stop: Stop) -> Iterator[Programs]:
-    """Programs that end with the block, and the replay memory of the runs below `folder` with them."""
+    """Yields programs. On exit, stops them and removes the replay memory of the runs below `folder`."""
     programs = Programs(folder, stop)
     try:
         yield programs
@@ -97,12 +100,12 @@ def open_programs(folder: Path, stop: Stop) -> Iterator[Programs]:
 
 
 def control_address(config: Config) -> str:
-    """HOST:PORT of the learner's control socket."""
+    """Returns HOST:PORT of the learner's control socket."""
     return f"{config.transport.bind}:{config.transport.control_port + config.transport.port_offset}"
 
 
 def map_stores(run: RunFolder) -> list[Store]:
-    """The replay memory of a run on this host, to look at, shard by shard; [] until all of it is there."""
+    """Maps the replay memory of a run on this host, shard by shard; returns [] until all of it exists."""
     try:
         paths = [store_path(run.run_id, shard) for shard in range(run.config.replay.num_shards)]
         return [Store(open_file(path, run.schema, writable=False)) for path in paths]
@@ -111,14 +114,13 @@ def map_stores(run: RunFolder) -> list[Store]:
 
 
 def measure_rates(count: Callable[[], int], seconds: float, pieces: int, check: Callable[[], None]) -> list[float]:
-    """How fast `count` grows, per second, in each of several equal pieces of the time.
+    """Returns the growth of `count` per second in each of several equal parts of the time.
 
-    What it counts comes in bursts (a process cuts the segments of all its streams at once), so a piece lasts from the
-    beginning of one burst to that of another; where they come too fast to be told apart, from one change to another.
-    A busy machine may take longer over them than `seconds`: then they are waited for, up to LONGER times as long.
-    Raises ChildDiedError when there are too few even so.
+    The count grows in bursts, because a process cuts the segments of all its streams at once. Therefore a part begins
+    and ends at the beginning of a burst, or at any change if the bursts cannot be separated. A busy machine may need up
+    to LONGER times `seconds`. Raises ChildDiedError if there are too few bursts even then.
     """
-    changes: list[tuple[float, int, float]] = []  # when, what was counted before, how long that had not changed
+    changes: list[tuple[float, int, float]] = []  # when a burst began, the count before it, and the pause before it
     began = now = changed = time.monotonic()
     known = count()
     starts = changes
@@ -133,6 +135,8 @@ def measure_rates(count: Callable[[], int], seconds: float, pieces: int, check: 
             dense = sum(silence for *_, silence in changes if silence <= GAP_SECONDS) > (now - began) / 2
             starts = [change for change in changes if dense or change[2] > GAP_SECONDS]
     if len(starts) <= pieces:
-        raise ChildDiedError(f"only {len(starts)} bursts in {now - began:.3g} s, too few to measure: take more seconds")
+        raise ChildDiedError(
+            f"only {len(starts)} bursts in {now - began:.3g} s, too few to measure: use a larger --seconds"
+        )
     edges = [starts[(len(starts) - 1) * piece // pieces] for piece in range(pieces + 1)]
     return [(then[1] - first[1]) / (then[0] - first[0]) for first, then in pairwise(edges)]

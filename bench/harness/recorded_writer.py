@@ -1,4 +1,4 @@
-"""A writer that sends a recording as fast as it is told to: one connection, with all that an actor's has."""
+"""A writer that sends a recording at a given rate over one connection, with the sockets and messages of an actor."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from apex.transport.sockets import open_context
 from apex.types import Role
 from bench.harness.recording import Compressor, Recording
 
-IDLE_SECONDS = 0.02  # how late an order may be heard
-PUMP_PERIOD = 16  # segments between two looks for receipts: an actor process of 16 streams looks after each cut
+IDLE_SECONDS = 0.02  # interval between two looks for orders
+PUMP_PERIOD = 16  # segments between two looks for receipts; an actor process of 16 streams looks after each cut
 
 
 class Inserted(NamedTuple):
-    """What was done."""
+    """Result of one order."""
 
     transitions: int
-    seconds: float  # from the first frame that was compressed to the last receipt
-    num_bytes: int  # of messages
-    num_resent: int  # segments
+    seconds: float  # from the compression of the first frame to the last receipt
+    num_bytes: int  # bytes of messages
+    num_resent: int  # segments that were sent again
 
 
 class _CountedOutlet:
-    """Counts what leaves."""
+    """A sender that counts bytes."""
 
     def __init__(self, outlet: Outlet) -> None:
         self._outlet = outlet
@@ -48,21 +48,23 @@ class _CountedOutlet:
 
 
 class RecordedWriter:
-    """Sends the recording's segments in their order, again and again."""
+    """Sends the segments of a recording in order, repeatedly."""
 
     def __init__(self, recording: Recording, link: ReliableSender, outlet: _CountedOutlet) -> None:
         self._recording = recording
         self._link = link
         self._outlet = outlet
         self._compressor = Compressor(recording)
-        self._ordinal = 0  # of the next segment
+        self._ordinal = 0  # number of the next segment
 
     def idle(self) -> None:
-        """Takes receipts, which go on: what nobody reads piles up."""
+        """Receives receipts, so that they do not accumulate."""
         self._link.pump(IDLE_SECONDS)
 
     def insert(self, stop: Stop, transitions: int, seconds: float, rate: float) -> Inserted:
-        """Sends so many transitions, or for so long, at `rate` per second (0: unpaced), until all is acknowledged."""
+        """Sends this number of transitions, or for this time, at `rate` per second (0: unlimited); waits for all
+        receipts.
+        """
         link, outlet = self._link, self._outlet
         began, bytes_before, resent_before, sent = time.monotonic(), outlet.num_bytes, link.num_resent, 0
         while not stop.poll():
@@ -87,7 +89,7 @@ class RecordedWriter:
         piece = self._ordinal % len(self._recording.pieces)
         records = self._recording.records_of(piece)
         cut = Cut(int(self._recording.pieces["stream"][piece]), records, self._compressor.blob(piece))
-        self._link.send([cut], self._ordinal)  # The version tells the segment: samples are checked by it.
+        self._link.send([cut], self._ordinal)  # The version is the number of the segment, by which samples are checked.
         self._ordinal += 1
         if self._ordinal % PUMP_PERIOD == 0:
             self._link.pump()
@@ -95,7 +97,7 @@ class RecordedWriter:
 
 
 def write(stop: Stop, recording: Recording, config: Config, pipe: Connection, bench_end: Connection) -> None:
-    """The child's main function: greets as an actor, then does what `pipe` says, and says what it did."""
+    """The child's main function: connects as an actor, then executes the orders from `pipe` and returns results."""
     bench_end.close()
     num_streams, window = config.actor.num_actors, config.actor.window
     port = config.transport.control_port + config.transport.port_offset

@@ -1,4 +1,4 @@
-"""Games recorded once, so that a benchmark can send real experience as fast as it likes, and knows what it sent."""
+"""Recorded games, so that a benchmark can send real experience at any rate and check what arrives."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from apex.frame_blob import make_blob, read_table
 from apex.runtime.lifecycle import Stop
 from apex.types import Array, Schema, record_dtype
 
-# Which frames of which stream a segment carries, counted within the stream.
+# the stream and the frames of a segment, counted within the stream
 PIECE = np.dtype([("stream", "<i8"), ("first_frame", "<i8"), ("num_frames", "<i8"), ("first_record", "<i8")])
-# What a transition's s_t truly is, noted without the builder: its newest frame, and how many of the stack are real.
+# the true s_t of a transition, recorded without the builder: its newest frame, and the number of frames since reset
 TRUTH = np.dtype([("stream", "<i8"), ("frame", "<i8"), ("depth", "<i8")])
 
 ActFunction = Callable[[Array], NDArray[np.int64]]
 
 
 class Recording(NamedTuple):
-    """Segments in the order of time, their frames as the games showed them, and what each transition must be."""
+    """Segments in the order of time, the frames of the games, and the expected contents of each transition."""
 
     schema: Schema
-    frames: list[Array]  # of each stream: frame_dtype[T, *F], in the order of time
+    frames: list[Array]  # one array for each stream: frame_dtype[T, *F], in the order of time
     pieces: Array  # PIECE[P]
-    records: Array  # record_dtype[M], those of the first piece, of the second, ...
+    records: Array  # record_dtype[M], in the order of the pieces
     truth: Array  # TRUTH[K]
     num_distinct_frames: int
-    image_bytes: int  # of all segments
+    image_bytes: int  # bytes of the blobs of all segments
 
     def records_of(self, piece: int) -> Array:
-        """The transitions of one segment."""
+        """Returns the transitions of one segment."""
         first = self.pieces["first_record"]
         stop = first[piece + 1] if piece + 1 < len(first) else len(self.records)
         return self.records[first[piece] : stop]
 
     def stacks(self, rows: NDArray[np.int64]) -> Array:
-        """What transitions `rows`, int64[B], must look like: frame_dtype[2, B, S, *F], straight from the frames."""
+        """Returns the expected stacks of transitions `rows`, int64[B], from the frames: frame_dtype[2, B, S, *F]."""
         schema = self.schema
         stacks = np.zeros((2, len(rows), *schema.observation_shape), schema.frame_dtype)
         steps = self.records["next_frame"].astype(np.int64) - self.records["frame"]
@@ -57,18 +57,19 @@ class Recording(NamedTuple):
 
 
 class Compressor:
-    """Makes a recording's blobs anew, as an actor does: each frame of a stream is compressed once."""
+    """Creates the blobs of a recording again, as an actor does: each frame of a stream is compressed once."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._compress = COMPRESS[recording.schema.codec]
-        self._kept: list[tuple[int, list[bytes]]] = [(0, []) for _ in recording.frames]  # of the last segment
+        # first frame and compressed frames of the previous segment of each stream
+        self._kept: list[tuple[int, list[bytes]]] = [(0, []) for _ in recording.frames]
 
     def blob(self, piece: int) -> bytes:
-        """The blob of one segment; the frames that the one before shares with it are there already."""
+        """Returns the blob of one segment. Frames that it shares with the previous segment are compressed already."""
         stream, first, num_frames, _ = self._recording.pieces[piece].tolist()
         kept_first, kept = self._kept[stream]
-        shared = kept[first - kept_first :] if first >= kept_first else []  # Else the recording begins again.
+        shared = kept[first - kept_first :] if first >= kept_first else []  # Otherwise the recording starts again.
         frames = self._recording.frames[stream]
         new = [self._compress(frames[number]) for number in range(first + len(shared), first + num_frames)]
         self._kept[stream] = first, shared + new
@@ -78,7 +79,7 @@ class Compressor:
 def record(
     stop: Stop, folder: Path, config: Config, schema: Schema, policy: ActFunction, num_frames: int
 ) -> dict[str, Any]:
-    """Plays until `num_frames` distinct frames were seen, and writes what `load` reads."""
+    """Plays until there are `num_frames` distinct frames, and writes the files that `load` reads."""
     num_streams = config.actor.num_actors
     rng = np.random.default_rng(config.seed)
     builder = SegmentBuilder(config.actor, config.environment, schema, num_streams)
@@ -93,7 +94,7 @@ def record(
         for tape, stack in zip(tapes, observation, strict=True):
             album.see(tape.keep(stack[-1]))
         while not stop.poll():
-            values = rng.random(num_streams, np.float32)  # Make the priorities, which all differ.
+            values = rng.random(num_streams, np.float32)  # They become the priorities, which all differ.
             if builder.ready:
                 for cut in builder.cut(values):
                     album.add(cut, tapes[cut.stream_index].take(len(cut.records)))
@@ -102,7 +103,9 @@ def record(
             actions = policy(observation)
             step = environment.step(actions)
             if step.failed is not None:
-                raise EnvironmentFailure(f"{config.environment.id} failed: a recording must be whole; see above")
+                raise EnvironmentFailure(
+                    f"{config.environment.id} failed: recordings need environments without faults; see above"
+                )
             builder.append(actions, rng.random(num_streams, np.float32), values, step, values)
             observation = step.observation
             ended = step.terminated | step.truncated
@@ -116,7 +119,7 @@ def record(
 
 
 def load(folder: Path, schema: Schema, facts: dict[str, Any]) -> Recording:
-    """Reads what `record` wrote, frames and all, into memory; `facts` is what it returned."""
+    """Reads the files of `record` into memory; `facts` is its result."""
     files = sorted(folder.glob("frames-*"))
     return Recording(
         schema=schema,
@@ -130,7 +133,7 @@ def load(folder: Path, schema: Schema, facts: dict[str, Any]) -> Recording:
 
 
 class _Tape:
-    """One stream as the games showed it: every frame in a file, and where each step that is not yet cut began."""
+    """The frames of one stream in a file, and the first frame of each step that is not cut yet."""
 
     def __init__(self, file: BinaryIO, stack: int) -> None:
         self._file = file
@@ -151,13 +154,13 @@ class _Tape:
         self._depth = 1 if ended else min(self._depth + 1, self._stack)
 
     def take(self, count: int) -> list[tuple[int, int]]:
-        """Newest frame and depth of the oldest `count` steps."""
+        """Returns newest frame and depth of the oldest `count` steps, and removes these steps."""
         taken, self._starts = self._starts[:count], self._starts[count:]
         return taken
 
 
 class _Album:
-    """What was cut, in the order of time."""
+    """The cut segments in the order of time."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema

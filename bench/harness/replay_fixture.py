@@ -1,7 +1,7 @@
-"""A replay server under test: the real programs around it, but a writer that sends a recording, and no learning.
+"""A replay server under test with a writer that sends a recording; nothing is learned.
 
-The server is a subprocess as `apex replay` starts it. Coordinator and loaders are the learner's own children; in the
-place of the trainer stands whoever holds the bed. What is opened here is gone at the end, however that comes.
+The server is a subprocess, started as `apex replay`. Coordinator and loaders are children of this process, as in the
+learner. The benchmark replaces the trainer. On exit, all processes and files are removed.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from bench.harness.programs import control_address
 from bench.harness.recorded_writer import Inserted, write
 from bench.harness.recording import Recording
 
-LinkKind = Literal["tcp", "memory"]  # how batches come: by sockets, or drawn by loaders that map the store
-END_SECONDS = 10.0  # how long the server may take to end
+LinkKind = Literal["tcp", "memory"]  # batches come over sockets, or from loaders that map the store
+END_SECONDS = 10.0  # time for the server to end after the coordinator
 
 
 class ReplayFixture:
-    """What a benchmark holds in its hands."""
+    """The running server, with methods to insert, sample and return priorities."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ReplayFixture:
         self.config = folder.config
         self.schema = folder.schema
         self.run_id = folder.run_id
-        self.longest_wait = 0.0  # for a batch, in seconds
+        self.longest_wait = 0.0  # longest wait for a batch, in seconds
         self.ring = ring
         self.priorities = priorities
         self._writer = writer
@@ -71,22 +71,22 @@ class ReplayFixture:
 
     @property
     def store(self) -> Path:
-        """The replay memory's file."""
+        """Path of the replay memory's file."""
         return next(MEMORY.glob(f"apex-{self.run_id:016x}*.replay"))
 
     @property
     def processes(self) -> list[int]:
-        """Ids of the replay server's processes."""
+        """Process ids of the replay server."""
         pid = self._server.pid
         return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
     def begin_insert(self, *, transitions: int = 0, seconds: float = 0.0, rate: float = 0.0) -> None:
-        """Has the writer send so many transitions, or for so long; `rate` per second, or 0: as fast as it can."""
+        """Makes the writer send this number of transitions or for this time, at `rate` per second (0: unlimited)."""
         order = {"transitions": transitions, "seconds": seconds, "rate": rate}
         self._writer.send_bytes(json.dumps(order).encode())
 
     def end_insert(self) -> Inserted:
-        """Waits until all that was sent is acknowledged."""
+        """Waits until everything is acknowledged; returns the result."""
         while not self._writer.poll(POLL_SECONDS):
             self.check()
         return Inserted(*json.loads(self._writer.recv_bytes()))
@@ -95,14 +95,14 @@ class ReplayFixture:
         """Waits for the next batch."""
         began = time.monotonic()
         while True:
-            self.check()  # Each time: batches may never stop coming.
+            self.check()  # Check each time, because there may always be a batch.
             batch = self.ring.receive(POLL_SECONDS)
             if batch is not None:
                 self.longest_wait = max(self.longest_wait, time.monotonic() - began)
                 return batch
 
     def answer(self, batch: Batch, priorities: Any) -> None:
-        """Returns priorities, float32[B], and the batch's memory."""
+        """Returns priorities, float32[B], to the server and the batch's memory to the ring."""
         for update in batch.updates(priorities):
             self.priorities.send(update)
         self.ring.release(batch.slot)
@@ -112,7 +112,7 @@ class ReplayFixture:
 def open_replay_fixture(
     config: Config, recording: Recording, folder: Path, link: LinkKind, stop: Stop, *, cuda: bool = False
 ) -> Iterator[ReplayFixture]:
-    """Starts the programs. `stop` ends every wait with KeyboardInterrupt; `cuda`: batches go on to a GPU."""
+    """Starts the programs. `stop` ends every wait with KeyboardInterrupt. `cuda`: batches are copied to a GPU."""
     config = choose_ports(config, is_free, lambda sentence: None)
     config = dataclasses.replace(
         config,
@@ -131,7 +131,7 @@ def open_replay_fixture(
         coordinator_pipe.close()
         writer_pipe.close()
         server = _start_server(config)
-        found: list[str] = []  # where priorities go
+        found: list[str] = []  # endpoint for priorities
         coordinator = CoordinatorLink(
             trainer_pipe, config.replay, lambda endpoint, shard: found.append(endpoint), Progress()
         )
@@ -149,7 +149,7 @@ def open_replay_fixture(
             check()
             coordinator.receive()
             time.sleep(0.05)
-        # After the store is there, so that none of them looks for it in vain; before this process has a context.
+        # The loaders start when the store exists, so that they find it, and before this process has a ZeroMQ context.
         ring.joined[:] = True
         loader = LoaderTask(run.schema, ring, run.run_id, config)
         children += start_loaders(loader)
@@ -159,7 +159,7 @@ def open_replay_fixture(
         yield ReplayFixture(run, ring, priorities, pipe, server, check)
 
 
-# --- beginning and end ------------------------------------------------------------------------------------------------
+# --- start and end ----------------------------------------------------------------------------------------------------
 
 
 def _start_server(config: Config) -> subprocess.Popen[bytes]:
@@ -169,7 +169,7 @@ def _start_server(config: Config) -> subprocess.Popen[bytes]:
 
 
 def _end_server(server: subprocess.Popen[bytes], coordinator: CoordinatorLink) -> None:
-    """In order, as at the end of a run; else by force."""
+    """Ends the server as a run does; kills it if it does not end."""
     with suppress(ChildDiedError):
         coordinator.send(TrainerEnd(INTERRUPTED))
     with suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""Books of a benchmark's segments: each transition that is stored says which segment it came in, and each is counted.
+"""Counts which segments a store has received: each stored transition carries the tag of its segment.
 
-A sender writes a tag, its actor's id and the segment's number, where the version of the parameters would stand. The
-store keeps a transition for a few seconds only, so the books must be brought up to date more often than it wraps.
+The tag consists of the actor id and the number of the segment, and is stored in the field for the version of the
+parameters. The store keeps a transition for a few seconds only, so it must be read more often than it wraps.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from numpy.typing import NDArray
 from apex.replay_memory.store.layout import COMMIT, FIRST_KEY, Regions
 from bench.harness.command import VerificationError
 
-NUMBER_BITS = 20  # of a tag, 32 bits: the numbers begin anew after a million segments, the books balance all the same
+# bits of a tag's 32 for the number of the segment, which wraps after a million segments; the counts stay correct
+NUMBER_BITS = 20
 MOST_ACTORS = 1 << (32 - NUMBER_BITS)
 
 
 class Balance(NamedTuple):
-    """Transitions that are amiss, each segment judged for itself."""
+    """Numbers of wrong transitions, counted segment by segment."""
 
     lost: int
-    twice: int  # stored beyond what was sent
+    twice: int  # stored more often than sent
 
 
 def tag(actor_id: int, number: int) -> int:
-    """What the transitions of an actor's segment are stored with, as their `version`."""
+    """Returns the tag that is stored as the `version` of a segment's transitions."""
     return actor_id << NUMBER_BITS | number % (1 << NUMBER_BITS)
 
 
 class SegmentLedger:
-    """Counts what a store takes, by tag."""
+    """Counts the transitions that a store receives, by tag."""
 
     def __init__(self, regions: Regions) -> None:
-        """Of a store that is mapped; nothing may have been inserted."""
+        """`store`: a mapped store without any transition."""
         self._records, self._cells = regions.records, regions.cells
-        self._seen: list[NDArray[np.int64]] = []  # int64[2, N]: tags, and how many transitions had each
-        self.num_transitions = 0  # counted so far
+        self._seen: list[NDArray[np.int64]] = []  # int64[2, N]: tags, and the number of transitions of each
+        self.num_transitions = 0  # number of transitions counted
 
     def look(self) -> None:
-        """Counts what has come since the last look; raises VerificationError if some of it is gone already."""
+        """Counts the transitions since the last call; raises VerificationError if some were overwritten before."""
         first, stop = self.num_transitions, int(self._cells[COMMIT])
         tags = self._records["version"][np.arange(first, stop) % len(self._records)]
-        # Only now: what was overwritten while it was copied is below the watermark, which is moved first.
+        # Read the watermark after the copy: it moves before anything is overwritten.
         oldest = int(self._cells[FIRST_KEY])
         if oldest > first:
             raise VerificationError(f"{oldest - first} transitions were overwritten before they could be counted")
@@ -53,7 +54,7 @@ class SegmentLedger:
         self.num_transitions = stop
 
     def balance(self, sent: Iterable[tuple[int, int]]) -> Balance:
-        """Compares with (tag, number of transitions) of every segment that was sent and acknowledged."""
+        """Compares the counts with (tag, number of transitions) of every segment that was sent and acknowledged."""
         rows = np.array([row for row in sent], np.int64).reshape(-1, 2).T
         tags, place = np.unique(np.concatenate([rows[0], *(seen[0] for seen in self._seen)]), return_inverse=True)
         signed = np.concatenate([-rows[1], *(seen[1] for seen in self._seen)])

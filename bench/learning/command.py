@@ -1,15 +1,14 @@
-"""Evidence that it learns, gathered run by run; tables and plots of it are rebuilt from what is committed.
+"""Records training runs as evidence, and rebuilds tables and plots from the committed records.
 
-    python -m bench learning run --task cartpole --system apex --seed K
-    python -m bench learning run --task cartpole --system sb3 --seed K          # bench/peers/setup.sh first
-    python -m bench learning run --task pong --system apex --seed 2 --minutes 20 -- --learner.learning-rate 2e-4
-    python -m bench learning tables
+python -m bench learning run --task cartpole --system apex --seed K
+python -m bench learning run --task cartpole --system sb3 --seed K          # bench/peers/setup.sh first
+python -m bench learning run --task pong --system apex --seed 2 --minutes 20 -- --learner.learning-rate 2e-4
+python -m bench learning tables
 
-`run` starts the command cold, as a user types it (of `apex train`: TensorBoard and live view, which without a terminal
-is plain lines), and its clock runs from there to the command's exit. Then full games on seeds that nothing else has
-played give the score, and docs/results/learning/TASK/ gets SYSTEM-seed-K.json and .csv. A run that was stopped or has
-failed leaves nothing there.
-`tables` rewrites the results in docs/learning.md, and draws docs/results/learning/TASK.png.
+`run` starts the command as a user does, `apex train` with TensorBoard and live view (plain lines without a terminal),
+and measures the time until it exits. Then full games on seeds that were not used before give the score.
+docs/results/learning/TASK/ gets SYSTEM-seed-K.json and .csv. A run that was stopped or has failed is not recorded.
+`tables` rewrites the results in docs/learning.md and draws docs/results/learning/TASK.png.
 """
 
 from __future__ import annotations
@@ -41,16 +40,17 @@ from bench.learning.tables import write
 from bench.learning.tasks import SYSTEMS, TASKS, VARIANTS
 
 MAX_SEED = 999_999
-FRESH = 1_000_000  # added to a run's seed for the games that count: neither its training nor its evaluator draws there
-GRACE_SECONDS = 300.0  # beyond its time limit, in which a run starts and ends
-KILL_SECONDS = 20.0  # for a command to end after it was asked to
-EVALUATE_SECONDS = 3_600.0  # that the last games may take
-STANDARD_OUTPUT, STANDARD_ERROR = 1, 2  # file descriptors of this process
+# added to a run's seed for the games that count, so that neither training nor evaluator uses these seeds
+FRESH = 1_000_000
+GRACE_SECONDS = 300.0  # time beyond its limit in which a run starts and ends
+KILL_SECONDS = 20.0  # time for a command to end after SIGTERM
+EVALUATE_SECONDS = 3_600.0  # time limit of the last games
+STANDARD_OUTPUT, STANDARD_ERROR = 1, 2  # file descriptors
 
 
 @reports_errors("python -m bench learning")
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status; whatever is wrong is a sentence on standard error."""
+    """Returns the exit status; every error is one sentence on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     own, further = arguments, []
     if "--" in arguments:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _make_parser().parse_args(own)
     try:
         if options.command == "tables":
-            require(not further, "tables takes nothing after --")
+            require(not further, "tables accepts no arguments after --")
             write(options.root, lambda line: print(line, file=sys.stderr))
         else:
             with stop_on_signals() as stop:
@@ -72,22 +72,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _make_parser() -> Parser:
     parser = Parser(
         prog="python -m bench learning",
-        description="Gathers evidence that it learns, and makes tables and plots of it.",
+        description="Records training runs, and creates tables and plots of them.",
     )
-    parser.add_argument("--root", type=Path, default=ROOT, metavar="FOLDER", help="where docs is (the repository)")
+    parser.add_argument(
+        "--root", type=Path, default=ROOT, metavar="FOLDER", help="folder that contains docs (default: the repository)"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("tables", help="rebuild tables and plots from the committed evidence")
-    run = commands.add_parser("run", help="one run, from a cold start to its evaluation; -- OPTIONS go to its command")
+    commands.add_parser("tables", help="rebuild tables and plots from the committed records")
+    run = commands.add_parser(
+        "run", help="record one run and its final games; OPTIONS after -- are passed to its command"
+    )
     run.add_argument("--task", choices=list(TASKS), required=True)
     run.add_argument("--system", choices=list(SYSTEMS), required=True)
     run.add_argument("--seed", type=value_of(Annotated[int, Meta(ge=0, le=MAX_SEED)]), required=True, metavar="K")
-    text = "time limit of the run (default: by the task)"
+    text = "time limit of the run (default: that of the task)"
     run.add_argument("--minutes", type=positive_float, metavar="M", help=text)
     cores = len(os.sched_getaffinity(0))
     some = value_of(Annotated[int, Meta(ge=1, le=cores)])
-    run.add_argument("--cores", type=some, default=cores, metavar="N", help=f"that it may use (default: all {cores})")
+    run.add_argument(
+        "--cores", type=some, default=cores, metavar="N", help=f"cores that the run may use (default: all {cores})"
+    )
     run.add_argument("--peer-python", type=Path, default=ROOT / ".peer-sb3/bin/python", metavar="PYTHON")
-    run.add_argument("--python", default=sys.executable, metavar="PYTHON", help="for apex (default: this one)")
+    run.add_argument(
+        "--python", default=sys.executable, metavar="PYTHON", help="interpreter with apex (default: this one)"
+    )
     return parser
 
 
@@ -98,7 +106,7 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
     there = record_path(options.root, options.task, options.system, options.seed)
     require(
         not there.exists(),
-        f"{there.relative_to(options.root)} is there already, and evidence is not replaced by better luck: take "
+        f"{there.relative_to(options.root)} exists, and records are not replaced by luckier runs: take "
         "another seed, or remove it (git rm) and say why",
     )
     system: System
@@ -107,14 +115,12 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         system = ApexSystem(options.python, variant)
     else:
         system = PeerSystem(options.peer_python, options.system)
-    os.sched_setaffinity(0, available[: options.cores])  # What is started inherits it.
-    # All that describes the circumstances, before the run changes them.
+    os.sched_setaffinity(0, available[: options.cores])  # Started programs inherit the limit.
+    # Everything that describes the circumstances is read before the run changes it.
     commit, dirty = describe_code()
     load, date = os.getloadavg()[0], datetime.now(UTC).isoformat(timespec="seconds")
     if load > 0.5 * options.cores:
-        print(
-            f"learning: a load of {load:.1f} before the start: times of a busy machine are no evidence", file=sys.stderr
-        )
+        print(f"learning: a load of {load:.1f} before the start: times of a busy machine do not count", file=sys.stderr)
 
     with tempfile.TemporaryDirectory(prefix="apex-learning-") as name:
         folder = Path(name)
@@ -125,7 +131,7 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         _wait(run, 60 * minutes + GRACE_SECONDS, stop)
         seconds, others = time.monotonic() - clock, processor.others_share()
         if others > OTHERS_SHARE:
-            print(f"learning: others had {others:.0%} of the cores: its times are no evidence", file=sys.stderr)
+            print(f"learning: other processes used {others:.0%} of the cores: the times do not count", file=sys.stderr)
         outcome = system.read(folder, began)
         if not outcome.curve:
             raise RunError("the run ended before its first evaluation, so there is no curve")
@@ -156,19 +162,19 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         dormant_shares=outcome.dormant_shares,
     )
     path = write_record(options.root, record, outcome.curve)
-    told = "" if record.reached is None else ", the bar is reached" if record.reached else ", the bar is not reached"
-    print(f"learning: {score.mean:.1f} after {seconds:.1f} s{told}; wrote {path} and its curve", file=sys.stderr)
+    bar = "" if record.reached is None else ", the bar is reached" if record.reached else ", the bar is not reached"
+    print(f"learning: {score.mean:.1f} after {seconds:.1f} s{bar}; wrote {path} and its curve", file=sys.stderr)
 
 
 def _wait(process: subprocess.Popen[Any], limit_seconds: float, stop: Stop) -> None:
-    """Waits for a command's end; raises RunError unless that was its own, and a good one."""
+    """Waits for a command to end; raises RunError if it was stopped or failed."""
     deadline, cause = time.monotonic() + limit_seconds, ""
     try:
         while process.poll() is None:
             late = time.monotonic() >= deadline
             if not cause and (late or stop.poll()):
-                cause = f"the command was not over after {limit_seconds:.0f} s" if late else "stopped"
-                process.send_signal(signal.SIGINT)  # One that is asked ends all that it has started.
+                cause = f"the command had not ended after {limit_seconds:.0f} s" if late else "stopped"
+                process.send_signal(signal.SIGINT)  # The command stops all programs that it has started.
                 deadline = time.monotonic() + KILL_SECONDS
             elif cause and late:
                 process.kill()
@@ -184,21 +190,21 @@ def _wait(process: subprocess.Popen[Any], limit_seconds: float, stop: Stop) -> N
 
 
 def _evaluate(command: Sequence[str], folder: Path, episodes: int, seed: int, stop: Stop) -> RecordedScore:
-    """Full games with a policy that the run has left, played by `command`."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
-        process = spawn(command, output=said, errors=STANDARD_ERROR, cwd=folder)
+    """Plays full games with a policy of the run, with the given command."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = spawn(command, output=output, errors=STANDARD_ERROR, cwd=folder)
         _wait(process, EVALUATE_SECONDS, stop)
-        said.seek(0)
-        lines = said.read().strip().splitlines()
+        output.seek(0)
+        lines = output.read().strip().splitlines()
     try:
         answer = json.loads(lines[-1])
         scores, epsilon = [float(each) for each in answer["scores"]], float(answer["epsilon"])
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"the evaluation gave no scores ({type(error).__name__}: {error})") from error
     if len(scores) != episodes:
-        raise RunError(f"the evaluation gave {len(scores)} games instead of {episodes}")
+        raise RunError(f"the evaluation gave {len(scores)} games , expected {episodes}")
     summary = summarize([Episode(each, 0) for each in scores])
-    assert summary.interval is not None  # Only one game alone has none.
+    assert summary.interval is not None  # Only one game alone has no interval.
     return RecordedScore(
         mean=summary.mean,
         median=summary.median,

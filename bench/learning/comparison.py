@@ -1,4 +1,4 @@
-"""The second table: games without a bar, seed by seed, also by scores that no selection of a policy has raised."""
+"""The second table: games without a bar, seed by seed, also by scores without any selection of a policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose the processor was while a command ran: evidence is of a machine that does nothing else."""
+"""The share of the cores that other processes used while a command ran. A record needs an otherwise idle machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 STAT = Path("/proc/stat")
-BUSY = (0, 1, 2, 5, 6)  # user, nice, system, irq and softirq, of a core's line there [proc(5)]
-OTHERS_SHARE = 0.05  # above which times say little; what the kernel does by itself is below
+BUSY = (0, 1, 2, 5, 6)  # user, nice, system, irq and softirq in the line of a core [proc(5)]
+OTHERS_SHARE = 0.05  # A higher share makes times unreliable. The kernel's own work is below it.
 
 
 class ProcessorTime:
-    """Counts from where it is made; the commands in between are children of this process."""
+    """Counts from its creation. The commands in between are children of this process."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class ProcessorTime:
         clock: Callable[[], float] = time.monotonic,
         usage: Callable[[int], Any] = resource.getrusage,
     ) -> None:
-        """`cores`: those that the commands are bound to. Raises OSError where the system does not tell of them."""
+        """`cores`: those that the commands are bound to. Raises OSError if the system does not report their use."""
         self._cores = [f"cpu{core}" for core in cores]
         self._stat = stat
         self._clock = clock
@@ -34,20 +34,20 @@ class ProcessorTime:
         self._busy, self._own = self._read()
 
     def others_share(self) -> float:
-        """Of the cores' time since, what neither this process had nor its children that have ended; 0 ... 1.
+        """Returns the share of the cores' time, 0 ... 1, that neither this process nor its ended children have used.
 
-        The kernel's own work is in it, and a process that nobody has waited for.
+        The share includes the kernel's own work and children that nobody has waited for.
         """
         busy, own = self._read()
         capacity = len(self._cores) * (self._clock() - self._since)
         return min(max(0.0, busy - self._busy - (own - self._own)) / capacity, 1.0)
 
     def _read(self) -> tuple[float, float]:
-        """Seconds for which the cores were busy, and seconds of this process and of its children that have ended."""
+        """Returns the busy seconds of the cores, and the seconds of this process and its ended children."""
         lines = {line.partition(" ")[0]: line.split()[1:] for line in self._stat.read_text().splitlines()}
         try:
             ticks = sum(int(lines[core][place]) for core in self._cores for place in BUSY)
         except (KeyError, IndexError, ValueError) as error:
-            raise OSError(f"{self._stat} does not tell how busy {', '.join(self._cores)} were: {error}") from error
+            raise OSError(f"{self._stat} has no times of {', '.join(self._cores)}: {error}") from error
         usages = [self._usage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return ticks / os.sysconf("SC_CLK_TCK"), sum(usage.ru_utime + usage.ru_stime for usage in usages)

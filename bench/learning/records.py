@@ -1,4 +1,4 @@
-"""The evidence: one finished run is a JSON file and its curve, a CSV file, in docs/results/learning/TASK/."""
+"""Records: one finished run is a JSON file and a CSV file with its curve, in docs/results/learning/TASK/."""
 
 from __future__ import annotations
 
@@ -15,72 +15,76 @@ from apex.errors import UsageError
 from apex.runtime.atomic_files import replace_file
 from apex.runtime.provenance import describe_checkout, describe_hardware
 
-FOLDER = Path("docs/results/learning")  # below the repository
+FOLDER = Path("docs/results/learning")  # relative to the repository
 HEADER = "seconds,steps,score"
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedScore:
-    """Raw scores of full games on seeds that nothing else has played, and what they come to."""
+    """Raw scores of full games on seeds that were not used before, and their statistics."""
 
     mean: float
     median: float
-    interval: tuple[float, float]  # 95 % of the mean, by the bootstrap
+    interval: tuple[float, float]  # 95 % interval of the mean, by the bootstrap
     episodes: int
     epsilon: float
-    seed: int  # of the games
+    seed: int  # seed of the games
     scores: list[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One finished run. Nothing here names a host or a path."""
+    """One finished run. It names no host and no path."""
 
     task: str
     system: str
     seed: int
     command: str
     score: RecordedScore
-    reached: bool | None  # the bar, and in time; None where there is no bar for a run alone
-    seconds: float  # from the command to its exit
+    reached: bool | None  # whether it reached the bar in time; None: the task has no bar for a single run
+    seconds: float  # from the start of the command to its exit
     steps: int
     updates: int
     date: str
-    commit: str | None  # None: the code comes from no checkout
-    dirty: bool | None  # whether that differs from the commit, documents and results aside
-    load: float  # average of the minute before: what else went on; of a quiet machine well below 1
+    commit: str | None  # None: the code is not in a git checkout
+    dirty: bool | None  # whether the code differs from the commit, apart from documents and results
+    load: float  # average load of the minute before; well below 1 on a quiet machine
     machine: dict[str, Any]
     versions: dict[str, Any]
     settings: dict[str, Any]
-    dormant_shares: dict[str, float] | None = None  # of Ape-X's worst layer, by updates; None: not recorded then
-    final_score: RecordedScore | None = None  # of the policy at the end, on the same games; `score` is the best one's
-    others_share: float | None = None  # of the cores' time during the run, other processes'; None: not recorded then
+    # of Ape-X's worst layer, by updates; None: the run did not record it
+    dormant_shares: dict[str, float] | None = None
+    # of the policy at the end, on the same games; `score` is that of the best policy
+    final_score: RecordedScore | None = None
+    # share of the cores' time that other processes used; None: the run did not record it
+    others_share: float | None = None
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """Returns the name of the record's files without the ending."""
         return f"{self.system}-seed-{self.seed}"
 
 
 def record_path(root: Path, task: str, system: str, seed: int, suffix: str = ".json") -> Path:
-    """Where the run is, or will be."""
+    """Returns the path of the JSON file."""
     return root / FOLDER / task / f"{system}-seed-{seed}{suffix}"
 
 
 def write_record(root: Path, record: Record, curve: Sequence[tuple[float, int, float]]) -> Path:
-    """Writes both files, the JSON last: it makes the run count. Returns its path; raises OSError."""
+    """Writes both files, the JSON file last, because it makes the run count. Returns its path; raises OSError."""
     rows = [HEADER, *(f"{seconds:.2f},{steps},{score:g}" for seconds, steps, score in curve)]
     where = (root, record.task, record.system, record.seed)
     replace_file(record_path(*where, ".csv"), "\n".join([*rows, ""]).encode())
     text = json.dumps({"format": FORMAT, **asdict(record)}, indent=2)
-    text = re.sub(r"\[[^\[\]{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text)  # A list of them is a line.
+    # Each list stands on one line.
+    text = re.sub(r"\[[^\[\]{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text)
     replace_file(record_path(*where), f"{text}\n".encode())
     return record_path(*where)
 
 
 def read_records(root: Path) -> list[Record]:
-    """All runs, by task, system and seed; raises UsageError for a file that is none, or stands in another's place."""
+    """Returns all records, by task, system and seed; raises UsageError for an invalid or misplaced file."""
     records = []
     for path in (root / FOLDER).glob("*/*.json"):
         try:
@@ -90,17 +94,17 @@ def read_records(root: Path) -> list[Record]:
             scores = {name: RecordedScore(**fields[name]) for name in ("score", "final_score") if fields.get(name)}
             record = Record(**fields | scores)
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{path} is no evidence of a run: {type(error).__name__}: {error}") from error
+            raise UsageError(f"{path} is not a record of a run: {type(error).__name__}: {error}") from error
         if path != record_path(root, record.task, record.system, record.seed):
-            raise UsageError(f"{path} says that it is seed {record.seed} of {record.system}, {record.task}")
+            raise UsageError(f"{path} contains seed {record.seed} of {record.system}, {record.task}")
         if not path.with_suffix(".csv").exists():
-            raise UsageError(f"{path} has no curve beside it")
+            raise UsageError(f"{path} has no curve: the CSV file is missing")
         records.append(record)
     return sorted(records, key=lambda record: (record.task, record.system, record.seed))
 
 
 def describe_code() -> tuple[str | None, bool | None]:
-    """The commit of the code that is run, and whether that was changed since. Documents and results are not code."""
+    """Returns the commit of the code, and whether the code was changed since. Documents and results are not code."""
     package = Path(apex.__file__).parent
     checkout = describe_checkout(package)
     if checkout is None:
@@ -116,11 +120,11 @@ def describe_code() -> tuple[str | None, bool | None]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Cores that may be used, processor, memory, GPUs; not whose it is."""
+    """Returns usable cores, processor, memory and GPUs, without anything that identifies the machine."""
     hardware = describe_hardware()
     return {name: hardware[name] for name in ("cores", "cpu", "memory_bytes", "gpus")}
 
 
 def without_seed(command: str, seed: int) -> str:
-    """A command with K in the place of the seed: what all seeds have in common."""
+    """Returns a command with K instead of the seed, which all seeds have in common."""
     return re.sub(rf"--seed {seed}\b", "--seed K", command)

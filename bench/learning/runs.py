@@ -1,4 +1,4 @@
-"""How a run of each system is started, and what it leaves, in one form."""
+"""Starts a run of each system, and reads its results in one form."""
 
 from __future__ import annotations
 
@@ -17,50 +17,51 @@ from bench.learning.tasks import LearningTask
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER_SCRIPT = Path("bench/peers/stable_baselines3_dqn.py")
-FIRST_UPDATES = 8_000  # A record has the share of dormant units at each multiple of this number of updates.
-# What is no setting of the learning: who a run is, where its files are, and how its programs reach each other.
+FIRST_UPDATES = 8_000  # Records have the share of dormant units at each multiple of this number of updates.
+# settings that do not affect learning: name and files of a run, and connections between its programs
 _ASIDE = ("seed", "run.name", "run.folder", "run.tensorboard_port", "transport.", "environment.id")
 
 
 class RunError(ApexError):
-    """Why there is no evidence, as a sentence."""
+    """The reason why a run cannot be recorded, as a sentence."""
 
 
 class Outcome(NamedTuple):
-    """What a finished run says of itself."""
+    """The results that a finished run has written."""
 
-    curve: list[tuple[float, int, float]]  # seconds since the command was typed, agent decisions, mean raw score
+    curve: list[tuple[float, int, float]]  # seconds since the start of the command, agent decisions, mean raw score
     steps: int
     updates: int
-    settings: dict[str, Any]  # Ape-X: every setting that differs from its default, which is the paper's; else all
+    # Ape-X: settings that differ from the defaults, which are the paper's; other systems: all settings
+    settings: dict[str, Any]
     versions: dict[str, Any]
-    dormant_shares: dict[str, float] | None = None  # see `dormant_shares`; None: not Ape-X
+    dormant_shares: dict[str, float] | None = None  # see `dormant_shares`; None: not an Ape-X run
 
 
 class System(Protocol):
-    """One trainer. Its commands are run in a folder of their own, in which they find what the one before has left."""
+    """One trainer. Its commands run in the same folder, so that each finds the files of the previous one."""
 
     def train(self, task: LearningTask, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
-        """The command that trains."""
+        """Returns the command that trains."""
 
     def read(self, folder: Path, began: float) -> Outcome:
-        """What it has left in `folder`; `began`: when it was started, in seconds since 1970. Raises RunError."""
+        """Returns the results in `folder`. `began`: start of the command, in seconds since 1970. Raises RunError."""
 
     def evaluate(self, folder: Path, episodes: int, seed: int, *, final: bool = False) -> list[str]:
-        """The command that plays full games with the best policy, or with the one at the end of the training.
+        """Returns the command that plays full games with the best policy, or with the policy at the end.
 
         The last line of its output is a JSON object with `scores`.
         """
 
     def show(self, command: Sequence[str]) -> str:
-        """A command as it is typed in the repository."""
+        """Returns the command as a user types it in the repository."""
 
 
 class ApexSystem:
-    """`apex train` as a user types it: replay, learner, actors, evaluator, live view and TensorBoard."""
+    """`apex train` as a user starts it: replay, learner, actors, evaluator, live view and TensorBoard."""
 
     def __init__(self, python: str, variant: Sequence[str] = ()) -> None:
-        """`variant`: further options of apex train."""
+        """`variant`: further options of `apex train`."""
         self._program = [python, "-m", "apex"]
         self._variant = variant
 
@@ -104,7 +105,7 @@ class ApexSystem:
     def _run(self, folder: Path) -> RunFolder:
         found = sorted(folder.glob("runs/*/manifest.json"))
         if len(found) != 1:
-            raise RunError(f"apex train has left {len(found)} run folders in runs, where one was expected")
+            raise RunError(f"expected one run folder of apex train in runs, found {len(found)}")
         return RunFolder.open(found[0].parent)
 
 
@@ -126,12 +127,10 @@ def dormant_shares(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 class PeerSystem:
-    """Stable-Baselines3's DQN, or the algorithm after the dash of the system's name, in an environment of its own."""
+    """Stable-Baselines3's DQN, or the algorithm after the dash in the system's name, in its own virtual environment."""
 
     def __init__(self, python: Path, name: str) -> None:
-        require(
-            python.exists(), f"{python} is not there: bench/peers/setup.sh makes it; or name another, --peer-python"
-        )
+        require(python.exists(), f"{python} does not exist: run bench/peers/setup.sh, or pass --peer-python")
         self._program = [str(python.absolute()), str(ROOT / PEER_SCRIPT)]
         _, _, algorithm = name.partition("-")
         self._algorithm = ("--algorithm", algorithm) if algorithm else ()
@@ -164,7 +163,7 @@ class PeerSystem:
             settings = result["settings"] | evaluations
             return Outcome(curve, result["steps"], result["updates"], settings, result["versions"])
         except (OSError, KeyError, ValueError) as error:
-            raise RunError(f"{PEER_SCRIPT} has left no result: {type(error).__name__}: {error}") from error
+            raise RunError(f"{PEER_SCRIPT} has written no result: {type(error).__name__}: {error}") from error
 
     def evaluate(self, folder: Path, episodes: int, seed: int, *, final: bool = False) -> list[str]:
         """See System."""

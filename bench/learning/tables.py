@@ -1,4 +1,4 @@
-"""The results table and the plots, from the committed evidence alone."""
+"""The results table and the plots, made from the committed records alone."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 
 BEGIN, END = "<!-- learning results -->", "<!-- end of learning results -->"
 DOCUMENTS = (Path("docs/learning.md"),)
-PLOT_SECONDS = 120.0  # that one picture may take
-SAME_TIME = 0.95  # of our seconds, which another must have had to be compared after the same wall clock
+PLOT_SECONDS = 120.0  # time limit of one plot
+SAME_TIME = 0.95  # The other system must have had this share of our seconds for a comparison after equal time.
 
 Group = list[Record]  # the seeds of one command on one kind of machine
 
 
 def rebuild(root: Path) -> dict[Path, str]:
-    """What the documents must read, by path; raises UsageError where one has no place for the results."""
+    """Returns the new text of the documents, by path; raises UsageError if a document has no place for the results."""
     records = read_records(root)
     texts = {}
     for document in DOCUMENTS:
         text = (root / document).read_text()
         require(
             text.count(BEGIN) == text.count(END) == 1 and text.index(BEGIN) < text.index(END),
-            f"{document} must have the line {BEGIN} once, and after it {END} once",
+            f"{document} must have one line {BEGIN}, and after it one line {END}",
         )
         before, _, rest = text.partition(BEGIN)
         folder = (root / FOLDER).relative_to((root / document).parent)
@@ -42,7 +42,7 @@ def rebuild(root: Path) -> dict[Path, str]:
 
 
 def write(root: Path, tell: Callable[[str], None]) -> None:
-    """Rewrites the documents, then the plots; raises UsageError where a picture cannot be drawn."""
+    """Rewrites the documents, then the plots; raises UsageError if a plot cannot be drawn."""
     for path, text in rebuild(root).items():
         if path.read_text() != text:
             replace_file(path, text.encode())
@@ -54,17 +54,17 @@ def write(root: Path, tell: Callable[[str], None]) -> None:
             command = plot_command(root, name, task, chosen)
             answer = subprocess.run(command, capture_output=True, text=True, timeout=PLOT_SECONDS, cwd=root)
             last = (answer.stderr.strip().splitlines() or ["nothing"])[-1]
-            require(answer.returncode == 0, f"{plot_path(name)} was not drawn: apex plot said: {last}")
+            require(answer.returncode == 0, f"{plot_path(name)} was not drawn: last line of apex plot: {last}")
             tell(f"drew {plot_path(name)}")
 
 
 def plot_path(name: str) -> Path:
-    """Of a task's picture, below the repository."""
+    """Returns the path of a task's plot, relative to the repository."""
     return FOLDER / f"{name}.png"
 
 
 def plot_command(root: Path, name: str, task: LearningTask, records: Sequence[Record]) -> list[str]:
-    """Draws a task's curves; the seeds of a row of the table share a name, which makes them a band."""
+    """Draws a task's curves; the seeds of one row of the table have the same name and become a band."""
     groups = _groups(records)
     command = [sys.executable, "-m", "apex", "plot"]
     for group in groups:
@@ -80,9 +80,9 @@ def plot_command(root: Path, name: str, task: LearningTask, records: Sequence[Re
 
 
 def render(records: Sequence[Record], folder: Path, *further: str) -> str:
-    """The table, what it was measured on, the tables `further`, and the pictures, in Markdown.
+    """Returns the table, the machines, the `further` tables and the plots in Markdown.
 
-    folder: as the document links to it. An empty table is left out.
+    folder: path of the results in the document's links. Empty tables are left out.
     """
     if not records:
         return "No run is committed yet."
@@ -104,16 +104,16 @@ def render(records: Sequence[Record], folder: Path, *further: str) -> str:
 
 
 def _label(group: Group, groups: Sequence[Group]) -> str:
-    """The system's name, and what tells this row from its other ones: the machine, and the words of the command."""
+    """Returns the system's name, and the machine and options that distinguish this row from its other rows."""
     commands = [without_seed(other[0].command, other[0].seed).split() for other in groups]
     own = without_seed(group[0].command, group[0].seed).split()
-    words = [word for word in own if not all(word in command for command in commands)]
+    options = [option for option in own if not all(option in command for command in commands)]
     machine = [f"cores: {_machine(group[0])}"] if len({_machine(other[0]) for other in groups}) > 1 else []
-    return ", ".join([SYSTEMS[group[0].system], *machine, *[" ".join(words)] * bool(words)]).replace("=", " ")
+    return ", ".join([SYSTEMS[group[0].system], *machine, *[" ".join(options)] * bool(options)]).replace("=", " ")
 
 
 def _machine(record: Record) -> str:
-    """Cores and GPUs: what a comparison must have in common."""
+    """Returns cores and GPUs, which must be equal in a comparison."""
     return " + ".join([str(record.machine["cores"]), *record.machine["gpus"]])
 
 
@@ -141,7 +141,7 @@ def _row(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
 
 
 def _seconds(task: LearningTask, group: Group) -> str:
-    """The median and range of all seeds; where time is the result, also each processor's median and number of seeds."""
+    """Returns the median and range of all seeds; if time is the result, also the median for each processor."""
     seconds = [record.seconds for record in group]
     ends = f" ({min(seconds):,.1f} ... {max(seconds):,.1f})" if len(seconds) > 1 else ""
     by_processor: dict[str, list[float]] = {}
@@ -155,7 +155,7 @@ def _seconds(task: LearningTask, group: Group) -> str:
 
 
 def _score(task: LearningTask, group: Group) -> float:
-    """The median over the seeds, of each seed's mean over its games; after equal updates, of the final policy."""
+    """Returns the median over the seeds of each seed's mean score; after equal updates, that of the final policy."""
     scores = [(task.is_ablation and record.final_score) or record.score for record in group]
     return statistics.median(score.mean for score in scores)
 
@@ -178,7 +178,7 @@ def _verdict(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
 
 
 def _comparison(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
-    """Each seed of ours against all seeds of the others that ran as long on the same kind of machine."""
+    """Compares each of our seeds with all seeds of the others that ran as long on the same kind of machine."""
     if group[0].system != "apex" or not task.num_seeds:
         return ""
     others = [
@@ -194,7 +194,7 @@ def _comparison(task: LearningTask, group: Group, groups: Sequence[Group]) -> st
     if met < len(group):
         return f"not met: {met} of {len(group)} seeds"
     strongest = max(others, key=lambda other: statistics.mean(record.score.mean for record in other))
-    # Seeds with a counterpart on the same processor. A peer that is weaker than another one needs no more seeds.
+    # Seeds with a counterpart on the same processor. A peer that is weaker than another needs no further seeds.
     compared = sum(bool(peers_of(record, strongest)) for record in group)
     peers, needed = sum(bool(peers_of(record, group)) for record in strongest), task.peer_seeds or task.num_seeds
     if compared >= task.num_seeds and peers >= needed:

@@ -1,10 +1,10 @@
-"""What is to be learned, how well, and in what time: every bar, once."""
+"""The tasks: environment, options, bar and time limit."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# As tables and plots call them.
+# names in tables and plots
 SYSTEMS = {
     "apex": "Ape-X over ZeroMQ",
     "sb3": "Stable-Baselines3 DQN",
@@ -13,8 +13,8 @@ SYSTEMS = {
     "sb3-td3": "Stable-Baselines3 TD3",
 }
 
-# Options of apex train for ablations: they change one setting of the presets pong and of other games without a GPU, or
-# a few that belong together.
+# Options of apex train for ablations. Each changes one setting, or a few related ones, of the presets for games without
+# a GPU.
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "apex-uncentered": ("gradients as they are", ("--learner.no-centered-gradients",)),
     "apex-n-3": ("3-step targets", ("--actor.n-step", "3")),
@@ -28,7 +28,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
 }
-# Each takes away one addition to the paper's DPG that preset control makes.
+# Each removes one addition of the preset control to the paper's DPG.
 CONTROL_VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "apex-one-critic": ("one critic", ("--dpg.num-critics", "1")),
     "apex-exact-targets": ("no noise on target actions", ("--dpg.target-noise", "0")),
@@ -38,37 +38,37 @@ CONTROL_VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "apex-raw-rewards": ("rewards as they are", ("--environment.reward-scale", "1")),
 }
 VARIANTS |= CONTROL_VARIANTS
-SYSTEMS |= {name: f"{SYSTEMS['apex']}, {words}" for name, (words, _) in VARIANTS.items()}
+SYSTEMS |= {name: f"{SYSTEMS['apex']}, {label}" for name, (label, _) in VARIANTS.items()}
 
 
 class LearningTask(NamedTuple):
     """One task on one kind of machine (2 cores and no GPU, or 16 and one), for every system."""
 
     environment: str
-    options: tuple[str, ...]  # of apex train, beside the seed and the time limit
-    episodes: int  # full games of the evaluation that counts
-    bar: float | None  # their mean, to be reached in `limit_seconds`; None: to be above every other system's, or none
-    limit_seconds: float  # from the command to its exit
-    minutes: float  # after which a run is ended; where a bar is hard to reach, one learns when it was
-    num_seeds: int  # that the claim needs: all of them must reach the bar; 0: nothing is claimed, it is a curve
-    equal_steps: int = 0  # after which scores are compared too; 0: only at the end
-    equal_minutes: float = 0.0  # the same
-    peer_seeds: int = 0  # that the claim needs of the strongest other system; 0: `num_seeds`
+    options: tuple[str, ...]  # options of apex train, beside the seed and the time limit
+    episodes: int  # full games whose mean is the score
+    bar: float | None  # mean score to reach in `limit_seconds`; None: no bar, or to be above every other system
+    limit_seconds: float  # from the start of the command to its exit
+    minutes: float  # after which the run is ended; longer than the limit if the bar is hard to reach
+    num_seeds: int  # seeds that must all reach the bar; 0: only a curve, no claim
+    equal_steps: int = 0  # minutes after which scores are compared too; 0: only at the end
+    equal_minutes: float = 0.0  # steps after which scores are compared too; 0: only at the end
+    peer_seeds: int = 0  # seeds that the strongest other system needs; 0: `num_seeds`
 
     @property
     def game(self) -> str:
-        """What people call the environment: ALE/Pong-v5 is Pong, the others are their ids."""
+        """Returns the usual name of the environment: Pong for ALE/Pong-v5, otherwise the id."""
         space, _, rest = self.environment.rpartition("/")
         return rest.removesuffix("-v5") if space else rest
 
     @property
     def is_ablation(self) -> bool:
-        """Whether every run ends after the same number of updates."""
+        """Returns whether every run ends after the same number of updates."""
         return "--max-updates" in self.options
 
     @property
     def name(self) -> str:
-        """The game's; with the preset or the number of updates where it is a curve, and with the GPU if it has one."""
+        """Returns the game; for a curve also the preset or the number of updates; and whether the machine has a GPU."""
         gpu = ", GPU" if "cuda" in self.options else ""
         if self.is_ablation:
             return f"{self.game}, {int(self.options[self.options.index('--max-updates') + 1]):,} updates"
@@ -78,7 +78,7 @@ class LearningTask(NamedTuple):
         return f"{self.game}, preset {preset}{gpu}"
 
     def reached(self, score: float, seconds: float) -> bool | None:
-        """Whether one run did; None where there is no bar for a run alone."""
+        """Returns whether one run reached the bar; None if the task has no bar for a single run."""
         return None if self.bar is None else score >= self.bar and seconds <= self.limit_seconds
 
 
@@ -86,9 +86,9 @@ _GPU = ("--device", "cuda")
 _CURVE = (10, None, 420.0, 7.0, 0)
 
 TASKS = {
-    # These end above their bars, which have to hold for games that nobody has seen: of CartPole fifty gave
-    # 499.6 where the next hundred gave 456.9, of LunarLander the mean of a hundred differs from the next hundred's by
-    # 15, and of Pong one game that is lost of ten takes 4 points.
+    # Training ends at a score above the bar, because the bar must hold for new games: for CartPole, fifty games had the
+    # mean 499.6 and the next hundred 456.9; for LunarLander, the means of two hundreds of games differ by 15; for Pong,
+    # one lost game of ten costs 4 points.
     "cartpole": LearningTask("CartPole-v1", ("--preset", "cartpole", "--stop-score", "485"), 100, 475.0, 20.0, 3.0, 3),
     "lunarlander": LearningTask(
         "LunarLander-v3", ("--preset", "lunarlander", "--stop-score", "215"), 100, 200.0, 120.0, 10.0, 3
@@ -105,10 +105,10 @@ TASKS = {
         8.0,
         3,
     ),
-    # The peers have no bar either: each seed of ours is to be above every seed of theirs after the same time.
+    # The peers have no bar either: each of our seeds must be above each of theirs after the same time.
     "halfcheetah": LearningTask("HalfCheetah-v5", ("--env", "HalfCheetah-v5"), 30, None, 1_200.0, 20.0, 3),
     "hopper": LearningTask("Hopper-v5", ("--env", "Hopper-v5"), 30, None, 1_200.0, 20.0, 2),
-    # An Atari game has 30 starts; 100 games are expected to have 29 of them.
+    # An Atari game has 30 starts; 100 games are expected to show 29 of them.
     "pong": LearningTask("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18.5"), 100, 18.0, 840.0, 30.0, 5),
     "breakout": LearningTask(
         "ALE/Breakout-v5", ("--env", "ALE/Breakout-v5"), 100, None, 3_600.0, 60.0, 3, 300_000, 20.0, 2
@@ -119,7 +119,7 @@ TASKS = {
     "seaquest": LearningTask(
         "ALE/Seaquest-v5", ("--env", "ALE/Seaquest-v5"), 100, None, 1_200.0, 20.0, 3, peer_seeds=2
     ),
-    # What the presets give that are for larger machines.
+    # settings of the presets for larger machines
     "atari": LearningTask(
         "ALE/Breakout-v5", ("--preset", "atari", "--env", "ALE/Breakout-v5"), 10, None, 600.0, 10.0, 0
     ),
@@ -133,14 +133,14 @@ TASKS = {
         20.0,
         0,
     ),
-    # Ablations: equal updates for every variant.
+    # Ablations: every variant has the same number of updates.
     "pong-updates": LearningTask(
         "ALE/Pong-v5", ("--preset", "pong", "--stop-score", "none", "--max-updates", "16000"), 30, None, 900.0, 15.0, 0
     ),
     "breakout-updates": LearningTask(
         "ALE/Breakout-v5", ("--env", "ALE/Breakout-v5", "--max-updates", "16000"), 30, None, 900.0, 15.0, 0
     ),
-    # With 16 cores and a GPU, by `bench/gpu.sh learn`.
+    # With 16 cores and a GPU; run by `bench/gpu.sh learn`.
     "pong-gpu": LearningTask("ALE/Pong-v5", (*_GPU, "--preset", "pong", "--stop-score", "18"), 10, 18.0, 480.0, 8.0, 2),
     "breakout-gpu": LearningTask("ALE/Breakout-v5", (*_GPU, "--preset", "atari", "--env", "ALE/Breakout-v5"), *_CURVE),
     "seaquest-gpu": LearningTask("ALE/Seaquest-v5", (*_GPU, "--preset", "atari", "--env", "ALE/Seaquest-v5"), *_CURVE),

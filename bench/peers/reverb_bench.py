@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""What DeepMind Reverb does with this project's replay work, on this machine: the yardstick for `python -m bench replay`.
+"""Measures DeepMind Reverb with the work of our replay server, for the comparison in `python -m bench replay`.
 
-One Reverb server process (prioritized table, FIFO removal), one writer, one reader, all on localhost, exactly the work
-that a replay server of ours does: items are n-step transitions (7 distinct 84x84 uint8 frames, action, rewards), frames
-are shared between items, batches of 512 arrive in the reader as ready arrays, 512 priorities go back.
+One Reverb server process (prioritized table, FIFO removal), one writer and one reader run on localhost and do the same
+work as our replay server: items are n-step transitions (7 distinct 84x84 uint8 frames, action, rewards), items share
+frames, batches of 512 arrive in the reader as arrays, and 512 priorities are returned.
 
-    python3.11 -m venv .peer && .peer/bin/pip install "dm-reverb[tensorflow]==0.14.0"      # 0.7 GB, apart from the project
-    python3 make_frames.py seaquest frames.npy                                         # in an environment with ale-py
-    .peer/bin/python reverb_bench.py frames.npy
+python3.11 -m venv .peer && .peer/bin/pip install "dm-reverb[tensorflow]==0.14.0"      # 0.7 GB, apart from the project
+python3 make_frames.py seaquest frames.npy                                         # in an environment with ale-py
+.peer/bin/python reverb_bench.py frames.npy
 
-Prints one line per figure: name, value, unit. Compare within one session of one machine only, as a ratio.
+Prints one line for each figure: name, value, unit. Compare only ratios of one session on one machine.
 """
 
 import multiprocessing

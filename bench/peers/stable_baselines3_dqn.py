@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Stable-Baselines3's DQN, PPO, SAC or TD3 with its zoo's settings, on one environment: the yardstick for `apex train`.
+"""Trains Stable-Baselines3's DQN, PPO, SAC or TD3 with the settings of its zoo, for a comparison with `apex train`.
 
-    bench/peers/setup.sh       # makes .peer-sb3, once
-    cd bench/peers
-    ../../.peer-sb3/bin/python stable_baselines3_dqn.py train --env CartPole-v1 --seed 1 --minutes 3 --stop-score 475
-    ../../.peer-sb3/bin/python stable_baselines3_dqn.py evaluate --episodes 100 --seed 1000001
+bench/peers/setup.sh       # creates .peer-sb3, once
+cd bench/peers
+../../.peer-sb3/bin/python stable_baselines3_dqn.py train --env CartPole-v1 --seed 1 --minutes 3 --stop-score 475
+../../.peer-sb3/bin/python stable_baselines3_dqn.py evaluate --episodes 100 --seed 1000001
 
-`train` writes into --out (runs/sb3): curve.csv, a line per evaluation with the header seconds,steps,score; result.json;
-and policy.npz and final.npz, the best policy by its evaluations and the one at the end. `evaluate` plays full games
-with one of them, and prints one JSON object.
+`train` writes into --out (runs/sb3): curve.csv, a line for each evaluation with the header seconds,steps,score;
+result.json; policy.npz and final.npz, the policy with the best evaluation and the one at the end. `evaluate` plays full
+games with one of them, and prints one JSON object.
 
-The clock counts from the start of this process (interpreter and imports included) and runs on during evaluations: they
-take place in the training's own process, as those of its users do, and share its cores, as ours does. So that they do
-not weigh on it, no more than a tenth of the time goes to those that are not to confirm the end; result.json says
-how much went to all. The environments' settings are those of ours.
+The clock starts with this process (interpreter and imports included) and includes evaluations. Evaluations run in the
+training process, as is usual with Stable-Baselines3, and share its cores, like ours. Evaluations that do not confirm
+the end take at most a tenth of the time; result.json has the share of all evaluations. The environments have the same
+settings as ours.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from training_watch import Watch
 from zoo_settings import ATARI_OPTIONS, TASKS, Task
 
 BEST, FINAL = "policy.npz", "final.npz"
-FOREVER = 1_000_000_000  # steps, which no time limit here allows
+FOREVER = 1_000_000_000  # steps; no time limit here allows as many
 PACKAGES = ("stable-baselines3", "torch", "numpy", "gymnasium", "ale-py", "opencv-python-headless")
 
 
 def train(options: argparse.Namespace) -> int:
-    """Trains until the stop score or the time limit, and writes what came of it."""
+    """Trains until the stop score or the time limit, and writes the results."""
     clock = _clock_of_process()
-    _use_cores(options.cores)  # Before torch is imported, which counts them.
+    _use_cores(options.cores)  # Set before torch is imported, which counts the cores.
     task = TASKS[options.algorithm][options.env]
     options.out.mkdir(parents=True, exist_ok=True)
     import numpy as np
@@ -73,9 +73,9 @@ def train(options: argparse.Namespace) -> int:
             curve=curve,
             clock=clock,
         )
-        # The last values of its schedules hold beyond the zoo's number of steps, until the time is over.
+        # After the zoo's number of steps, the schedules keep their last values until the time is over.
         model.learn(FOREVER, callback=lambda *_: watch.goes_on(model.num_timesteps), log_interval=None)
-        if not watch.num_evaluations:  # In so short a time there is a policy all the same.
+        if not watch.num_evaluations:  # A very short training has a policy too.
             watch.evaluate(model.num_timesteps)
     keep(FINAL)
     result = {
@@ -97,7 +97,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Plays full games with the policy that a training left, and prints their raw scores."""
+    """Plays full games with the policy of a training, and prints their raw scores."""
     result = json.loads((options.out / "result.json").read_text())
     task = TASKS[result["algorithm"]][result["environment"]]
     import numpy as np
@@ -109,7 +109,7 @@ def evaluate(options: argparse.Namespace) -> int:
     with np.load(options.out / (FINAL if options.final else BEST)) as tensors:
         model.policy.load_state_dict({name: torch.from_numpy(tensors[name]) for name in tensors.files})
     is_discrete = result["algorithm"] in ("dqn", "ppo")
-    epsilon = options.epsilon if is_discrete else 0.0  # Continuous actions are played without noise.
+    epsilon = options.epsilon if is_discrete else 0.0  # Policies with continuous actions are played without noise.
     scores = _play(
         model, task, result["environment"], options.episodes, seed=_draw_seed(options.seed, 0), epsilon=epsilon
     )
@@ -125,7 +125,7 @@ def _make_model(algorithm: str, task: Task, environment: str, seed: int, **chang
     games = _make_environments(task, environment, task.num_envs, seed=seed, is_training=True)
     settings = {name: _schedule(value, task.num_steps) for name, value in task.settings.items()} | changes
     if "exploration_fraction" in settings:
-        # By a fraction of all steps, of which there are more here than in the zoo: it ends at the same step.
+        # This is a fraction of all steps, and there are more here than in the zoo: the schedule ends at the same step.
         settings["exploration_fraction"] *= task.num_steps / FOREVER
     if task.noise:
         shape = games.action_space.shape
@@ -134,7 +134,7 @@ def _make_model(algorithm: str, task: Task, environment: str, seed: int, **chang
 
 
 def _schedule(value: Any, num_steps: int) -> Any:
-    """The zoo's "lin_X" as a function of what remains of FOREVER steps; any other value as it is."""
+    """Returns the zoo's "lin_X" as a function of the remaining share of FOREVER steps, and other values unchanged."""
     if not (isinstance(value, str) and value.startswith("lin_")):
         return value
     first = float(value.removeprefix("lin_"))
@@ -142,7 +142,7 @@ def _schedule(value: Any, num_steps: int) -> Any:
 
 
 def _batches_per_update(algorithm: str, task: Task) -> int:
-    """Stable-Baselines3 counts an epoch over all of PPO's steps as one update."""
+    """Makes Stable-Baselines3 count each of PPO's gradient steps as an update, instead of each epoch."""
     settings = task.settings
     return task.num_envs * settings["n_steps"] // settings["batch_size"] if algorithm == "ppo" else 1
 
@@ -157,7 +157,7 @@ def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int
     from stable_baselines3.common.atari_wrappers import AtariWrapper
     from stable_baselines3.common.vec_env import VecFrameStack
 
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # Else it greets on standard error.
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # Without this, ALE prints a greeting on standard error.
     gymnasium.register_envs(ale_py)
     games = make_vec_env(
         environment,
@@ -165,8 +165,9 @@ def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int
         seed=seed,
         env_kwargs=ATARI_OPTIONS,
         wrapper_class=AtariWrapper,
-        # The zoo evaluates with the wrapper that it trains with: after a lost life it presses FIRE, without which
-        # Breakout stands still. Scores are of full games, and raw, for Monitor counts them below the wrapper.
+        # The zoo evaluates with the wrapper of the training: after a lost life it presses FIRE, without which Breakout
+        # does
+        # not continue. Scores are those of full games, and raw, because Monitor counts them below the wrapper.
         wrapper_kwargs={"terminal_on_life_loss": True, "clip_reward": is_training},
     )
     return VecFrameStack(games, 4)
@@ -175,7 +176,7 @@ def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int
 def _play(
     model: Any, task: Task, environment: str, episodes: int, *, seed: int, epsilon: float | None = None
 ) -> list[float]:
-    """Raw scores of full games. Each environment plays its share, however long that takes: none is favoured."""
+    """Returns raw scores of full games. Each environment plays equally many, so that short games are not preferred."""
     import numpy as np
 
     epsilon = task.evaluations.epsilon if epsilon is None else epsilon
@@ -188,12 +189,12 @@ def _play(
         observation = games.reset()
         while missing.any():
             actions, _ = model.predict(observation, deterministic=not task.is_sampled)
-            if epsilon:  # Of discrete actions only.
+            if epsilon:  # only for discrete actions
                 at_random = rng.random(num_envs) < epsilon
                 actions = np.where(at_random, rng.integers(games.action_space.n, size=num_envs), actions)
             observation, _, _, infos = games.step(actions)
             for i, info in enumerate(infos):
-                if missing[i] and "episode" in info:  # Monitor's word at the end of a full game.
+                if missing[i] and "episode" in info:  # Monitor adds it at the end of a full game.
                     scores.append(float(info["episode"]["r"]))
                     missing[i] -= 1
         return scores
@@ -202,21 +203,21 @@ def _play(
 
 
 def _draw_seed(seed: int, number: int) -> int:
-    """A seed for the games of evaluation `number`; the training's environment has `seed` itself."""
+    """Returns a seed for the games of evaluation `number`; the environment of the training has `seed` itself."""
     import numpy as np
 
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) >> 1  # 31 bits, ALE's range.
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) >> 1  # 31 bits, the range of ALE
 
 
 def _clock_of_process() -> Callable[[], float]:
-    """A clock of the seconds since this process was started: its own imports count."""
+    """Returns a clock of the seconds since the start of this process, including its imports."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc(5): the 22nd, in ticks since the system was booted
+    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc(5): field 22, in ticks since the system was booted
     return lambda: time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
 
 def _use_cores(number: int) -> None:
-    """What `taskset` does: no thread of this process runs elsewhere than on the first `number` of its cores."""
+    """Binds all threads of this process to the first `number` of its cores, as `taskset` does."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
 
 
@@ -234,7 +235,7 @@ def _describe_machine() -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
+    """Trains or evaluates; returns the exit status."""
     available = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description="Stable-Baselines3 with the settings of its zoo.")
     commands = parser.add_subparsers(required=True)
@@ -244,17 +245,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     environments = sorted({name for tasks in TASKS.values() for name in tasks})
     training.add_argument("--env", choices=environments, required=True)
     training.add_argument("--seed", type=int, required=True, metavar="K")
-    training.add_argument("--minutes", type=float, required=True, metavar="M", help="of wall clock, from its start on")
-    training.add_argument("--stop-score", type=float, metavar="S", help="ends it when an evaluation confirms this mean")
+    training.add_argument(
+        "--minutes", type=float, required=True, metavar="M", help="wall-clock time from the start of the process"
+    )
+    training.add_argument(
+        "--stop-score", type=float, metavar="S", help="end when an evaluation confirms this mean score"
+    )
     training.add_argument("--cores", type=int, default=available, metavar="N", help=f"default: all {available}")
     training.add_argument("--threads", type=int, metavar="T", help="torch threads (default: as many as cores)")
-    playing = commands.add_parser("evaluate", help="play full games with the policy of a training")
+    playing = commands.add_parser("evaluate", help="play full games with a trained policy")
     playing.set_defaults(run=evaluate)
-    playing.add_argument("--final", action="store_true", help="with the policy at the end (default: the best)")
+    playing.add_argument("--final", action="store_true", help="use the policy at the end (default: the best)")
     playing.add_argument("--episodes", type=int, default=100, metavar="N")
-    playing.add_argument("--seed", type=int, default=0, metavar="S", help="of games and random actions")
+    playing.add_argument("--seed", type=int, default=0, metavar="S", help="seed of games and random actions")
     playing.add_argument(
-        "--epsilon", type=float, default=0.001, metavar="P", help="for discrete actions; as of apex evaluate (0.001)"
+        "--epsilon",
+        type=float,
+        default=0.001,
+        metavar="P",
+        help="probability of random discrete actions (default, as in apex evaluate: 0.001)",
     )
     for command in (training, playing):
         command.add_argument("--out", type=Path, default=Path("runs/sb3"), metavar="FOLDER", help="default: runs/sb3")

@@ -1,4 +1,4 @@
-"""When a training is evaluated, what is kept of it, and when it ends: by its score, or by the clock."""
+"""Decides when a training is evaluated, which policy is kept, and when the training ends."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TextIO
 
 from zoo_settings import Evaluations
 
-HEADER = ("seconds", "steps", "score")  # of the curve
-REST = 9  # times as long as an evaluation took, the training goes on undisturbed
+HEADER = ("seconds", "steps", "score")  # columns of the curve
+REST = 9  # minimum ratio of training time to evaluation time
 
 
 class Watch:
-    """Looks at a training after each of its steps: evaluates now and then, keeps the best, and ends it in time."""
+    """Runs after each step of a training: evaluates it sometimes, keeps the best policy, and ends it in time."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Watch:
         curve: TextIO,
         clock: Callable[[], float],
     ) -> None:
-        """`play(episodes)` returns the mean raw score of games by a seed never drawn before; `keep` the policy."""
+        """`play(episodes)` returns the mean raw score of games with an unused seed; `keep` saves the policy."""
         self._evaluations = evaluations
         self._stop_score = stop_score
         self._limit_seconds = limit_seconds
@@ -38,12 +38,12 @@ class Watch:
         self._clock = clock
         self._next = clock() + evaluations.period_seconds
         self.best: float | None = None
-        self.reached = False  # the stop score, in as many games as it takes
+        self.reached = False  # whether enough games have confirmed the stop score
         self.num_evaluations = 0
         self.evaluation_seconds = 0.0
 
     def goes_on(self, steps: int) -> bool:
-        """Whether the training should, after so many steps."""
+        """Returns whether the training should continue after this number of steps."""
         now = self._clock()
         if now >= self._limit_seconds:
             return False
@@ -52,12 +52,13 @@ class Watch:
         return not self.reached
 
     def evaluate(self, steps: int) -> None:
-        """Plays, plays again where the stop score must be confirmed, and notes the score of the games that count."""
+        """Plays, and plays again to confirm the stop score; records the score of the games that count."""
         began = self._clock()
         score = self._play(self._evaluations.episodes)
         rest = REST * (self._clock() - began)
         if self._stop_score is not None and score >= self._stop_score:
-            score = self._play(self._evaluations.confirm_episodes)  # Alone: the first were chosen for being good.
+            # Only these games count: the first ones were selected for their high score.
+            score = self._play(self._evaluations.confirm_episodes)
             self.reached = score >= self._stop_score
         if self.best is None or score >= self.best:
             self.best = score

@@ -1,4 +1,4 @@
-"""The settings of Stable-Baselines3's zoo, by algorithm and environment, and when a training is evaluated."""
+"""The settings of Stable-Baselines3's zoo by algorithm and environment, and the times of evaluations."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any, NamedTuple
 
 
 class Evaluations(NamedTuple):
-    """When full games are played, how many, and how; docs/learning.md says where ours differ."""
+    """When and how full games are played, and how many; docs/learning.md lists the differences to ours."""
 
     period_seconds: float
     episodes: int
-    confirm_episodes: int  # these alone decide whether the stop score was reached
+    confirm_episodes: int  # games that alone decide whether the stop score was reached
     num_envs: int
-    epsilon: float  # of the evaluated policy
+    epsilon: float  # epsilon of the evaluated policy
 
 
 class Task(NamedTuple):
-    """What is trained, and how."""
+    """What is trained, and with which settings."""
 
-    settings: dict[str, Any]  # of the algorithm's class in stable_baselines3
-    num_steps: int  # the zoo's n_timesteps: exploration is annealed over a fraction of them
+    settings: dict[str, Any]  # arguments of the algorithm's class in stable_baselines3
+    num_steps: int  # n_timesteps of the zoo, of which exploration is annealed over a fraction
     evaluations: Evaluations
     is_atari: bool = False
     num_envs: int = 1  # n_envs of the zoo
@@ -27,7 +27,7 @@ class Task(NamedTuple):
     noise: float = 0.0  # standard deviation of the normal noise on actions: noise_std of the zoo
 
 
-# Every number: rl_zoo3 2.9.2 (the release beside stable-baselines3 2.9.2), hyperparams/dqn.yml, section "atari".
+# All numbers are from rl_zoo3 2.9.2 (the release of stable-baselines3 2.9.2), hyperparams/dqn.yml, section "atari".
 ATARI = Task(
     settings={
         "policy": "CnnPolicy",
@@ -43,7 +43,7 @@ ATARI = Task(
         "optimize_memory_usage": False,
     },
     num_steps=10_000_000,
-    # Pong's and Breakout's games never end for a policy that does nothing for ever, hence some random actions.
+    # Games of Pong and Breakout never end if the policy does nothing, so some actions are random.
     evaluations=Evaluations(period_seconds=120.0, episodes=2, confirm_episodes=10, num_envs=2, epsilon=0.001),
     is_atari=True,
 )
@@ -78,7 +78,7 @@ _DQN = {
             "gamma": 0.99,
             "target_update_interval": 250,
             "train_freq": 4,
-            "gradient_steps": -1,  # as many as there were steps
+            "gradient_steps": -1,  # as many gradient steps as environment steps
             "exploration_fraction": 0.12,
             "exploration_final_eps": 0.1,
             "policy_kwargs": {"net_arch": [256, 256]},
@@ -108,7 +108,8 @@ TD3 = Task(
     evaluations=_MUJOCO_EVALUATIONS,
     noise=0.1,
 )
-# rl_zoo3 2.9.2, hyperparams/ppo.yml, section "atari". As there, "lin_X" falls linearly from X to 0 over `num_steps`.
+# rl_zoo3 2.9.2, hyperparams/ppo.yml, section "atari". As there, "lin_X" decreases linearly from X to 0 over
+# `num_steps`.
 PPO_ATARI = Task(
     settings={
         "policy": "CnnPolicy",
@@ -133,8 +134,8 @@ TASKS = {
     "sac": {"HalfCheetah-v5": SAC, "Hopper-v5": SAC},
     "td3": {"HalfCheetah-v5": TD3, "Hopper-v5": TD3},
 }
-# As in apex/config: the name of the game only; no sticky actions, the game's own actions, 30 minutes at most.
-# AtariWrapper adds the rest of it, which are its defaults: 30 no-ops, 4 frames a step, 84 x 84, life loss, clipping.
+# As in apex/config: no sticky actions, the minimal action set, 30 minutes at most.
+# The defaults of AtariWrapper add the rest: 30 no-ops, 4 frames per step, 84 x 84, life loss, clipping.
 ATARI_OPTIONS = {
     "frameskip": 1,
     "repeat_action_probability": 0.0,

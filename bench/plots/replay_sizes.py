@@ -1,4 +1,4 @@
-"""The picture of `python -m bench replay --sizes PNG`: what a draw and an update cost as the replay memory grows."""
+"""The chart of `python -m bench replay --sizes PNG`: times of a draw and an update by size of the replay memory."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from bench.replay_steps import StoreTimes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BAR = 3.0  # the largest memory may take so many times what the smallest takes
-COLORS = {"draw": "#0072b2", "update": "#d55e00"}  # of Okabe and Ito: told apart by everybody
+BAR = 3.0  # allowed ratio of the largest memory's time to the smallest's
+COLORS = {"draw": "#0072b2", "update": "#d55e00"}  # colours of Okabe and Ito, which colour-blind people can distinguish
 _INK, _FAINT = "#444444", "#e4e4e4"
 
 
 def check_picture(path: Path) -> None:
-    """Raises UsageError where `save_sizes` could not write `path`: to be asked before hours of measuring."""
+    """Raises UsageError if `save_sizes` cannot write `path`; called before hours of measuring."""
     require(path.suffix == ".png", f"--sizes must name a .png, got {path}")
-    require(path.parent.is_dir(), f"--sizes: there is no folder {path.parent}")
+    require(path.parent.is_dir(), f"--sizes: folder {path.parent} does not exist")
 
 
 def save_sizes(path: Path, times: Mapping[int, StoreTimes], batch_size: int) -> None:
-    """Writes the picture of `times`, by number of slots, smallest first."""
+    """Writes the chart of `times`, by number of slots, smallest first."""
     draw_sizes(times, batch_size).savefig(path, dpi=160)
 
 
 def draw_sizes(times: Mapping[int, StoreTimes], batch_size: int) -> Figure:
-    """Milliseconds over slots: a curve for each operation, and BAR times its first point as a line of its color."""
+    """Draws milliseconds over slots: a curve for each operation, and BAR times its first point as a line."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -44,7 +44,7 @@ def draw_sizes(times: Mapping[int, StoreTimes], batch_size: int) -> Figure:
         axes.plot(sizes, values, color=COLORS[name], marker="o", markersize=5, linewidth=2, label=label)
         bar = BAR * values[0]
         axes.axhline(bar, color=COLORS[name], linewidth=1, linestyle=(0, (5, 4)))
-        # Side by side: the two lines may lie so close that one above the other could not be read.
+        # The bars' labels stand side by side, because both lines may be close together.
         axes.annotate(
             f"bar: {BAR:g}x of {smallest}, {name}",
             (0.01 + 0.24 * place, bar),

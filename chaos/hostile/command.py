@@ -1,11 +1,11 @@
-"""`python -m chaos hostile`: thousands of hostile connections against every port of a run, while honest work goes on.
+"""`python -m chaos hostile`: opens thousands of hostile connections to every port of a run under normal load.
 
-A real replay server, coordinator and loader; an honest writer that sends a recording at a steady rate, and a stand-in
-for the trainer that takes batches and returns priorities. Then strangers come: garbage, HTTP, silence, half a greeting,
-old greetings, rubbish in well-formed messages, frames of enormous length, messages without an end. With `--curve` the
-honest have keys and the strangers do not: they try without, with a greeting of CURVE and rubbish behind it, and with a
-key that nobody knows. At the end it says whether the programs are up, what was left of the honest rate, and how much
-memory it took.
+The load: a real replay server, coordinator and loader, a writer that sends a recording at a steady rate, and a
+replacement of the trainer that takes batches and returns priorities. Strangers send garbage, HTTP, nothing, half a
+greeting, old greetings, invalid contents in valid messages, very long frames, and messages without an end. With
+`--curve` the programs have keys, which strangers do not have: these try without a key, with a CURVE greeting followed
+by garbage, and with an unknown key. The result: whether the programs survived, the share of the normal rate, and the
+growth of memory.
 """
 
 from __future__ import annotations
@@ -49,33 +49,48 @@ from bench.replay_steps import read_memory
 from chaos.hostile.strangers import besiege, send_without_end
 
 GAME = "ALE/Pong-v5"
-NUM_FRAMES = 1_000  # recorded
+NUM_FRAMES = 1_000  # distinct frames that are recorded
 BATCH_SIZE = 64
 SETTLE_SECONDS = 2.0
-SERVED = ("experience", "priorities", "receipts", "batches", "control", "metrics")  # whose sockets the programs bind
-BAR = 0.9  # of the honest rate
+SERVED = ("experience", "priorities", "receipts", "batches", "control", "metrics")  # roles whose sockets are attacked
+BAR = 0.9  # share of the normal rate
 
-Measurements = dict[str, Any]  # figures, and counts by kind
+Measurements = dict[str, Any]  # figures, and counts by kind of stranger
 
 
 @reports_errors("python -m chaos hostile")
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status: 1 if a program ended, or the honest rate fell below the bar."""
+    """Returns the exit status: 1 if a program ended, or the normal rate fell below the bar."""
     parser = Parser(
-        prog="python -m chaos hostile", description="Opens hostile connections to every port while honest work goes on."
+        prog="python -m chaos hostile",
+        description="Opens hostile connections to every port of a run under normal load.",
     )
     mebibytes = value_of(Annotated[int, Meta(ge=0, le=1_024)])
-    parser.add_argument("--connections", type=positive_int, default=10_000, metavar="N", help="in all; default 10,000")
     parser.add_argument(
-        "--rate", type=positive_float, default=2_000.0, metavar="R", help="honest transitions/s; default 2,000"
+        "--connections",
+        type=positive_int,
+        default=10_000,
+        metavar="N",
+        help="hostile connections in total; default 10,000",
     )
     parser.add_argument(
-        "--quiet", type=positive_float, default=10.0, metavar="S", help="before and after it; default 10 s"
+        "--rate",
+        type=positive_float,
+        default=2_000.0,
+        metavar="R",
+        help="transitions/s of the normal load; default 2,000",
     )
     parser.add_argument(
-        "--endless", type=mebibytes, default=4, metavar="MIB", help="sent as one endless message; default 4"
+        "--quiet",
+        type=positive_float,
+        default=10.0,
+        metavar="S",
+        help="seconds of normal load before and after the attack; default 10",
     )
-    parser.add_argument("--curve", action="store_true", help="with keys, which the strangers do not have")
+    parser.add_argument(
+        "--endless", type=mebibytes, default=4, metavar="MIB", help="MiB of one endless message; default 4"
+    )
+    parser.add_argument("--curve", action="store_true", help="use keys, which the strangers do not have")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(argv)
     with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-hostile-") as name:
@@ -95,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def print_report(figures: Measurements) -> None:
-    """What came, and what it did."""
+    """Prints what was sent, and its effects."""
     for name, value in figures.items():
         shown = ", ".join(f"{key} {count:,}" for key, count in value.items()) if isinstance(value, dict) else value
         print(f"{name.replace('_', ' '):<34}{shown:,.3f}" if isinstance(shown, float) else f"{name:<34}{shown}")
@@ -111,7 +126,7 @@ def measure(
     *,
     curve: bool = False,
 ) -> Measurements:
-    """All figures; with `curve` keys are made in `folder`, and the honest use them."""
+    """Returns all figures; with `curve`, creates keys in `folder` for the programs of the run."""
     keys, strangers = (str(folder / name) if curve else "" for name in ("keys", "strangers"))
     if curve:
         _make_keys(Path(keys), Path(strangers))
@@ -179,7 +194,9 @@ def measure(
 
 
 def _make_keys(honest: Path, strangers: Path) -> None:
-    """Keys of a run, and others that nobody knows there, whose holders know who it is that they talk to."""
+    """Creates the keys of a run, and other keys that are unknown there, whose holders know the public key of the
+    server.
+    """
     for folder in (honest, strangers):
         new_folder(folder)
     for role in PINNED:
@@ -187,7 +204,7 @@ def _make_keys(honest: Path, strangers: Path) -> None:
 
 
 class _Watched:
-    """The bed at its honest work."""
+    """The fixture under normal load."""
 
     def __init__(self, bed: ReplayFixture, store: Store) -> None:
         self._bed = bed
@@ -200,7 +217,7 @@ class _Watched:
         return self._store.num_inserted
 
     def work(self, seconds: float) -> float:
-        """Takes batches and answers them for so long; returns how many transitions were stored per second."""
+        """Takes batches and returns priorities for this time; returns the stored transitions per second."""
         began, stored = time.monotonic(), self.stored
         while (elapsed := time.monotonic() - began) < seconds:
             self._bed.check()
@@ -212,20 +229,20 @@ class _Watched:
         return (self.stored - stored) / elapsed
 
     def memory(self) -> int:
-        """Bytes of the replay server's processes without the mapped file."""
+        """Returns the memory of the replay server's processes, without the mapped file, in bytes."""
         whole, shared = read_memory(self._bed.processes)
         return whole - shared
 
 
 def _measure_endless(watched: _Watched, host: str, port: int, num_bytes: int, curve: bool) -> Measurements:
-    """What one message without an end costs while it is open, and after it."""
+    """Measures the memory that one message without an end takes while it is open, and afterwards."""
     before = watched.memory()
     peer: socket.socket | None = None
     sent = num_bytes
     try:
         peer = send_without_end(host, port, num_bytes, curve=curve)
     except OSError:
-        sent = 0  # It was cut off.
+        sent = 0  # The server closed the connection.
     watched.work(SETTLE_SECONDS)
     grown = watched.memory() - before
     if peer is not None:
@@ -239,7 +256,7 @@ def _measure_endless(watched: _Watched, host: str, port: int, num_bytes: int, cu
 
 
 def _record(folder: Path, config: Config, schema: Schema, stop: Stop) -> Recording:
-    """Plays at random in a child: the emulators' threads must not be there when the programs are forked."""
+    """Plays random actions in a child, because this process must not have the emulators' threads when it forks."""
     place = folder / "recording"
     place.mkdir()
 

@@ -1,4 +1,4 @@
-"""What strangers say at the endpoints of a run, for `python -m chaos hostile`, and how many of them come."""
+"""The messages and the number of hostile peers of `python -m chaos hostile`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from apex.transport.endpoints import ExperienceSender
 from apex.transport.sockets import open_context
 from apex.types import Role
 
-HELD = 300  # hostile connections at the same time: below the 1,024 descriptors that a program may have open
-PACE = 400  # hostile connections per second
+HELD = 300  # simultaneous hostile connections, below the limit of 1,024 descriptors
+PACE = 400  # new hostile connections per second
 
 Attack = Callable[[socket.socket, Random], None]
 
@@ -34,25 +34,25 @@ _TYPES = {
 }
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _CURVE_GREETING = _GREETING.replace(b"NULL\0", b"CURVE")
-_UNKNOWN = 20  # strangers with a key of their own that may try at the same time
+_UNKNOWN = 20  # simultaneous strangers with an unknown key
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """A frame of ZMTP 3; flags: 1 more follow, 4 a command."""
+    """Returns a frame of ZMTP 3. Bits of `flags`: 1 more frames follow, 4 a command."""
     if len(body) < 256:
         return bytes((flags, len(body))) + body
     return bytes((flags | 2,)) + struct.pack(">Q", len(body)) + body
 
 
 def enter(peer: socket.socket, socket_type: bytes) -> None:
-    """Shakes hands as a peer of ZMTP 3 without security, and waits for the answer: earlier messages are refused."""
+    """Completes the handshake of ZMTP 3 without security. Messages before the answer would be refused."""
     ready = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", len(socket_type)) + socket_type
     peer.sendall(_GREETING + frame(ready, 4))
-    heard = b""
-    while b"READY" not in heard:
+    received = b""
+    while b"READY" not in received:
         if not (more := peer.recv(256)):
-            raise ConnectionError("the other side hung up")
-        heard += more
+            raise ConnectionError("the peer closed the connection")
+        received += more
 
 
 def _rubbish(rng: Random, headed: bool) -> bytes:
@@ -63,7 +63,7 @@ def _rubbish(rng: Random, headed: bool) -> bytes:
 
 
 def attacks(endpoint: str, strangers: str = "") -> dict[str, Attack]:
-    """What a stranger may say at an endpoint, by name; `strangers`: a folder of unknown keys, used against CURVE."""
+    """Returns the hostile messages for an endpoint by name. `strangers`: folder of unknown keys, used against CURVE."""
 
     def after_the_handshake(say: Callable[[Random], bytes]) -> Attack:
         def attack(peer: socket.socket, rng: Random) -> None:
@@ -97,17 +97,17 @@ def _attacks_on_curve(endpoint: str, strangers: str) -> dict[str, Attack]:
         return frame(b"\x05HELLO\x01\x00" + bytes(72) + rng.randbytes(120), 4)
 
     enormous = b"\x06" + struct.pack(">Q", 2**40) + b"x" * 10_000
-    said: dict[str, Attack] = {
+    on_curve: dict[str, Attack] = {
         "rubbish in a curve hello": lambda peer, rng: peer.sendall(_CURVE_GREETING + hello(rng)),
         "an enormous curve command": lambda peer, rng: peer.sendall(_CURVE_GREETING + enormous),
         "a curve hello without an end": lambda peer, rng: peer.sendall(_CURVE_GREETING + frame(b"x", 1) * 10_000),
     }
     if endpoint != "experience":
-        return said
+        return on_curve
     knocking: deque[ExitStack] = deque()
 
     def knock(peer: socket.socket, rng: Random) -> None:
-        """As a program that found out whom it talks to, but whose own key nobody knows."""
+        """Connects with the public key of the server, but with a key that is unknown there."""
         host, port = peer.getpeername()
         stranger = ExitStack()
         context = stranger.enter_context(open_context(read_keys(strangers, Role.ACTOR)))
@@ -116,11 +116,11 @@ def _attacks_on_curve(endpoint: str, strangers: str) -> dict[str, Attack]:
         if len(knocking) > _UNKNOWN:
             knocking.popleft().close()
 
-    return said | {"an unknown key": knock}
+    return on_curve | {"an unknown key": knock}
 
 
 def besiege(stop: Stop, host: str, ports: dict[str, int], strangers: str, connections: int, pipe: Connection) -> None:
-    """A child's main function: so many connections in all, HELD at a time; then says how many there were of each."""
+    """The child's main function: opens the connections, HELD at a time; then reports the number of each kind."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * HELD)), hard))
     rng = Random(0)
@@ -154,9 +154,9 @@ def besiege(stop: Stop, host: str, ports: dict[str, int], strangers: str, connec
 
 
 def send_without_end(host: str, port: int, num_bytes: int, *, curve: bool = False) -> socket.socket:
-    """One connection that sends one message of parts of a byte each, and never its last; it is still open.
+    """Sends one message of one-byte parts without a last part, and returns its open connection.
 
-    Raises OSError if it is cut off. With `curve` it greets as one who has keys, and says it in the place of the hello.
+    Raises OSError if the connection is closed. With `curve`, the parts replace the CURVE hello after the greeting.
     """
     peer = socket.create_connection((host, port), timeout=5.0)
     if curve:

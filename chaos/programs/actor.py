@@ -1,4 +1,4 @@
-"""The actor of `python -m chaos`: the product's own, with a ledger between it and its sockets."""
+"""The actor of `python -m chaos`: the product's actor with a ledger between it and its sockets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from chaos.witness import witnessed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The composition root: the folder of the ledgers, then the options of `apex actor`."""
+    """The composition root; arguments: the folder of the ledgers, then the options of `apex actor`."""
     folder, *rest = sys.argv[1:] if argv is None else argv
     return actor.main(rest, work=partial(work, Path(folder)))
 
 
 def work(folder: Path, stop: Stop, task: WorkerTask) -> None:
-    """A worker process of the actor, as `apex.acting.worker.run_worker`."""
+    """A worker process of the actor, like `apex.acting.worker.run_worker`."""
     welcome = task.welcome
     codec = Codec(welcome.run_id, welcome.schema)
     act(stop, task, partial(witnessed, folder, task.streams, codec, window=welcome.config.actor.window))

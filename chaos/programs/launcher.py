@@ -1,4 +1,4 @@
-"""The launcher of `python -m chaos`: the product's own, with witnessed actors, and proxies between the programs."""
+"""The launcher of `python -m chaos`: the product's launcher with ledgers, and with proxies between the programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chaos.proxy import ADDRESSES
 
 @reports_errors("python -m chaos")
 def main(argv: Sequence[str] | None = None) -> int:
-    """The composition root: the folder of the ledgers, streams of each actor host, then the options of `apex train`."""
+    """The composition root; arguments: folder of the ledgers, streams of each actor host, options of `apex train`."""
     ledgers, hosts, *rest = sys.argv[1:] if argv is None else argv
     edit = partial(edit_programs, Path(ledgers), [int(count) for count in hosts.split(",") if count])
     try:
@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def edit_programs(ledgers: Path, hosts: Sequence[int], programs: Sequence[Program]) -> list[Program]:
-    """Makes the programs of a run reach one another through the proxies; no number of crashes ends the run.
+    """Changes the programs of a run: they connect through the proxies, and may crash without limit.
 
-    `hosts`: the streams of each actor host, in a process each; without any there is one host, as in the product.
+    `hosts`: the streams of each actor host, in one process each. Without any there is one host, as in the product.
     """
     made = []
     for program in programs:
@@ -42,8 +42,9 @@ def edit_programs(ledgers: Path, hosts: Sequence[int], programs: Sequence[Progra
         if role == "replay":
             made.append(replace(program, command=(*program.command, "--advertise", ADDRESSES["to replay"])))
         elif role == "actor":
-            words = (word for word in program.command if word != "-P")  # `chaos` is found in the current folder only.
-            command = tuple("chaos.programs.actor" if word == "apex.actor" else word for word in words)
+            # `chaos` can be imported from the current folder only.
+            arguments = (argument for argument in program.command if argument != "-P")
+            command = tuple("chaos.programs.actor" if argument == "apex.actor" else argument for argument in arguments)
             at = command.index("chaos.programs.actor") + 1
             command = (*command[:at], str(ledgers), *command[at:])
             made += [
@@ -61,7 +62,7 @@ def edit_programs(ledgers: Path, hosts: Sequence[int], programs: Sequence[Progra
 
 
 def _through(command: tuple[str, ...], address: str) -> tuple[str, ...]:
-    """The same command with the learner at another address."""
+    """Returns the same command with another address of the learner."""
     at = command.index("--learner") + 1
     port = command[at].rpartition(":")[2]
     return (*command[:at], f"{address}:{port}", *command[at + 1 :])

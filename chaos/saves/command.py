@@ -1,8 +1,8 @@
-"""`python -m chaos saves`: kills a run that saves, and damages what it saved; each time the run must find a good save.
+"""`python -m chaos saves`: kills a run while it saves, and damages its saves; a good save must be found each time.
 
-A child saves everything that a run does, in a loop, and is killed at a random moment, or right before a step. Then
-single bits are flipped in the newest save, and its files are cut short and removed: each must be seen, named, and done
-without.
+A child saves the whole state of a run repeatedly, and is killed at a random moment or directly before a step. Then
+single bits of the newest save are flipped, and files are truncated and deleted. Each damage must be detected, reported
+with the file, and an older save used.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ STEP_NAMES = (  # the steps of a save
     "write a file",
     "remove a file",
 )
-CLOCK = "elapsed.json"  # has no digest: a wrong clock harms no training
-COMPLETED, KEY, EPOCH = range(3)  # what the child has finished for certain: update, end of the snapshot, its start
+CLOCK = "elapsed.json"  # has no digest: a wrong clock does not affect training
+COMPLETED, KEY, EPOCH = range(3)  # completed for certain by the child: update, end of the snapshot, its start
 
 log = logging.getLogger("apex")
 
@@ -61,24 +61,24 @@ log = logging.getLogger("apex")
 
 
 class Tally:
-    """What came of one kind of trials."""
+    """Results of one kind of trial."""
 
     def __init__(self) -> None:
         self.count = self.detected = self.fallen_back = self.unreadable = self.wrong = 0
         self.examples: list[str] = []
 
     def note(self, sentence: str) -> None:
-        """Keeps the first few things that went wrong."""
+        """Records the first errors."""
         if len(self.examples) < 5:
             self.examples.append(sentence)
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Returns the results as JSON values."""
         return dict(vars(self))
 
 
-def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) -> Tally:
-    """Kills a saving child `count` times; after each the run must load, at most one save behind what was finished."""
+def kill_saves(place: Path, count: int, seed: int, report: Callable[[str], None]) -> Tally:
+    """Kills a saving child `count` times. Each time the run must load, at most one save behind the completed ones."""
     rng, tally = np.random.default_rng(seed), Tally()
     folder, memory = make_run(place), place / "memory"
     first = Saver(folder, memory)
@@ -94,7 +94,7 @@ def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) 
         before = progress[EPOCH]
         child = start_child("saver", _save_until_killed, folder.path, memory, step, nth, progress)
         if not step:
-            # It saves once its epoch has begun; one in eight may be killed while it still goes on from what was there.
+            # The child saves after its epoch has begun; one in eight is killed while it still loads.
             while trial % 16 != 1 and progress[EPOCH] == before and child.exitcode is None:
                 time.sleep(0.001)
             time.sleep(float(rng.uniform(0, 3 * save_seconds)))
@@ -102,7 +102,7 @@ def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) 
                 os.kill(child.pid or 0, signal.SIGKILL)
         child.join(60)
         if trial % 8 == 7:
-            memory.unlink(missing_ok=True)  # The host went too.
+            memory.unlink(missing_ok=True)  # Remove the memory, as if the host had restarted.
         tally.count += 1
         try:
             read = read_run(folder.path)
@@ -113,9 +113,9 @@ def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) 
         behind = read.num_updates < progress[COMPLETED] or read.end_key < progress[KEY]
         if behind or child.exitcode != -signal.SIGKILL:
             tally.wrong += 1
-            tally.note(f"trial {trial}, {step or 'at a random moment'}: {read}, but {progress.tolist()} were finished")
+            tally.note(f"trial {trial}, {step or 'at a random moment'}: {read}, but {progress.tolist()} were completed")
         if trial % 100 == 99:
-            tell(f"{trial + 1} kills")
+            report(f"{trial + 1} kills")
     return tally
 
 
@@ -148,8 +148,10 @@ def _save_until_killed(stop: Stop, path: Path, memory: Path, step: str, nth: int
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
-def damage_saves(place: Path, flips: int, truncations: int, seed: int, tell: Callable[[str], None]) -> dict[str, Tally]:
-    """Flips bits of a run's newest save, cuts its files and removes them, one thing at a time."""
+def damage_saves(
+    place: Path, flips: int, truncations: int, seed: int, report: Callable[[str], None]
+) -> dict[str, Tally]:
+    """Flips bits of a run's newest save, truncates and deletes its files, one at a time."""
     rng, known = np.random.default_rng(seed), set[Read]()
     folder, memory = make_run(place), place / "memory"
     saver = Saver(folder, memory)
@@ -170,7 +172,7 @@ def damage_saves(place: Path, flips: int, truncations: int, seed: int, tell: Cal
         data[bit // 8] ^= 1 << bit % 8
         _try(folder, path, partial(path.write_bytes, data), content, known, tallies["flips"])
         if trial % 1_000 == 999:
-            tell(f"{trial + 1} flips")
+            report(f"{trial + 1} flips")
     for _ in range(truncations):
         path = paths[int(rng.integers(0, len(paths)))]
         data = bytearray(content[path][: int(rng.integers(0, len(content[path])))])
@@ -181,7 +183,7 @@ def damage_saves(place: Path, flips: int, truncations: int, seed: int, tell: Cal
 
 
 def _newest_files(folder: RunFolder) -> list[Path]:
-    """All files that the newest save consists of, and those of the run that a resume reads."""
+    """Returns all files of the newest save, and the files of the run that a resume reads."""
     newest = max(path for path in folder.checkpoints.iterdir() if path.name.isdigit())
     snapshots = snapshot_folder(folder.checkpoints, 1, 0)
     snapshot = snapshots.newest()
@@ -204,15 +206,15 @@ def _try(
     known: set[Read],
     tally: Tally,
 ) -> None:
-    """Damages, reads as a resume does, checks that it was seen and that what was read once was true, and mends."""
+    """Damages a file, reads the run as a resume does, checks that the damage was detected, and repairs the file."""
     damage()
     tally.count += 1
     try:
-        with _listen() as said:
+        with _collect_messages() as messages:
             read = read_run(folder.path)
             RunFolder.open(folder.path).next_epoch()
     except UsageError as error:
-        # There is one manifest of a run: a resume must refuse a damaged one by name.
+        # A run has only one manifest: a resume must refuse a damaged one, and name it.
         refused = path == folder.path / MANIFEST and (str(path) in str(error) or f"no {MANIFEST}" in str(error))
         tally.detected += refused
         tally.fallen_back += refused
@@ -221,62 +223,64 @@ def _try(
             tally.note(f"{path}: {error}")
     else:
         named = path.parent.name if path.name == MANIFEST and path.parent.name.isdigit() else path.name
-        tally.detected += any(named in sentence for sentence in said)
-        if not any(named in sentence for sentence in said):
-            tally.note(f"{path}: nothing was said")
-        # The parts fall back one by one: each must be what some save had.
+        tally.detected += any(named in sentence for sentence in messages)
+        if not any(named in sentence for sentence in messages):
+            tally.note(f"{path}: no message")
+        # The parts fall back separately: each must be that of some save.
         pairs = zip(*known, strict=True)
         fields = dict(zip(Read._fields, map(set, pairs), strict=True))
         true = all(value in fields[name] for name, value in read._asdict().items() if name != "size")
         tally.fallen_back += true and 0 < read.size <= max(fields["size"])
         if not true:
             tally.wrong += 1
-            tally.note(f"{path}: {read} was believed")
+            tally.note(f"{path}: {read} was accepted")
     for other, data in content.items():
         if other.parent == folder.path or other == path:
             other.write_bytes(data)
 
 
 @contextmanager
-def _listen() -> Iterator[list[str]]:
-    said: list[str] = []
+def _collect_messages() -> Iterator[list[str]]:
+    messages: list[str] = []
 
     class Ear(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            messages.append(record.getMessage())
 
     ear = Ear()
     log.addHandler(ear)
     try:
-        yield said
+        yield messages
     finally:
         log.removeHandler(ear)
 
 
 @reports_errors("python -m chaos saves")
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m chaos saves`: status 1 if anything was unreadable, unseen or believed wrongly."""
+    """`python -m chaos saves`: returns status 1 if a save was unreadable, or damage was undetected or accepted."""
     parser = Parser(prog="python -m chaos saves", description="Kills and damages saves of a small run.")
-    parser.add_argument("--kills", type=non_negative_int, default=1_000, help="SIGKILLs in mid-save")
-    parser.add_argument("--flips", type=non_negative_int, default=10_000, help="single bits of the newest save")
-    parser.add_argument("--truncations", type=non_negative_int, default=1_000, help="files of it cut short")
+    parser.add_argument("--kills", type=non_negative_int, default=1_000, help="kills during a save")
+    parser.add_argument("--flips", type=non_negative_int, default=10_000, help="flipped bits of the newest save")
+    parser.add_argument(
+        "--truncations", type=non_negative_int, default=1_000, help="truncated files of the newest save"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     options = parser.parse_args(argv)
     if not options.kills + options.flips + options.truncations:
-        parser.error("--kills, --flips and --truncations are all 0: there is nothing to do")
+        parser.error("--kills, --flips and --truncations are all 0: set at least one above 0")
     log.propagate = False
     began = time.monotonic()
 
-    def tell(sentence: str) -> None:
+    def report(sentence: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {sentence}", file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory(dir=MEMORY, prefix="apex-chaos-") as place:
         for name in ("kills", "damage"):
             (Path(place) / name).mkdir()
-        with _listen():
-            tallies = {"kills": kill_saves(Path(place) / "kills", options.kills, options.seed, tell)}
-            tallies |= damage_saves(Path(place) / "damage", options.flips, options.truncations, options.seed, tell)
+        with _collect_messages():
+            tallies = {"kills": kill_saves(Path(place) / "kills", options.kills, options.seed, report)}
+            tallies |= damage_saves(Path(place) / "damage", options.flips, options.truncations, options.seed, report)
     result = {name: tally.to_dict() for name, tally in tallies.items()}
     good = all(tally.unreadable == tally.wrong == 0 for tally in tallies.values())
     good &= all(

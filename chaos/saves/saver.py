@@ -1,4 +1,4 @@
-"""A small run that saves all that a run saves, and what a resume would read of it: for whoever damages saves."""
+"""A small run that saves its whole state, and reads it as a resume does, for tests that damage saves."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from apex.types import Array, Progress, Schema, Segment, Stream, record_dtype
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
 SETTINGS = StoreSettings(capacity=4_000, max_bytes=400_000, num_streams=2, priority_exponent=0.6, min_priority=1e-6)
-SEGMENT = 50  # transitions
-FILE_BYTES = 12_000  # of blobs in a file of a snapshot: several files
+SEGMENT = 50  # transitions in the store
+FILE_BYTES = 12_000  # bytes of blobs in a file of a snapshot, which therefore has several files
 
 
 class Read(NamedTuple):
-    """All that a resume goes on from."""
+    """The state from which a resume continues."""
 
     num_updates: int
     parameters: str  # SHA-256 of the online network
     num_steps: int
-    end_key: int  # of the snapshot
+    end_key: int  # inserted transitions of the snapshot
     size: int
-    score: float | None  # of the best policy
-    seconds: float  # by the clock of the run
+    score: float | None  # updates of the best policy
+    seconds: float  # seconds by the run's clock
 
 
 class Saver:
-    """A small run that saves all that a run saves."""
+    """A small run that saves everything that a run saves."""
 
     def __init__(self, folder: RunFolder, memory: Path, steps: Steps = UNINTERRUPTED) -> None:
-        """Goes on with what is there, as a run does."""
+        """Continues from the saves that exist, as a run does."""
         self._folder = folder
         self._steps = steps
         self.epoch = folder.next_epoch()
@@ -77,7 +77,7 @@ class Saver:
         self._number = self.store.receipt(0).contiguous
 
     def save(self) -> None:
-        """Some experience, an update, then every part of a save."""
+        """Inserts some experience, makes an update, and saves every part."""
         for _ in range(3):
             self.store.insert(make_segment(self._number))
             self._number += 1
@@ -113,7 +113,7 @@ class Saver:
 
 
 def make_run(folder: Path) -> RunFolder:
-    """A new run below `folder`."""
+    """Creates a run below `folder`."""
     config = Config(
         environment=EnvironmentConfig(id="CartPole-v1"),
         network=NetworkConfig(hidden=8, body_hidden=8),
@@ -124,7 +124,7 @@ def make_run(folder: Path) -> RunFolder:
 
 
 def make_segment(number: int) -> Segment:
-    """A segment of stream 0 that is told by its number."""
+    """Returns a segment of stream 0 with recognizable contents."""
     rng = np.random.default_rng(number)
     records: Array = np.zeros(SEGMENT, record_dtype(SCHEMA))
     records["n_step_return"] = number
@@ -138,7 +138,7 @@ def make_segment(number: int) -> Segment:
 
 
 def open_memory(path: Path, snapshots: SnapshotFolder, run_id: int, incarnation: int) -> StoreWriter:
-    """The memory if it is there, else its newest snapshot, else a new one: as a replay server has it."""
+    """Returns the existing memory, or else that of the newest snapshot, or else a new one, like a replay server."""
     if path.exists():
         return StoreWriter.attach(path, SCHEMA, SETTINGS)
     restored = restore(snapshots, path, SCHEMA, SETTINGS, run_id=run_id, store_incarnation=incarnation)
@@ -148,7 +148,7 @@ def open_memory(path: Path, snapshots: SnapshotFolder, run_id: int, incarnation:
 
 
 def read_run(path: Path) -> Read:
-    """Reads a run as a resume does; raises UsageError where it is refused."""
+    """Reads a run as a resume does; raises UsageError if it is refused."""
     folder = RunFolder.open(path)
     folder.restore_config_file()
     found = find_latest(folder.checkpoints)
@@ -156,9 +156,9 @@ def read_run(path: Path) -> Read:
     best = find_best(folder.checkpoints)
     state = found.state
     if state is None or snapshot is None or best is None:
-        raise UsageError(f"{path}: gone on from nothing: {state is None}, {snapshot is None}, {best is None}")
+        raise UsageError(f"{path}: started from nothing: {state is None}, {snapshot is None}, {best is None}")
     if not all(isinstance(value, torch.Tensor) for value in state.online.values()):
-        raise UsageError(f"{path}: what was read as the network has no tensors")
+        raise UsageError(f"{path}: the network has no tensors")
     digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in state.online.values())).hexdigest()
     return Read(
         state.num_updates,

@@ -1,4 +1,4 @@
-"""The actor of `python -m chaos unusable`: the product's own, with some of its segments spoiled."""
+"""The actor of `python -m chaos unusable`: the product's actor, with some damaged segments."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from chaos.unusable.spoil import SpoilingSender
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The composition root: kinds of spoiling and their share, then the options of `apex actor`."""
+    """The composition root; arguments: kinds and share of the damage, then the options of `apex actor`."""
     kinds, share, *rest = sys.argv[1:] if argv is None else argv
     return actor.main(rest, work=partial(work, [kind for kind in kinds.split(",") if kind], float(share)))
 
 
 def work(kinds: Sequence[str], share: float, stop: Stop, task: WorkerTask) -> None:
-    """A worker process of the actor, as `apex.acting.worker.run_worker`."""
+    """A worker process of the actor, like `apex.acting.worker.run_worker`."""
     welcome = task.welcome
     codec, window = Codec(welcome.run_id, welcome.schema), welcome.config.actor.window
 

@@ -1,6 +1,6 @@
-"""`python -m chaos unusable`: CartPole with segments that nobody can learn from, beside a clean run.
+"""`python -m chaos unusable`: compares CartPole with unusable segments to a clean run.
 
-Each kind is tried alone, and all of them mixed. The bar: 475 within twice the time of the clean run.
+Each kind of damage is tried alone, then all together. The bar: 475 within twice the time of the clean run.
 """
 
 from __future__ import annotations
@@ -21,29 +21,32 @@ from chaos.report import Figure, ScenarioReporter
 from chaos.unusable.spoil import KINDS
 
 TRIALS = {"clean": (), **{kind: (kind,) for kind in KINDS}, "mixed": tuple(KINDS)}
-MOST_SLOWER = 2.0  # times the clean time
+MOST_SLOWER = 2.0  # multiple of the clean time
 UNUSABLE = "learner/unusable_transitions"
 
 
 @reports_errors("python -m chaos unusable")
 def main(argv: Sequence[str]) -> int:
-    """The composition root; 1 unless every run reaches the score in time."""
+    """The composition root; returns status 1 unless every run reaches the score in time."""
     parser = Parser(prog="python -m chaos unusable", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the first round; default: 1")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="seed of the first round; default: 1")
     parser.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="runs of each kind; default: 3")
-    parser.add_argument("--percent", type=positive_float, default=1.0, metavar="P", help="segments; default: 1")
+    parser.add_argument(
+        "--percent", type=positive_float, default=1.0, metavar="P", help="percentage of unusable segments; default: 1"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options, train = parser.parse_known_args(argv)
     reporter = ScenarioReporter(options.json)
     seconds: dict[str, list[float | None]] = {name: [] for name in TRIALS}
     unusable = dict.fromkeys(TRIALS, 0.0)
-    for seed in range(options.seed, options.seed + options.rounds):  # By turns: a busy minute harms all alike.
+    # The kinds alternate, so that other work on the machine affects all.
+    for seed in range(options.seed, options.seed + options.rounds):
         for name, kinds in TRIALS.items():
             took, count = _run(kinds, options.percent / 100, seed, train)
             seconds[name].append(took)
             unusable[name] += count
             ended = "did not reach the score" if took is None else f"reached the score after {took:.1f} s"
-            reporter.say(f"{name}, seed {seed}: {ended}; {count:.0f} draws of transitions that cannot be learned from")
+            reporter.say(f"{name}, seed {seed}: {ended}; {count:.0f} draws of unusable transitions")
     rows = [row for name in TRIALS for row in figures(name, seconds, unusable[name])]
     passed = all(row.reached for row in rows)
     reporter.end({"scenario": "unusable", "percent": options.percent}, rows, passed)
@@ -51,11 +54,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(kinds: Sequence[str], share: float, seed: int, train: Sequence[str]) -> tuple[float | None, float]:
-    """Seconds from the command to its end, None if that is not the score; and how often unusable rows were drawn."""
+    """Returns the seconds until the run ended with the score, or None; and how often unusable rows were drawn."""
     with tempfile.TemporaryDirectory(prefix="apex-unusable-") as folder:
-        words = ["--preset", "cartpole", "--seed", str(seed), "--run.folder", folder, "--name", "run"]
-        words += ["--run.no-tensorboard", "--max-minutes", "10", *train]
-        command = [sys.executable, "-m", "chaos.unusable.launcher", ",".join(kinds), str(share), *words]
+        options = ["--preset", "cartpole", "--seed", str(seed), "--run.folder", folder, "--name", "run"]
+        options += ["--run.no-tensorboard", "--max-minutes", "10", *train]
+        command = [sys.executable, "-m", "chaos.unusable.launcher", ",".join(kinds), str(share), *options]
         began = time.monotonic()
         ended = subprocess.run(command, capture_output=True, text=True, timeout=1_200.0)
         took = time.monotonic() - began
@@ -67,7 +70,7 @@ def _run(kinds: Sequence[str], share: float, seed: int, train: Sequence[str]) ->
 
 
 def figures(name: str, seconds: dict[str, list[float | None]], unusable: float) -> list[Figure]:
-    """The median of all rounds, None if one of them did not reach the score."""
+    """Returns the median of all rounds; None if one of them did not reach the score."""
 
     def middle(times: list[float | None]) -> float | None:
         known = [took for took in times if took is not None]

@@ -1,6 +1,6 @@
-"""The launcher of `python -m chaos unusable`: the product's own, with actors that spoil some segments.
+"""The launcher of `python -m chaos unusable`: the product's launcher, with actors that damage some segments.
 
-Frames of vectors travel as LZ4 blocks here, or none could be undecodable.
+Frames of vectors are compressed with LZ4 here; otherwise no frame could be undecodable.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from apex.types import Schema
 
 @reports_errors("python -m chaos unusable")
 def main(argv: Sequence[str] | None = None) -> int:
-    """The composition root: kinds of spoiling and their share, then the options of `apex train`."""
+    """The composition root; arguments: kinds and share of the damage, then the options of `apex train`."""
     kinds, share, *rest = sys.argv[1:] if argv is None else argv
     start = replace(read_start(rest), edit_programs=partial(_spoil, kinds, share))
     with stop_on_signals() as stop, patch.object(local, "describe", _describe):
         return show(execute(start, stop))
 
 
-def _describe(config: EnvironmentConfig, n_step: int, tell: Callable[[str], None]) -> Schema:
-    return replace(describe(config, n_step, tell), codec="lz4")
+def _describe(config: EnvironmentConfig, n_step: int, report: Callable[[str], None]) -> Schema:
+    return replace(describe(config, n_step, report), codec="lz4")
 
 
 def _spoil(kinds: str, share: str, programs: list[Program]) -> list[Program]:
     made = []
     for program in programs:
         if program.role == "actor":
-            # `chaos` is in the current folder only.
+            # `chaos` can be imported from the current folder only.
             command = [argument for argument in program.command if argument != "-P"]
             at = command.index("apex.actor")
             command[at : at + 1] = ["chaos.unusable.actor", kinds, share]

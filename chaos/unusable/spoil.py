@@ -1,4 +1,4 @@
-"""Segments that replay accepts and nobody can learn from: what a broken or hostile actor may send."""
+"""Segments that replay accepts but nobody can learn from, as a faulty or hostile actor may send them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from apex.acting.reliable_sender import ReliableSender
 from apex.acting.segment_builder import Cut
 
-NO_FRAME = 0xFF  # Of a block of these bytes LZ4 decompresses none.
+NO_FRAME = 0xFF  # LZ4 cannot decompress a block of these bytes.
 RETURN, PRIORITY = 1e18, 3e38
 
 
 def spoil_frames(cut: Cut) -> Cut:
-    """One frame, in the middle, is no LZ4 block; lengths and table stay as they are."""
+    """Replaces one frame in the middle by an invalid LZ4 block of the same length."""
     table = np.frombuffer(cut.blob, "<u4", int(np.frombuffer(cut.blob, "<u4", 1)[0]) // 4)
     frame = (len(table) - 1) // 2
     blob = bytearray(cut.blob)
@@ -24,13 +24,13 @@ def spoil_frames(cut: Cut) -> Cut:
 
 
 def spoil_returns(cut: Cut) -> Cut:
-    """Every second return is 1e18, the others -1e18."""
+    """Sets every second return to 1e18, the others to -1e18."""
     cut.records["n_step_return"] = np.where(np.arange(len(cut.records)) % 2, RETURN, -RETURN)
     return cut
 
 
 def spoil_priorities(cut: Cut) -> Cut:
-    """Every priority is 3e38, nearly the largest number that a message holds."""
+    """Sets every priority to 3e38, nearly the largest float32."""
     cut.records["priority"] = PRIORITY
     return cut
 
@@ -43,7 +43,7 @@ KINDS: dict[str, Callable[[Cut], Cut]] = {
 
 
 class SpoilingSender(ReliableSender):
-    """Spoils a share of the segments before they are sent, each in one of some ways."""
+    """Damages a share of the segments before they are sent, each in one of these ways."""
 
     def __init__(self, kinds: Sequence[str], share: float, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
