@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Every figure that needs a GPU, in at most 8 minutes after the installation, as docs/results/gpu-*.json. What cannot be
-# measured is named at the end, and the status is 1; the others are measured and written all the same.
+# Measures every figure that needs a GPU, in at most 8 minutes after the installation, and writes docs/results/gpu-*.json.
+# If some benchmarks fail, the last line names them and the status is 1; the others are still measured and written.
 #
 #   bench/gpu.sh                   on a machine with a GPU
-#   bench/gpu.sh check             first: whether that GPU does what tests show on stand-ins, and what a step launches
-#   bench/gpu.sh loaders           the learner fed by 1, 3, 5 and 8 loaders, 5 minutes
-#   bench/gpu.sh learn [SEED]      what it learns there (16 cores): Pong for 8 minutes, Breakout, Seaquest and Q*bert for
-#                                  7 each, as docs/results/learning/*-gpu; half an hour, and their last games
-#   bench/gpu.sh --rehearse DIR    the same commands on a CPU, small and short, into DIR: shows that they work, no more
+#   bench/gpu.sh check             run this first: checks on the GPU what the tests check with fakes
+#   bench/gpu.sh loaders           learner with 1, 3, 5 and 8 loaders, 5 minutes
+#   bench/gpu.sh learn [SEED]      learning curves with 16 cores: Pong for 8 minutes, Breakout, Seaquest and Q*bert for
+#                                  7 minutes each, and their final games; writes docs/results/learning/*-gpu
+#   bench/gpu.sh --rehearse DIR    small and short runs of the same commands on a CPU, to show that they work
 #
-# APEX_PYTHON=/path/to/python names an interpreter that has what apex needs, itself or on PYTHONPATH. Nothing is installed
-# then; with a C compiler and setuptools the C parts are built beside their sources. Without git, APEX_COMMIT=HASH names the
-# commit for the files of figures.
+# APEX_PYTHON=/path/to/python names an interpreter with the packages that apex needs. Then nothing is installed; a C
+# compiler and setuptools build the C parts beside their sources. Without git, APEX_COMMIT=HASH names the commit for the
+# results.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=venv.sh
@@ -22,11 +22,11 @@ if (($# > 0 && $# <= 2)) && [[ $1 == learn && ${2:-1} =~ ^[0-9]+$ ]]; then
   learn=true
 elif (($# == 0)) || [[ $# == 1 && ($1 == check || $1 == loaders) ]]; then
   options=(--preset atari --env ALE/Seaquest-v5 --device cuda --json)
-  out=docs/results prefix=gpu learner=45 narrow=20 actor=15 system=(30) patience=1
+  out=docs/results prefix=gpu learner=45 narrow=20 actor=15 system=(30) limit_factor=1
 elif (($# == 2)) && [[ $1 == --rehearse && -n $2 ]]; then
-  # Short segments: in so short a time there must be some to count.
+  # Segments are short, so that a short run stores some.
   options=(--preset cartpole --actor.segment-length 10 --device cpu --json)
-  out=$2 prefix=rehearsal learner=1 narrow=1 actor=2 system=(4 --no-alone) patience=3  # What it is beside, the other parts have shown.
+  out=$2 prefix=rehearsal learner=1 narrow=1 actor=2 system=(4 --no-alone) limit_factor=3
 else
   fail "usage: bench/gpu.sh [check | loaders | learn [SEED] | --rehearse DIR]"
 fi
@@ -35,9 +35,9 @@ if [[ -z ${APEX_PYTHON:-} ]]; then
   ensure_venv "$PWD"
 else
   python=$APEX_PYTHON
-  export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}  # Programs that a run starts do not look into the current folder.
+  export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}  # because programs of a run do not import from the current folder
   "$python" setup.py build_ext --inplace >/dev/null 2>&1 ||
-    echo "the C parts are not built: loading takes twice as long; $python setup.py build_ext --inplace says why" >&2
+    echo "the C parts are not built, so loading takes twice as long; to see why, run $python setup.py build_ext --inplace" >&2
 fi
 trap 'exit 130' INT
 failed=()
@@ -47,14 +47,14 @@ if $learn; then
     "$python" -m bench learning run --task "$task-gpu" --system apex --seed "${2:-1}" || failed+=("$task")
   done
   if ((${#failed[@]})); then
-    fail "not measured: ${failed[*]}; what was is in docs/results/learning"
+    fail "not measured: ${failed[*]}; other results are in docs/results/learning"
   fi
-  echo "wrote docs/results/learning/*-gpu; python -m bench learning tables makes tables and plots of it" >&2
+  echo "wrote docs/results/learning/*-gpu; python -m bench learning tables creates tables and plots" >&2
   exit
 fi
 mkdir -p "$out"
 
-# Before the first figure is written: that changes the checkout.
+# Read the state of the checkout before the first result changes it.
 facts=$("$python" - <<'PYTHON'
 import json
 import os
@@ -67,25 +67,25 @@ print(json.dumps(checkout | {"hardware": describe_hardware(), "versions": descri
 PYTHON
 )
 
-# measure NAME LIMIT COMMAND...: runs `python -m bench COMMAND` within LIMIT + 10 seconds (a rehearsal, within three
-# times as long: other work may be going on); its last line becomes NAME's figures. Returns 1 where there are none, and
-# where the command says that they are not as they must be.
+# measure NAME LIMIT COMMAND...: runs `python -m bench COMMAND` for at most LIMIT + 10 seconds (in a rehearsal, three
+# times LIMIT, because the machine may be busy). Its last line has the figures of NAME. Returns 1 if there are none, or if
+# the command fails.
 measure() {
-  local name=$1 limit=$(($2 * patience)) said status=0
+  local name=$1 limit=$(($2 * limit_factor)) figures status=0
   shift 2
   set -- bench "$@" "${options[@]}"
   echo "== python -m $*" >&2
-  # Called before `||`, so -e does not hold here.
-  said=$(timeout --foreground --signal=INT --kill-after=10 "$limit" "$python" -m "$@" | tee >(cat >&2) | tail -n 1) ||
+  # The caller uses `||`, so -e has no effect here.
+  figures=$(timeout --foreground --signal=INT --kill-after=10 "$limit" "$python" -m "$@" | tee >(cat >&2) | tail -n 1) ||
     status=1
-  if [[ $said != "{"* ]]; then return 1; fi
-  "$python" - "$out/$prefix-$name.json" "python -m $*" "$facts" "$said" <<'PYTHON' || return 1
+  if [[ $figures != "{"* ]]; then return 1; fi
+  "$python" - "$out/$prefix-$name.json" "python -m $*" "$facts" "$figures" <<'PYTHON' || return 1
 import json, sys, time
 from pathlib import Path
 
-path, command, facts, said = sys.argv[1:]
+path, command, facts, figures = sys.argv[1:]
 measured = {"command": command, "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-whole = measured | json.loads(facts) | {"figures": json.loads(said)}
+whole = measured | json.loads(facts) | {"figures": json.loads(figures)}
 Path(path).write_text(json.dumps(whole, indent=2) + "\n")
 PYTHON
   return "$status"
@@ -100,17 +100,17 @@ elif [[ ${1:-} == loaders ]]; then
 fi
 if [[ ${1:-} == check || ${1:-} == loaders ]]; then
   if ((${#failed[@]})); then
-    fail "not measured, or not as it must be: ${failed[*]}; what was is in $out/$prefix-*.json"
+    fail "failed: ${failed[*]}; other results are in $out/$prefix-*.json"
   fi
   exit
 fi
 
-# All limits, ten seconds for each to end, and some for this script: less than 8 minutes.
+# The sum of all limits, with ten seconds for each to end, is less than 8 minutes.
 measure learner 115 learner --seconds "$learner" || failed+=(learner)
 measure learner-batch-128 70 learner --batch-size 128 --seconds "$narrow" || failed+=(learner-batch-128)
 measure actor 65 actor --seconds "$actor" || failed+=(actor)
 measure system 170 system --seconds "${system[@]}" || failed+=(system)
 if ((${#failed[@]})); then
-  fail "not measured: ${failed[*]}; what was is in $out/$prefix-*.json"
+  fail "not measured: ${failed[*]}; other results are in $out/$prefix-*.json"
 fi
 echo "wrote $out/$prefix-*.json" >&2

@@ -1,12 +1,12 @@
-"""An environment of one's own: fetch the key, then leave by the door.
+"""A custom environment: fetch the key, then leave by the door.
 
     cd examples
-    python custom_environment.py                              trains until it is solved, about a minute
-    python custom_environment.py --max-updates 200            or no longer than that
-    apex train --env custom_environment:KeyAndDoor            the same by the command
+    python custom_environment.py                              train until solved, about a minute
+    python custom_environment.py --max-updates 200            end after 200 updates at the latest
+    apex train --env custom_environment:KeyAndDoor            the same on the command line
 
-Any gymnasium.Env with discrete actions will do. The programs of a run import it by its name; this one stands in the
-script that trains, so what trains stands below `if __name__ == "__main__"`.
+Every gymnasium.Env with discrete actions works. The programs of a run import it by its name. This file defines the
+environment and trains, so the training code is below `if __name__ == "__main__"`.
 """
 
 import argparse
@@ -22,13 +22,13 @@ MOVES = np.array([[0, 1], [0, -1], [1, 0], [-1, 0]])
 
 
 class KeyAndDoor(gymnasium.Env):
-    """A room of SIDE x SIDE cells. The agent, the key and the door stand elsewhere in each episode."""
+    """A room of SIDE x SIDE cells. Each episode draws new cells for the agent, the key and the door."""
 
-    observation_space = spaces.Box(0.0, 1.0, (7,), np.float32)  # x, y of agent, key and door; whether it has the key
+    observation_space = spaces.Box(0.0, 1.0, (7,), np.float32)  # x, y of agent, key and door; 1 with the key
     action_space = spaces.Discrete(4)
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)  # Seeds self.np_random: all randomness comes from there.
+        super().reset(seed=seed)  # seeds self.np_random, which must be the only source of randomness
         cells = self.np_random.choice(SIDE * SIDE, 3, replace=False)
         self.agent, self.key, self.door = np.stack([cells % SIDE, cells // SIDE], axis=1)
         self.has_key, self.steps = False, 0
@@ -41,7 +41,7 @@ class KeyAndDoor(gymnasium.Env):
         if not self.has_key and (self.agent == self.key).all():
             self.has_key, reward = True, 0.5
         leaves = bool(self.has_key and (self.agent == self.door).all())
-        # A time limit is a truncation, not an end: what would have come after it is still worth something.
+        # A time limit truncates an episode: later rewards still count in the value of its last state.
         return self._observe(), 1.0 if leaves else reward, leaves, self.steps >= LIMIT, {}
 
     def _observe(self):

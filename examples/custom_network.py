@@ -1,8 +1,8 @@
-"""A network of one's own: residual blocks with LayerNorm, in the place of the two layers below dueling heads.
+"""A custom network: residual blocks with LayerNorm below dueling heads.
 
     cd examples
-    python custom_network.py                                  CartPole, until it is solved
-    python custom_network.py --max-updates 200                or no longer than that
+    python custom_network.py                                  train CartPole until solved
+    python custom_network.py --max-updates 200                end after 200 updates at the latest
     apex train --preset cartpole --network custom_network:make_network
 
 A factory takes the schema of the transitions and returns any torch.nn.Module that maps observations, frame_dtype[B, S,
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class ResidualNetwork(nn.Module):
-    """LayerNorm, not BatchNorm: actors act on a few observations at a time, the learner learns from many."""
+    """Uses LayerNorm instead of BatchNorm, because batches of actors are much smaller than those of the learner."""
 
     def __init__(self, num_values, num_actions):
         super().__init__()

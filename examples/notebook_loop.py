@@ -1,10 +1,10 @@
-"""Train, load, play: cells for a notebook, or a script. The stop button, or Ctrl-C, ends a training and keeps it.
+"""Train, load, play: cells of a notebook, or a script. The stop button or Ctrl-C ends training and saves the policy.
 
 python examples/notebook_loop.py
 python examples/notebook_loop.py --max-updates 200
 """
 
-# %% Train. In a notebook, leave the options out and write what you want: run={"max_minutes": 2}.
+# %% Train. In a notebook, replace the options by values, such as run={"max_minutes": 2}.
 import argparse
 
 import apex
@@ -18,7 +18,7 @@ config = apex.preset("cartpole", run=limits)
 run = apex.train(config, quiet=True)
 print(f"{run.reason}: {run.steps:,} steps, {run.seconds:.0f} s, in {run.folder}")
 
-# %% Load. The policy is a function from one observation, or a batch of them, to actions.
+# %% Load. The policy maps one observation, or a batch of observations, to actions.
 policy = apex.load_policy(run)
 env = policy.make_environment()
 

@@ -1,4 +1,4 @@
-"""`python -m tests.mutants`: draws errors by a seed, and says which of them the unit tests do not notice."""
+"""`python -m tests.mutants`: draws errors with a seed, and prints which of them the unit tests do not notice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .mutations import Mutation, find, mutate
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("apex", "tests", "bench", "chaos", "docs", "examples", "pyproject.toml")
-MODULES = (  # of learning, store and protocol
+MODULES = (  # modules of learning, store and protocol
     "acting/segment_builder", "acting/send_window", "acting/reliable_sender", "acting/actor",
     "acting/shared_parameters", "algorithms/n_step", "dqn/losses", "algorithms/exploration", "dqn/autograd_update",
     "algorithms/optimizers", "algorithms/losses", "algorithms/graph_update", "algorithms/parameters",
@@ -33,19 +33,21 @@ MODULES = (  # of learning, store and protocol
     "replay_memory/store/file", "transport/codec", "transport/header", "transport/json_codec", "transport/endpoints",
     "transport/control_codec", "transport/heartbeat",
 )  # fmt: skip
-LONGEST_SECONDS = 900.0  # of the tests of one module; an error that makes them hang is noticed
-MOST_FILES = 12  # of tests for one module
+LONGEST_SECONDS = 900.0  # limit for the tests of one module; an error that makes them hang counts as noticed
+MOST_FILES = 12  # test files for one module
 
 
 def main() -> int:
     """Returns 1 if more errors survive than are allowed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="default 0")
-    parser.add_argument("--count", type=int, default=40, metavar="N", help="errors to draw; default 40")
-    parser.add_argument("--survivors", type=int, default=2, metavar="N", help="allowed; default 2")
-    parser.add_argument("--only", type=int, nargs="+", metavar="I", help="of the errors drawn only these, from 1 on")
-    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="errors that are tried at a time; default 1")
-    parser.add_argument("--list", action="store_true", help="only say which are drawn")
+    parser.add_argument("--count", type=int, default=40, metavar="N", help="number of errors; default 40")
+    parser.add_argument("--survivors", type=int, default=2, metavar="N", help="allowed survivors; default 2")
+    parser.add_argument("--only", type=int, nargs="+", metavar="I", help="examine only these of the errors, from 1 on")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="J", help="errors that are examined at the same time; default 1"
+    )
+    parser.add_argument("--list", action="store_true", help="only print the errors")
     options = parser.parse_args()
     drawn = [*enumerate(draw(options.seed, options.count), 1)]
     drawn = [(number, mutation) for number, mutation in drawn if options.only is None or number in options.only]
@@ -75,14 +77,16 @@ def main() -> int:
 
 
 def draw(seed: int, count: int) -> list[Mutation]:
-    """Errors of all modules, each as likely as any other."""
+    """Returns errors of all modules; each is equally likely."""
     paths = [f"apex/{module}.py" for module in MODULES]
     possible = [mutation for path in paths for mutation in find(path, (ROOT / path).read_text())]
     return random.Random(seed).sample(possible, count)
 
 
 def copy_tree(tree: Path) -> Path:
-    """Copies what tests need, without compiled modules: one of the same size and second would be taken for another."""
+    """Copies the files that tests need, without bytecode: Python could use that of another error of equal size and
+    time.
+    """
     tree.mkdir()
     for name in COPIED:
         source = ROOT / name
@@ -94,7 +98,7 @@ def copy_tree(tree: Path) -> Path:
 
 
 def files_for(module: str) -> list[str]:
-    """The test files of a module, its own first: those of its package, then others in which its name occurs."""
+    """Returns the test files of a module: those of its package, its own first, then others that contain its name."""
     path = Path(module)
     name, package = path.stem, Path("tests/unit") / path.parent.relative_to("apex")
     dotted = ".".join(path.with_suffix("").parts)
@@ -110,7 +114,7 @@ def files_for(module: str) -> list[str]:
 
 
 def is_noticed(tree: Path, mutation: Mutation) -> str:
-    """The test that fails with the error, or "" if none does. The tree is as before afterwards."""
+    """Returns the test that fails with the error, or "" if none does. The tree is restored afterwards."""
     file = tree / mutation.module
     sound = file.read_text()
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "1", "-p", "no:cacheprovider"]

@@ -1,4 +1,4 @@
-"""Small errors that can be made in a module: which there are, and the module's text with one of them."""
+"""Small errors in a module: finds them, and returns the module's text with one of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATORS = {
     ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Pow: ast.Mult,
 }  # fmt: skip
 REMOVABLE = (ast.Expr, ast.AugAssign, ast.Raise, ast.Delete, ast.Continue, ast.Break)
-TYPES_ONLY = ("TypeVar", "NewType")  # calls that no test can see
+TYPES_ONLY = ("TypeVar", "NewType")  # calls that no test can notice
 
 
 class Mutation(NamedTuple):
@@ -30,12 +30,12 @@ class Mutation(NamedTuple):
     index: int
 
     def sentence(self) -> str:
-        """For people."""
+        """Returns the error as a sentence."""
         return f"{self.module}:{self.line} {self.kind}: {self.before}  ->  {self.after}"
 
 
 def find(module: str, source: str) -> list[Mutation]:
-    """Every error that can be made in the module."""
+    """Returns every possible error of the module."""
     tree = ast.parse(source)
     return [
         Mutation(module, node.lineno, kind, _text(node), _text(changed), index)
@@ -44,7 +44,7 @@ def find(module: str, source: str) -> list[Mutation]:
 
 
 def mutate(source: str, index: int) -> str:
-    """The module's text with that error. Comments are lost."""
+    """Returns the module's text with the error, without comments."""
     tree = ast.parse(source)
     node, _, changed = list(_changes(tree))[index]
     return ast.unparse(ast.fix_missing_locations(_Replace(node, changed).visit(tree)))
@@ -58,20 +58,22 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, str, ast.AST]]:
 
 
 def _hidden(tree: ast.Module) -> Iterator[ast.AST]:
-    """What no test should look at: annotations, log lines, error messages, and how an object is shown."""
+    """Yields nodes that tests need not check: annotations, log lines, error messages, and the text of an object."""
     for node in ast.walk(tree):
         annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
         if annotation is not None:
             yield from ast.walk(annotation)
-        told = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _text(node.value).startswith("log.")
+        logged = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _text(node.value).startswith("log.")
+        )
         typed = isinstance(node, ast.Assign) and _text(node.value).startswith(TYPES_ONLY)
         shown = isinstance(node, ast.FunctionDef) and node.name == "__repr__"
-        if told or typed or shown or isinstance(node, ast.JoinedStr):
+        if logged or typed or shown or isinstance(node, ast.JoinedStr):
             yield from ast.walk(node)
 
 
 def _mutants(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """The node with an error, in each way there is."""
+    """Yields the node with one error, for each possible error."""
     match node:
         case ast.Compare(ops=[operator]) if type(operator) in COMPARISONS:
             yield "comparison", _with(node, ops=[COMPARISONS[type(operator)]()])

@@ -1,8 +1,9 @@
-"""Prints every string that a user may read, with its file and line: to read them through, or to have some of them read.
+"""Prints every string that a user may read, with its file and line, so that people can review them.
 
 python tests/tools/strings.py                          # messages, help, settings, Terraform and shell
 python tests/tools/strings.py --prose                  # docstrings and comments of the product instead
-python tests/tools/strings.py --sample 60 --seed 7     # some of them, drawn with a seed
+python tests/tools/strings.py --prose tests bench      # docstrings and comments of these folders
+python tests/tools/strings.py --sample 60 --seed 7     # a random sample
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ import io
 import random
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LEAST_WORDS = 3  # Names, formats and keys have fewer.
 DESCRIPTION = re.compile(r'(?:description|error_message)\s*=\s*"((?:[^"\\]|\\.)+)"')
+C_COMMENT = re.compile(r"//\s*(.+)|^\s*/?\*+\s*(?:(.+?))\s*(?:\*/)?$")
+SHELL_COMMENT = re.compile(r"(?:^|\s)#\s+(.+)")
 ECHO = re.compile(r"(?:echo|fail|printf '%s\\n') \"([^\"]+)\"")
 
 Found = tuple[Path, int, str]
 
 
 def messages() -> Iterator[Found]:
-    """Strings of the product that are no docstrings, comments of settings, and what Terraform and scripts say."""
+    """Yields strings of the product except docstrings, comments of settings, and messages of Terraform and scripts."""
     for path in sorted((ROOT / "apex").rglob("*.py")):
         tree = ast.parse(path.read_text())
         docstrings = {id(node.body[0].value) for node in _documented(tree)}
@@ -43,12 +46,17 @@ def messages() -> Iterator[Found]:
         yield from _matches(path, ECHO)
 
 
-def prose() -> Iterator[Found]:
-    """Docstrings and comments of the product."""
-    for path in sorted((ROOT / "apex").rglob("*.py")):
-        for node in _documented(ast.parse(path.read_text())):
-            yield path, node.body[0].lineno, node.body[0].value.value
-        yield from _comments(path)
+def prose(folders: Sequence[str]) -> Iterator[Found]:
+    """Yields docstrings and comments in Python, C and shell files of these folders."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in _documented(ast.parse(path.read_text())):
+                yield path, node.body[0].lineno, node.body[0].value.value
+            yield from _comments(path)
+        for path in sorted((ROOT / folder).rglob("*.c")):
+            yield from _matches(path, C_COMMENT)
+        for path in sorted((ROOT / folder).rglob("*.sh")):
+            yield from _matches(path, SHELL_COMMENT)
 
 
 def _documented(tree: ast.AST) -> Iterator[ast.AST]:
@@ -64,17 +72,20 @@ def _comments(path: Path) -> Iterator[Found]:
 
 def _matches(path: Path, pattern: re.Pattern[str]) -> Iterator[Found]:
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        yield from ((path, number, text) for text in pattern.findall(line))
+        yield from ((path, number, found[found.lastindex or 0]) for found in pattern.finditer(line))
 
 
 def main() -> None:
-    """Prints what the options ask for."""
+    """Prints the strings that the options select."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--prose", action="store_true", help="docstrings and comments instead")
-    parser.add_argument("--sample", type=int, metavar="N", help="only N of them")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw")
+    parser.add_argument(
+        "--prose", nargs="*", metavar="FOLDER", help="docstrings and comments in these folders instead; default: apex"
+    )
+    parser.add_argument("--sample", type=int, metavar="N", help="only N strings")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sample")
     options = parser.parse_args()
-    found = [each for each in (prose() if options.prose else messages()) if len(each[2].split()) >= LEAST_WORDS]
+    candidates = messages() if options.prose is None else prose(options.prose or ["apex"])
+    found = [each for each in candidates if len(each[2].split()) >= LEAST_WORDS]
     if options.sample is not None:
         found = random.Random(options.seed).sample(found, min(options.sample, len(found)))
     for path, line, text in found:

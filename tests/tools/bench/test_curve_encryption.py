@@ -1,4 +1,4 @@
-"""`python -m bench curve` measures with keys and without, by the sockets of a real stream of segments."""
+"""`python -m bench curve` measures one stream of segments with and without keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from bench import __main__
 
 
-def test_measures_both_and_their_ratio(capsys):
+def test_both_rates_and_their_ratio_are_measured(capsys):
     assert __main__.main(["curve", "--seconds", "1", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     off, on = figures["curve_off_transitions_per_s"], figures["curve_on_transitions_per_s"]

@@ -1,4 +1,4 @@
-"""The benchmark of leases renews every one that it claims, and reports the times."""
+"""The benchmark of leases renews all leases and reports the times."""
 
 from __future__ import annotations
 

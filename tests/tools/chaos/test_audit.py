@@ -1,4 +1,4 @@
-"""The audit says what was lost, doubled, changed or invented; and nothing where nothing was."""
+"""The audit reports lost, doubled, changed and invented transitions, and passes a correct run."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ COUNT = 5  # transitions in a segment
 
 
 def make_segment(number, *, incarnation=7, base=0):
-    """Transitions that differ from those of every other number and life."""
+    """Returns transitions that differ from those of every other number and incarnation."""
     marks = 1_000 * incarnation + 10 * number + np.arange(COUNT)
     records = make_records(VECTORS, COUNT, n_step_return=marks)
     return build_segment(VECTORS, COUNT, incarnation=incarnation, number=number, base=base, records=records)
 
 
 class Bench:
-    """An actor's ledger, a store, and an auditor of both."""
+    """An actor's ledger, a store, and the audit of both."""
 
     def __init__(self, folder, memory):
         self.folder, self.path = folder, memory / "store"
@@ -57,7 +57,7 @@ class Bench:
                 self.ledger.note_receipt(Receipt(segment.stream, 77, number + 1, 0))
 
     def restart(self, **sizes):
-        """Another store in the place of the one before, whose memory is gone."""
+        """Replaces the store, whose memory is lost."""
         self.store.close()
         self.path.unlink()
         self.store = StoreWriter.create(self.path, VECTORS, SETTINGS._replace(**sizes), store_incarnation=78)
@@ -69,7 +69,7 @@ class Bench:
         return judge(self.reader.entries, [self.follower.content])
 
     def change(self, region, offset):
-        """Turns one bit over in the file, behind everybody's back."""
+        """Flips one bit of the file."""
         at = SETTINGS.sizes.offsets(VECTORS)[region] + offset
         with self.path.open("r+b") as file:
             file.seek(at)
@@ -84,30 +84,28 @@ def bench(tmp_path):
         yield Bench(tmp_path, Path(memory))
 
 
-def test_a_run_in_which_all_arrived_once_passes(bench):
+def test_a_run_passes_if_every_transition_is_stored_once(bench):
     bench.send(0, 1, 2)
-    bench.send(3, acknowledge=False)  # Its receipt is still on its way, and that is no fault.
-    bench.send(4, store=False, acknowledge=False)  # The actor died: nobody was promised anything.
+    bench.send(3, acknowledge=False)  # Its receipt has not arrived yet, which is not a fault.
+    bench.send(4, store=False, acknowledge=False)  # The actor died before an acknowledgement.
     verdict = bench.audit()
     assert verdict.passed
     assert (verdict.sent, verdict.acknowledged, verdict.stored) == (25, 15, 20)
-    assert verdict.sentence().startswith("passed: 15 acknowledged, 20 stored, lost 0")
 
 
-def test_what_was_acknowledged_and_is_not_there_is_lost(bench):
+def test_an_acknowledged_but_missing_segment_is_lost(bench):
     bench.send(0)
     bench.send(1, store=False)
     bench.send(2)
     verdict = bench.audit()
     assert not verdict.passed
     assert verdict.lost == COUNT
-    assert "FAILED" in verdict.sentence()
 
 
-def test_what_is_sent_and_stored_during_a_look_is_no_fault(bench, tmp_path, monkeypatch):
+def test_segments_stored_during_a_look_are_correct(bench, tmp_path, monkeypatch):
     bench.send(0)
     read = bench.follower.read
-    # Between the ledgers and the stores another segment goes its way, and one whose receipt counts at the next look.
+    # Between the reading of ledgers and stores, two segments are stored; the receipt of one counts at the next look.
     monkeypatch.setattr(bench.follower, "read", lambda: (bench.send(1, acknowledge=False), bench.send(2), read())[-1])
     monkeypatch.setattr(bench.follower, "look_again", lambda: bench.send(3))
     run = ChaosRun(Config(), tmp_path / "run", [], (), None)
@@ -117,16 +115,16 @@ def test_what_is_sent_and_stored_during_a_look_is_no_fault(bench, tmp_path, monk
     assert (verdict.sent, verdict.acknowledged, verdict.stored) == (4 * COUNT, COUNT, 3 * COUNT)
 
 
-def test_what_is_there_twice_is_counted_once_too_often(bench):
+def test_a_segment_stored_twice_is_counted(bench):
     bench.send(0, 1)
     again = make_segment(1)._replace(number=2)
-    bench.store.insert(again)  # As if the de-duplication had let it pass.
+    bench.store.insert(again)  # as if deduplication had failed
     verdict = bench.audit()
     assert not verdict.passed
     assert (verdict.twice, verdict.lost, verdict.never_sent) == (COUNT, 0, 0)
 
 
-def test_what_nobody_sent_is_seen(bench):
+def test_a_segment_that_was_never_sent_is_counted(bench):
     bench.send(0)
     bench.store.insert(make_segment(1))
     verdict = bench.audit()
@@ -139,10 +137,10 @@ def test_what_nobody_sent_is_seen(bench):
     [
         (2, 16),  # the n_step_return of key 0
         (2, 28),  # its version
-        (4, 4 * 7 + 3),  # the first frame's bytes, behind a table of 7 numbers
+        (4, 4 * 7 + 3),  # the first frame, after a table of 7 numbers
     ],
 )
-def test_one_bit_that_changed_is_lost_and_never_sent(bench, region, offset):
+def test_a_flipped_bit_counts_as_lost_and_as_never_sent(bench, region, offset):
     bench.send(0, 1)
     bench.change(region, offset)
     verdict = bench.audit()
@@ -150,14 +148,14 @@ def test_one_bit_that_changed_is_lost_and_never_sent(bench, region, offset):
     assert verdict.lost == verdict.never_sent > 0
 
 
-def test_one_bit_that_changes_after_it_was_read_is_seen_too(bench):
+def test_a_bit_flipped_after_it_was_read_is_detected(bench):
     bench.send(0, 1)
     assert bench.audit().passed
     bench.change(2, 16)
     assert bench.audit().changed == 1
 
 
-def test_what_is_overwritten_was_read_before_and_is_not_lost(bench):
+def test_overwritten_transitions_were_read_before_and_are_not_lost(bench):
     bench.restart(capacity=12)
     for number in range(8):
         bench.send(number)
@@ -168,7 +166,7 @@ def test_what_is_overwritten_was_read_before_and_is_not_lost(bench):
     assert (verdict.lost, verdict.unseen, verdict.stored) == (0, 0, 40)
 
 
-def test_an_audit_that_was_outrun_says_so(bench):
+def test_transitions_overwritten_before_the_audit_are_counted(bench):
     bench.restart(capacity=12)
     bench.send(0)
     bench.follower.read()
@@ -178,7 +176,7 @@ def test_an_audit_that_was_outrun_says_so(bench):
     assert verdict.unseen > 0
 
 
-def test_what_was_lost_with_its_memory_is_told_apart(bench):
+def test_transitions_lost_with_their_memory_are_counted_separately(bench):
     bench.send(0, 1)
     bench.audit()
     bench.restart()
@@ -196,40 +194,39 @@ def test_two_processes_with_one_lease_are_seen(bench):
     Ledger(bench.folder).note_sent(make_segment(0))
     verdict = bench.audit()
     assert verdict.wrong == 1
-    assert "was made twice" in bench.reader.entries.wrong[0]
 
 
-def test_a_base_that_no_receipt_bears_out_is_seen(bench):
+def test_a_base_without_a_receipt_is_detected(bench):
     bench.send(0, store=False, acknowledge=False)
     bench.send(1, store=False, acknowledge=False, base=1)
     assert bench.audit().wrong == 1
 
 
-def test_a_segment_that_goes_again_is_written_down_once(bench):
+def test_a_segment_that_is_sent_again_has_one_entry(bench):
     bench.send(0)
     bench.ledger.note_sent(make_segment(0))
     bench.ledger.note_receipt(Receipt(Stream(2, 7), 77, 1, 0))
     assert bench.audit().sent == bench.audit().acknowledged == COUNT
 
 
-def test_an_entry_that_was_cut_short_by_a_kill_never_came_to_count(bench):
+def test_an_incomplete_last_entry_does_not_count(bench):
     bench.send(0, 1)
     (path,) = bench.folder.glob("*.ledger")
-    path.write_bytes(path.read_bytes()[: -ENTRY.itemsize - 1])  # The receipt of 1 is gone, its digests are cut.
+    path.write_bytes(path.read_bytes()[: -ENTRY.itemsize - 1])  # without the receipt of 1
     bench.reader.read()
     assert len(bench.reader.entries.sent) == 1
     assert len(bench.reader.entries.acknowledged) == 1
     assert bench.reader.actors == {os.getpid(): {2}}
 
 
-def test_a_bitmap_acknowledges_what_came_out_of_order(bench):
+def test_a_bitmap_acknowledges_segments_out_of_order(bench):
     bench.send(0, 1, 2, acknowledge=False)
-    bench.ledger.note_receipt(Receipt(Stream(2, 7), 77, 0, 0b10))  # Nothing in a row, and number 2.
+    bench.ledger.note_receipt(Receipt(Stream(2, 7), 77, 0, 0b10))  # only number 2
     assert bench.audit().acknowledged == COUNT
     assert list(bench.reader.entries.acknowledged) == [(2, 7, 2)]
 
 
-def test_committed_keys_that_are_gone_are_seen(bench):
+def test_removed_committed_keys_are_detected(bench):
     bench.send(0, 1)
     assert bench.audit().passed
     with bench.path.open("r+b") as file:
@@ -238,22 +235,22 @@ def test_committed_keys_that_are_gone_are_seen(bench):
     assert bench.audit().changed == COUNT
 
 
-def test_what_the_last_snapshot_lacks_is_lost(bench):
+def test_transitions_missing_in_the_last_snapshot_are_lost(bench):
     bench.restart(capacity=12)
     for number in range(4):
         bench.send(number)
         bench.follower.read()
     bench.reader.read()
-    live = bench.follower.content._replace(store_incarnation=77)  # As the receipts of this bench say.
+    live = bench.follower.content._replace(store_incarnation=77)  # the incarnation in the receipts of this test
     first = bench.store.first_key
     whole = live._replace(store_incarnation=99, first_key=first, digests=live.digests[first:])
     assert judge(bench.reader.entries, [whole.on_top_of(live)]).passed
-    short = whole._replace(digests=whole.digests[:-COUNT])  # It was taken before the last segment.
+    short = whole._replace(digests=whole.digests[:-COUNT])  # taken before the last segment
     verdict = judge(bench.reader.entries, [short.on_top_of(live._replace(unseen=1, changed=2))])
     assert (verdict.lost, verdict.gone_with_memory, verdict.unseen, verdict.changed) == (COUNT, 0, 1, 2)
 
 
-def test_what_was_overwritten_before_a_store_was_restored_is_not_lost_with_it(bench, tmp_path):
+def test_transitions_overwritten_before_a_restore_are_not_lost(bench, tmp_path):
     bench.restart(capacity=12)
     for number in range(4):
         bench.send(number)
@@ -271,15 +268,14 @@ def test_what_was_overwritten_before_a_store_was_restored_is_not_lost_with_it(be
     assert verdict.stored == 5 * COUNT
 
 
-def test_what_would_never_be_drawn_is_seen(bench, monkeypatch):
+def test_transitions_without_a_weight_are_counted(bench, monkeypatch):
     monkeypatch.setattr(audit, "WRITE_SECONDS", 0.0)
     bench.send(0, 1)
     regions = open_file(bench.path, VECTORS, writable=True)
     weight = regions.tree.weights(np.array([3]))
-    regions.tree.set(np.array([3]), np.zeros(1))  # As a recovery would leave it that forgets who had no weight yet.
+    regions.tree.set(np.array([3]), np.zeros(1))  # as after a recovery that forgets keys without a weight
     verdict = bench.audit()
     assert not verdict.passed
     assert (verdict.weightless, verdict.lost) == (1, 0)
-    assert "weightless 1" in verdict.sentence()
     regions.tree.set(np.array([3]), weight)
     assert bench.audit().passed

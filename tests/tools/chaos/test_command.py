@@ -1,4 +1,4 @@
-"""`python -m chaos` itself: a real run, a few faults from a seed, and the audit at its end."""
+"""`python -m chaos`: real runs under faults, refusals, and the table of figures."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ SMALL = ["--actors", "2", "--evaluator.no-enabled", "--replay.capacity", "50000"
 ROOT = Path(__file__).parents[3]
 
 
-def run_chaos(folder, *words):
-    command = [sys.executable, "-m", "chaos", *words, "--run.folder", str(folder)]
+def run_chaos(folder, *arguments):
+    command = [sys.executable, "-m", "chaos", *arguments, "--run.folder", str(folder)]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=ROOT)
 
 
 @pytest.mark.covers_programs
 @pytest.mark.timeout(600)
 def test_a_short_run_under_faults_loses_nothing_and_leaves_nothing(tmp_path):
-    words = ["--minutes", "0.16", "--period", "2", "--seed", "8", "--faults", "kill,hangup,cut,garbage", "--json"]
+    arguments = ["--minutes", "0.16", "--period", "2", "--seed", "8", "--faults", "kill,hangup,cut,garbage", "--json"]
     before = set(Path("/dev/shm").glob("apex-*"))
-    ended = run_chaos(tmp_path, *words, *SMALL)
+    ended = run_chaos(tmp_path, *arguments, *SMALL)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    told = json.loads(ended.stdout)
-    figures = {figure["name"]: figure["value"] for figure in told["figures"]}
-    assert told["passed"]
+    report = json.loads(ended.stdout)
+    figures = {figure["name"]: figure["value"] for figure in report["figures"]}
+    assert report["passed"]
     assert figures["faults"] == 4
-    assert figures["the launcher was resumed"] == 1
+    assert figures["resumes after a launcher's death"] == 1
     assert figures["acknowledged, alive"] > 500
-    for what in ("lost", "twice", "never sent"):
-        assert figures[f"{what}, alive"] == figures[f"{what}, after the end"] == 0
+    for count in ("lost", "twice", "never sent"):
+        assert figures[f"{count}, alive"] == figures[f"{count}, after the end"] == 0
     for fault in ("kill -9 replay", "SIGHUP launcher", "cut actor-learner", "garbage"):
         assert fault in ended.stderr
     assert set(Path("/dev/shm").glob("apex-*")) <= before
@@ -53,13 +53,13 @@ def test_a_short_run_under_faults_loses_nothing_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_kills_go_to_a_run_whose_inserts_wait_and_to_one_whose_do_not(tmp_path):
+def test_kills_lose_nothing_with_and_without_waiting_inserts(tmp_path):
     ended = run_chaos(tmp_path, "--scenario", "kills", "--rounds", "1", "--json", *SMALL)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    told = json.loads(ended.stdout)
-    assert told["passed"]
+    report = json.loads(ended.stdout)
+    assert report["passed"]
     figures = {}
-    for figure in told["figures"]:
+    for figure in report["figures"]:
         part, _, name = figure["name"].partition(": ")
         figures.setdefault(part, {})[name] = figure["value"]
     waiting, free = figures.values()
@@ -67,7 +67,7 @@ def test_kills_go_to_a_run_whose_inserts_wait_and_to_one_whose_do_not(tmp_path):
     for victim in ("actor", "learner", "loader", "replay", "launcher"):
         assert free[f"kill -9 of {victim}"] == 1
     for part in (waiting, free):
-        assert part["programs that aborted"] == part["lost, after the end"] == part["twice, after the end"] == 0
+        assert part["aborted programs"] == part["lost, after the end"] == part["twice, after the end"] == 0
         assert part["acknowledged, after the end"] > 100
 
 
@@ -78,7 +78,7 @@ def _command(entry):
         return b""
 
 
-def test_the_words_hostile_and_saves_start_programs_of_their_own(monkeypatch):
+def test_hostile_and_saves_are_separate_programs(monkeypatch):
     for word in ("hostile", "saves"):
         tape = []
         program = types.SimpleNamespace(main=lambda argv, tape=tape: tape.append(argv) or 5)
@@ -88,20 +88,20 @@ def test_the_words_hostile_and_saves_start_programs_of_their_own(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "arguments",
     [
-        (["--env", "CartPole-v1"], "plays chaos.environment:AuditEnvironment only"),
-        (["--faults", "flood"], "--faults must be among"),
-        (["--minutes", "0"], "--minutes: must be a number above 0"),
-        (["--scenario", "recovery", "--size", "0"], "--size: must be an integer of at least 1, got 0"),
-        (["--scenario", "kills", "--minutes", "1"], "the scenario kills has no use for --minutes"),
-        (["--nonsense", "1"], "unknown option --nonsense"),
+        ["--env", "CartPole-v1"],
+        ["--faults", "flood"],
+        ["--minutes", "0"],
+        ["--scenario", "kills", "--minutes", "1"],
+        ["--nonsense", "1"],
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys, words, message):
+def test_a_mistake_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
-    assert __main__.main(words) == 2
-    assert message in capsys.readouterr().err
+    assert __main__.main(arguments) == 2
+    name = "CartPole-v1" if "CartPole-v1" in arguments else arguments[-2]
+    assert name in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -109,7 +109,7 @@ def make_verdict(**counts):
     return Verdict(**{**dict.fromkeys(Verdict._fields, 0), "acknowledged": 5, **counts})
 
 
-def test_the_table_names_what_the_audit_found():
+def test_the_table_has_the_counts_of_the_audit():
     rows = audit_figures(make_verdict(lost=2, changed=1), "alive")
     assert [(row.name, row.value, row.reached) for row in rows] == [
         ("acknowledged, alive", 5, True),
@@ -124,24 +124,20 @@ def test_the_table_names_what_the_audit_found():
     ("value", "bar", "reached"),
     [(2.0, "<= 2", True), (2.1, "<= 2", False), (80, ">= 80", True), (79, ">= 80", False), (None, "<= 2", False)],
 )
-def test_a_figure_keeps_to_its_bar_or_not(value, bar, reached):
+def test_a_figure_meets_its_bar_or_misses_it(value, bar, reached):
     assert Figure("figure", value, bar=bar).reached is reached
 
 
-def test_a_role_that_never_came_back_has_no_longest_time():
+def test_recoveries_that_never_came_count_as_the_longest():
     median, longest = recovery_figures({"replay": [1.0, None, 1.5]}, {"replay": 2.0})
-    assert (median.value, median.reached) == (1.5, True)
-    assert longest.value is None
-
-
-def test_those_that_never_came_back_count_in_the_median():
+    assert (median.value, median.reached, longest.value) == (1.5, True, None)
     median, _ = recovery_figures({"replay": [1.0, None, None]}, {"replay": 2.0})
     assert (median.value, median.reached) == (None, False)
     median, longest = recovery_figures({"replay": [1.0, 3.0, 2.5]}, {"replay": 2.0})
     assert (median.value, median.reached, longest.value) == (2.5, False, 3.0)
 
 
-def test_the_last_lines_name_the_bars_that_were_missed(capsys):
+def test_the_last_lines_name_the_missed_bars(capsys):
     figures = [Figure("lost", 0, "", "= 0"), Figure("away", 3.0, "s", "<= 2"), Figure("back", None, "s", "<= 15")]
     ScenarioReporter(as_json=False).end({}, figures, passed=True)
     assert capsys.readouterr().out.splitlines()[-2:] == ["MISSED 2 bars: away <= 2; back <= 15", "the audit passed"]

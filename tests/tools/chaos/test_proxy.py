@@ -1,4 +1,4 @@
-"""The proxy carries bytes as they are, until it is told to cut, hold, delay or turn them."""
+"""The proxy carries bytes unchanged, until it cuts, blocks, delays or flips them on request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from chaos.proxy import ADDRESSES, Proxy
 
 
 class Echo:
-    """A program that answers on 127.0.0.1 with what it hears."""
+    """A program on 127.0.0.1 that returns the received bytes."""
 
     def __init__(self, port):
-        self.heard = b""
+        self.received = b""
         self.listener = socket.create_server(("127.0.0.1", port))
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
@@ -37,7 +37,7 @@ class Echo:
         with connection:
             try:
                 while data := connection.recv(65_536):
-                    self.heard += data
+                    self.received += data
                     connection.sendall(data)
             except OSError:
                 return
@@ -82,13 +82,13 @@ def ask(connection, data):
     return answer
 
 
-def test_bytes_arrive_as_they_are(proxy, transport):
+def test_bytes_arrive_unchanged(proxy, transport):
     data = bytes(range(256)) * 1_000
     with connect(transport) as connection:
         assert ask(connection, data) == data
 
 
-def test_what_is_cut_is_reset_and_stays_away_until_it_is_healed(proxy, transport):
+def test_a_cut_resets_connections_until_it_ends(proxy, transport):
     with connect(transport) as connection:
         ask(connection, b"x")
         proxy.set("actor-replay", is_cut=True)
@@ -101,13 +101,13 @@ def test_what_is_cut_is_reset_and_stays_away_until_it_is_healed(proxy, transport
         assert ask(connection, b"x") == b"x"
 
 
-def test_one_pair_is_cut_and_no_other(proxy, transport):
+def test_a_cut_affects_only_its_own_pair(proxy, transport):
     proxy.set("learner-replay", is_cut=True)
     with connect(transport) as connection:
         assert ask(connection, b"x") == b"x"
 
 
-def test_silence_holds_bytes_and_tells_nobody(proxy, transport):
+def test_a_silent_link_holds_bytes_without_an_error(proxy, transport):
     with connect(transport) as connection:
         ask(connection, b"x")
         proxy.set("actor-replay", is_silent=True)
@@ -133,7 +133,7 @@ def test_a_delay_lasts_in_each_direction(proxy, transport):
         assert time.monotonic() - began >= 0.2
 
 
-def test_a_bit_is_turned_in_as_many_pieces_as_were_asked_for(proxy, transport):
+def test_the_requested_number_of_bits_is_flipped(proxy, transport):
     proxy.set("actor-replay", bits_to_turn=1)
     data = bytes(1_000)
     with connect(transport) as connection:
@@ -142,13 +142,13 @@ def test_a_bit_is_turned_in_as_many_pieces_as_were_asked_for(proxy, transport):
         assert ask(connection, data) == data
 
 
-def test_an_address_that_is_taken_is_refused_with_the_remedy(proxy, transport):
+def test_an_occupied_address_is_refused_with_a_remedy(proxy, transport):
     with pytest.raises(UsageError, match="port-offset"):
         Proxy(transport, 1, seed=0)
 
 
 def test_garbage_reaches_the_program_past_the_links(proxy, transport, echo):
     proxy.set("actor-replay", is_cut=True)
-    proxy.throw_garbage([b"noise"])  # Nobody listens at the other ports, and nothing is raised.
-    until(lambda: echo.heard, "the noise")
-    assert echo.heard == b"noise"
+    proxy.throw_garbage([b"noise"])  # The other ports are closed, which raises no error.
+    until(lambda: echo.received, "the noise")
+    assert echo.received == b"noise"

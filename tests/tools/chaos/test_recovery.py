@@ -1,4 +1,4 @@
-"""Faults reach the processes and links they name and end when they should; scenarios measure what they say."""
+"""Faults reach their processes and links, and end in time; scenarios measure growth and recovery."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from apex.config import Config
 from apex.launch.programs import make_programs
 from apex.runs.folder import RunFolder
 from chaos import growth, processes, recovery
-from chaos.audit import Follower
 from chaos.faults import Fault
 from chaos.growth import growth_figures
 from chaos.processes import Footprint, Process, find, footprints, is_alive, kill, maps_memory, send
@@ -45,7 +44,7 @@ time.sleep(60)
 
 
 class Links:
-    """Stands for the proxy: a tape."""
+    """Replaces the proxy and records its calls."""
 
     def __init__(self):
         self.tape = []
@@ -66,7 +65,7 @@ class Ledger:
 
 
 class Sleeper:
-    """Stands for a run whose only process sleeps, and which goes on at every look."""
+    """Replaces a run: its only process sleeps, and its counters grow at every tick."""
 
     def __init__(self):
         self.child = subprocess.Popen(["sleep", "60"])
@@ -125,35 +124,28 @@ def state(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_a_kill_kills_and_is_counted_by_role(run):
+def test_a_kill_is_counted_by_role_and_a_hangup_spares_children(run, monkeypatch):
     injector, victim = FaultInjector(run, Links(), 0), run.child
     injector.do(Fault(0.0, "kill", "replay's child"))
     assert victim.wait(10) == -signal.SIGKILL
     assert injector.kills == {"replay": 1}
     assert not injector.kill("evaluator")
+    for maps in (False, True):
+        monkeypatch.setattr(recovery, "maps_memory", lambda pid, maps=maps: maps)
+        assert injector.kill("learner's loader") == maps
+    assert injector.kills == {"replay": 1, "loader": 1}
+    sent = []
+    monkeypatch.setattr(recovery, "send", lambda pid, signum: sent.append((pid, signum)))
+    injector.do(Fault(0.0, "hangup", "learner"))
+    assert sent == [(run.child.pid, signal.SIGHUP)]
 
 
-def test_a_hangup_reaches_the_program_and_not_its_children(run, monkeypatch):
-    tape = []
-    monkeypatch.setattr(recovery, "send", lambda pid, signum: tape.append((pid, signum)))
-    FaultInjector(run, Links(), 0).do(Fault(0.0, "hangup", "learner"))
-    assert tape == [(run.child.pid, signal.SIGHUP)]
-
-
-@pytest.mark.parametrize("sees_memory", [True, False])
-def test_a_loader_is_the_child_of_the_learner_that_sees_the_replay_memory(run, monkeypatch, sees_memory):
-    monkeypatch.setattr(recovery, "maps_memory", lambda pid: sees_memory)
-    injector = FaultInjector(run, Links(), 0)
-    assert injector.kill("learner's loader") == sees_memory
-    assert injector.kills == ({"loader": 1} if sees_memory else {})
-
-
-def test_a_process_sees_the_replay_memory_while_it_maps_it(tmp_path):
+def test_loaders_are_recognized_by_their_mapped_replay_memory(tmp_path):
     file = tmp_path / "apex-1-0.replay"
     file.write_bytes(bytes(mmap.PAGESIZE))
     steps = "import mmap; print(flush=True); input(); f = open({0!r})"
     steps += "; m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)"
-    # A process of its own: this one may have a memory of another test.
+    # A separate process, because this one may map the memory of another test.
     command = [sys.executable, "-c", f"{steps.format(str(file))}; print(flush=True); input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
@@ -165,45 +157,35 @@ def test_a_process_sees_the_replay_memory_while_it_maps_it(tmp_path):
         process.communicate("\n", timeout=60)
 
 
-def test_a_stop_ends_by_itself(run):
+def test_a_stopped_process_continues_after_its_time(run):
     injector = FaultInjector(run, Links(), 0)
     injector.do(Fault(0.0, "stop", "actor", 0.05))
     until(lambda: state(run.child.pid) == "T", "stop")
     assert injector.busy
     until(lambda: injector.tick() or not injector.busy, "end of the fault")
-    until(lambda: state(run.child.pid) != "T", "going on")
+    until(lambda: state(run.child.pid) != "T", "continuation")
 
 
-def test_a_storm_kills_several_times(run):
-    injector = FaultInjector(run, Links(), 0)
-    injector.do(Fault(0.0, "storm", "learner"))
-    injector.tick()
-    assert injector.kills == {"learner": 1}
-    assert injector.busy
-
-
-@pytest.mark.parametrize("kind", ["cut", "delay"])
-def test_a_link_is_broken_and_mended(run, kind):
+def test_a_cut_ends_by_itself(run):
     links = Links()
     injector = FaultInjector(run, links, 0)
-    injector.do(Fault(0.0, kind, "actor-replay", 0.0))
+    injector.do(Fault(0.0, "cut", "actor-replay", 0.0))
     injector.tick()
-    assert [pair for pair, _ in links.tape] == ["actor-replay"] * 2
-    assert links.tape[0][1]
-    assert not links.tape[1][1]
-
-
-def test_garbage_is_thrown(run):
-    links = Links()
-    FaultInjector(run, links, 0).do(Fault(0.0, "garbage", "every port"))
-    assert links.tape[0][0] == "garbage"
+    (begun, values), (ended, nothing) = links.tape
+    assert begun == ended == "actor-replay"
+    assert values
+    assert not nothing
 
 
 @pytest.mark.parametrize("victim", ["replay", "learner", "actor", "launcher"])
-def test_a_victim_is_back_when_what_it_gives_comes_again(run, victim):
+def test_a_victim_has_recovered_when_its_work_is_seen_again(run, victim):
     came = FaultInjector(run, Links(), 0).kill_and_wait(victim)
     assert came.victim == victim
     assert came.seconds is not None
+    run.tick = lambda: None
+    run.wait = lambda seconds, until=lambda: False: until()
+    if victim == "replay":
+        assert FaultInjector(run, Links(), 0).kill_and_wait(victim).seconds is None
 
 
 def test_aborts_are_counted_in_the_logs_of_all_programs(tmp_path):
@@ -218,13 +200,8 @@ def test_aborts_are_counted_in_the_logs_of_all_programs(tmp_path):
     assert run.count_aborts() == 3
 
 
-def test_a_victim_that_gives_nothing_more_is_never_back(run):
-    run.tick = lambda: None
-    assert FaultInjector(run, Links(), 0).kill_and_wait("replay").seconds is None
-
-
 @pytest.mark.parametrize("name", ["random", "kills", "recovery", "partition", "far-actor"])
-def test_a_scenario_heals_everything_and_says_whether_all_goes_on(run, name, capsys):
+def test_a_scenario_ends_its_faults_and_reports_the_recovery(run, name, capsys):
     links = Links()
     options = ScenarioOptions(minutes=0.001, period=0.02, rounds=1, part=1, size=10, faults=("kill", "garbage"))
     figures = SCENARIOS[name].play(run, links, FaultInjector(run, links, 0), ScenarioReporter(as_json=False), options)
@@ -234,7 +211,7 @@ def test_a_scenario_heals_everything_and_says_whether_all_goes_on(run, name, cap
     assert capsys.readouterr().out
 
 
-def test_the_processes_of_a_run_are_found_by_role_and_with_what_they_hold(tmp_path):
+def test_the_processes_of_a_run_are_found_by_role(tmp_path):
     script = tmp_path / "family.py"
     script.write_text(FAMILY)
     launcher = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE)
@@ -253,7 +230,7 @@ def test_the_processes_of_a_run_are_found_by_role_and_with_what_they_hold(tmp_pa
         for process in found:
             kill(process)
             until(lambda pid=process.pid: not is_alive(pid), "death")
-            send(process.pid, signal.SIGCONT)  # That it is gone is no error.
+            send(process.pid, signal.SIGCONT)  # Ignores processes that have ended.
     finally:
         for process in find(launcher.pid):
             kill(process)
@@ -264,7 +241,7 @@ def test_the_processes_of_a_run_are_found_by_role_and_with_what_they_hold(tmp_pa
 
 
 @pytest.mark.parametrize("is_its_own", [True, False])
-def test_memory_leaves_out_what_is_mapped_from_elsewhere(tmp_path, monkeypatch, is_its_own):
+def test_memory_excludes_mappings_of_shared_files(tmp_path, monkeypatch, is_its_own):
     num_bytes = 32 * 2**20
     if not is_its_own:
         monkeypatch.setattr(processes, "NOT_ITS_OWN", (*processes.NOT_ITS_OWN, str(tmp_path)))
@@ -272,7 +249,7 @@ def test_memory_leaves_out_what_is_mapped_from_elsewhere(tmp_path, monkeypatch, 
     (tmp_path / "a file").write_bytes(bytes(num_bytes))
     with (tmp_path / "a file").open("r+b") as file, mmap.mmap(file.fileno(), num_bytes) as memory:
         before = footprints(me)["actor"].memory_bytes
-        for begin in range(0, num_bytes, 2**20):  # All at once would be kept where an allocator keeps what is freed.
+        for begin in range(0, num_bytes, 2**20):  # in pieces, which the allocator returns to the system
             memory[begin : begin + 2**20] = b"1" * 2**20
         grown = footprints(me)["actor"].memory_bytes - before
     assert grown >= 0.9 * num_bytes if is_its_own else grown < 0.1 * num_bytes
@@ -296,15 +273,7 @@ def test_the_programs_of_a_run_reach_one_another_through_the_proxies(tmp_path):
     assert many[1].command[-4:] == ("--processes", "1", "--envs", "1")
 
 
-def test_a_store_that_is_not_there_is_waited_for(tmp_path):
-    follower = Follower(tmp_path / "none", VECTORS)
-    assert not follower.read()
-    follower.look_again()
-    assert len(follower.content.digests) == 0
-    assert os.listdir(tmp_path) == []
-
-
-def test_growth_is_that_of_roles_that_were_there_at_both_times():
+def test_growth_is_relative_to_the_first_measurement():
     middle = {"actor": Footprint(1_000, 10, 2), "replay": Footprint(2_000, 20, 1)}
     end = {"actor": Footprint(1_005, 10, 2), "replay": Footprint(2_100, 21, 1)}
     rows = {figure.name: (figure.value, figure.reached) for figure in growth_figures(middle, end, "at last")}
@@ -315,7 +284,7 @@ def test_growth_is_that_of_roles_that_were_there_at_both_times():
     assert rows["all roles: growth at last"] == (pytest.approx(3.5), False)
 
 
-def test_a_role_that_is_gone_has_not_kept_to_its_memory():
+def test_a_role_that_is_missing_misses_its_bars():
     held = {"actor": Footprint(1_000, 10, 2), "replay": Footprint(2_000, 20, 1)}
     for middle, end in ((held, {"actor": held["actor"]}), ({"actor": held["actor"]}, held)):
         rows = {figure.name: (figure.value, figure.reached) for figure in growth_figures(middle, end, "at last")}
@@ -325,8 +294,8 @@ def test_a_role_that_is_gone_has_not_kept_to_its_memory():
 
 
 @pytest.mark.parametrize("settles", [True, False])
-def test_what_is_held_is_looked_at_once_nobody_starts_any_more(monkeypatch, settles):
-    """Descriptors come at every look for half a second, or for ever: then patience ends it."""
+def test_footprints_are_read_once_the_descriptors_are_constant(monkeypatch, settles):
+    """Descriptors are opened for half a second, or forever; the second case ends at the time limit."""
     run, began, looks = SimpleNamespace(wait=time.sleep, processes=list), time.monotonic(), []
 
     def look(processes):

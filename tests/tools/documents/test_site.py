@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, and its reference names what the code has."""
+"""The documentation builds without a warning, and its reference lists every chart."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.timeout(300)
-def test_it_builds_without_a_warning(tmp_path):
+def test_the_documentation_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "--doctree-dir", str(tmp_path / "trees")]
     built = subprocess.run([*command, "docs", str(tmp_path / "html")], cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     page = (tmp_path / "html/reference/generated/settings.html").read_text()
     assert "learner.batch_size" in page
-    assert "transitions; 0: chosen for this machine" in page
 
 
-def test_every_chart_of_tensorboard_has_its_row_in_the_reference():
+def test_every_chart_of_tensorboard_has_a_row_in_the_reference():
     text = (ROOT / "docs/reference/curves.md").read_text()
     families = {found.rpartition("/")[0] for found in re.findall(r"`([\w/]+)`", text)}
     names = {name.rpartition("/")[2] for name in re.findall(r"`([\w/]+)`", text)}

@@ -1,4 +1,4 @@
-"""`python -m tests.mutants` makes the errors that it names, one at a time, and no others."""
+"""`python -m tests.mutants` makes one error at a time, and describes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def area(width: int = 3, *, checks: bool = True) -> float:
 '''
 
 
-def test_each_error_is_made_by_itself_and_is_the_one_that_is_named():
+def test_each_mutation_makes_exactly_the_named_error():
     mutations = find("area.py", SOURCE)
     texts = [mutate(SOURCE, mutation.index) for mutation in mutations]
     assert len({*texts, ast.unparse(ast.parse(SOURCE))}) == len(mutations) + 1
@@ -30,7 +30,7 @@ def test_each_error_is_made_by_itself_and_is_the_one_that_is_named():
             assert mutation.after.removesuffix(":") in text, mutation.sentence()
 
 
-def test_every_kind_is_found_and_no_annotation_log_line_or_message():
+def test_mutations_are_found_in_code_but_not_in_types_logs_or_messages():
     changes = {(mutation.before, mutation.after) for mutation in find("area.py", SOURCE)}
     assert changes == {
         ("3", "4"),
@@ -45,7 +45,7 @@ def test_every_kind_is_found_and_no_annotation_log_line_or_message():
     }
 
 
-def test_one_seed_draws_the_same_errors_again_and_each_module_has_tests():
+def test_a_seed_draws_the_same_errors_and_each_module_has_tests():
     assert draw(3, 20) == draw(3, 20) != draw(4, 20)
     for mutation in draw(3, 20):
         files = files_for(mutation.module)
