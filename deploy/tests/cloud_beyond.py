@@ -1,4 +1,4 @@
-"""What lies beyond the machines of an emulated cluster: AWS's interfaces on port 443, and each machine's metadata."""
+"""AWS outside the machines of an emulated cluster: its interfaces on port 443, and each machine's metadata."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from security_groups import METADATA
 from werkzeug.serving import make_server
 
 AWS = "198.51.100.1"
-ENDPOINT = f"http://{AWS}:443"  # without TLS, but on the one port to the outside that a machine has
+ENDPOINT = f"http://{AWS}:443"  # without TLS, on the only port that machines may connect to outside
 
 
 @contextmanager
 def cloud(network: Network, instances: Mapping[str, str]) -> Iterator[None]:
     """Serves both in `network`, which has the addresses. `instances` has ids by address, and may grow.
 
-    The AWS is that of this process: what Terraform has made through another door is there.
+    The interfaces are those of this process's AWS, so they include everything that Terraform has made.
     """
     interfaces, metadata = (network.within(lambda at=at: _listen(*at)) for at in ((AWS, 443), (METADATA, 80)))
     with interfaces, metadata:
@@ -29,21 +29,21 @@ def cloud(network: Network, instances: Mapping[str, str]) -> Iterator[None]:
         aws = make_server(
             AWS, 443, application, threaded=True, request_handler=MotoRequestHandler, fd=interfaces.fileno()
         )
-        told = http.server.ThreadingHTTPServer((METADATA, 80), _handler(instances), bind_and_activate=False)
-        told.socket.close()
-        told.socket = metadata
-        threads = [threading.Thread(target=server.serve_forever, args=[0.1]) for server in (aws, told)]
+        metadata_server = http.server.ThreadingHTTPServer((METADATA, 80), _handler(instances), bind_and_activate=False)
+        metadata_server.socket.close()
+        metadata_server.socket = metadata
+        threads = [threading.Thread(target=server.serve_forever, args=[0.1]) for server in (aws, metadata_server)]
         for thread in threads:
             thread.start()
         try:
             yield
         finally:
             aws.shutdown()
-            told.shutdown()
+            metadata_server.shutdown()
             for thread in threads:
                 thread.join()
             aws.server_close()
-            told.server_close()
+            metadata_server.server_close()
 
 
 def _listen(address: str, port: int) -> socket.socket:
@@ -56,7 +56,7 @@ def _listen(address: str, port: int) -> socket.socket:
 
 def _handler(instances: Mapping[str, str]) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
-        """Version 2 of the metadata service: a token first. It knows who asks by the address, as AWS does."""
+        """Version 2 of the metadata service, which needs a token. It identifies a machine by its address, like AWS."""
 
         def do_PUT(self) -> None:
             self._answer(200 if self.path == "/latest/api/token" else 404, "token")
@@ -74,7 +74,7 @@ def _handler(instances: Mapping[str, str]) -> type[http.server.BaseHTTPRequestHa
             self.end_headers()
             self.wfile.write(text.encode())
 
-        def log_message(self, *words: object) -> None:
+        def log_message(self, *arguments: object) -> None:
             """Says nothing."""
 
     return Handler

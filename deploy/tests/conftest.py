@@ -1,4 +1,4 @@
-"""One emulated AWS and one cluster on it for all tests: what they change, they change in copies."""
+"""One emulated AWS with one cluster for all tests, which make changes in copies only."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ADMINS = {"203.0.113.7/32", "198.51.100.0/24"}
 
 
 class Planned(NamedTuple):
-    """What is not up yet; nothing has been asked of AWS but to look. Takes seconds, where a cluster takes a minute."""
+    """A plan that was not applied; takes seconds, whereas a cluster takes a minute."""
 
     terraform: Terraform
     endpoint: str
     first_plan: Plan
 
 
-Cluster = Planned  # of the same plan, and up
+Cluster = Planned  # the same plan, applied
 
 
 @pytest.fixture(scope="session")

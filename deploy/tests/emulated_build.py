@@ -1,14 +1,15 @@
-"""Runs `packer build` against an emulated EC2 in which each instance has a machine: a Debian system in a changed root.
+"""Runs `packer build` against an emulated EC2, in which each instance is a Debian system in a changed root.
 
     unshare -mn python emulated_build.py JOB.json
 
-Packer, its amazon-ebs builder, SSH, and the provisioners are the real ones. The emulator (moto) answers for AWS; behind
-every address of an instance a real sshd stands in that root, and lets in whom EC2's own first boot would: the key pair
-that Packer had made. What is missing against a real machine is a booted kernel: systemd lies there, and does not run.
+Packer, its amazon-ebs builder, SSH and the provisioners are real. The emulator (moto) answers for AWS. Behind every
+address of an instance, a real sshd runs in that root and accepts the same key as EC2's own first boot: the key pair
+that Packer has created. The only difference to a real machine is that no kernel boots: systemd is installed but does
+not run.
 
-JOB.json has: template (a folder), packer (arguments, or null), base (folder of a system), user (whom to log in as),
-begun (the state of an earlier job to go on from, or null), state (a folder), outside (a pid), out (a file),
-look ({name: shell script to run at last}).
+JOB.json has: template (a folder), packer (arguments, or null), base (folder of a system), user (login name), begun
+(state of an earlier job to continue, or null), state (a folder), outside (a pid), out (a file), look ({name: shell
+script that runs at the end}).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import urllib.request
 from pathlib import Path
 
 EMULATOR = "http://127.0.0.1:5000"
-USERS = ("ubuntu",)  # of the base images
+USERS = ("ubuntu",)  # owner of the base images
 HIDDEN = ("root", "home", "tmp", "run", "srv", "mnt", "media", "work", "var/tmp", "var/lib/cloud")
 SSHD = ("-i", "-e", "-o", "UsePAM=no", "-o", "HostKey=/run/emulated/key", "-o", "PubkeyAcceptedAlgorithms=+ssh-rsa")
 
@@ -36,14 +37,14 @@ def run(*command: str, **options) -> subprocess.CompletedProcess:
 
 
 class Machine:
-    """A system in a changed root, made of `base` below and what differs in `state`."""
+    """A system in a changed root: the layer `base`, and above it the changes in `state`."""
 
     def __init__(self, base: str, begun: str | None, state: Path, outside: int) -> None:
         self.root = state / "root"
         self._network = ("nsenter", f"--net=/proc/{outside}/ns/net")
         for name in ("root", "upper", "work"):
             (state / name).mkdir(parents=True, exist_ok=True)
-        if begun:  # A copy, because the layer of a system may not lie inside that same system, as two layers would.
+        if begun:  # A copy, because a layer of an overlay may not be inside another one.
             run("cp", "--archive", "--reflink=auto", f"{begun}/upper/.", str(state / "upper"))
         stack = f"lowerdir={base},upperdir={state / 'upper'},workdir={state / 'work'}"
         run("mount", "-t", "overlay", "overlay", "-o", stack, str(self.root))
@@ -59,7 +60,7 @@ class Machine:
         self._share_package_settings()
 
     def _share_package_settings(self) -> None:
-        """This machine's own way to its packages: pip's settings, certificates, wheels and downloads."""
+        """Gives the root this machine's access to packages: pip's settings, certificates, wheels and downloads."""
         for name in ("etc/resolv.conf", "etc/ssl/certs/ca-certificates.crt", "etc/hosts"):
             source, target = Path("/", name), self.root / name
             if source.exists() and source.resolve() != target:
@@ -83,18 +84,18 @@ class Machine:
                 run("mount", "--bind", str(source), str(self.root / name))
 
     def chroot(self, *command: str, **options) -> subprocess.CompletedProcess:
-        """Runs a command in there, with the network of outside and as little environment as a machine's own shell."""
+        """Runs a command in the root, with the network of `outside` and the small environment of a machine's shell."""
         clean = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
         return run(*self._network, "chroot", str(self.root), *command, env=clean, **options)
 
     def install_base(self) -> None:
-        """What a base image has and this root may lack: an SSH server, sudo, and the user to log in as."""
+        """Installs what a base image has and this root may lack: an SSH server, sudo, and the login user."""
         if not all((self.root / name).exists() for name in ("usr/sbin/sshd", "usr/bin/sudo")):
             (self.root / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")
             (self.root / "usr/sbin/policy-rc.d").chmod(0o755)
             self.chroot("apt-get", "-qq", "update")
-            words = ("-qq", "install", "--yes", "--no-install-recommends", "openssh-server", "sudo", "python3")
-            self.chroot("apt-get", *words, stdout=subprocess.DEVNULL)
+            arguments = ("-qq", "install", "--yes", "--no-install-recommends", "openssh-server", "sudo", "python3")
+            self.chroot("apt-get", *arguments, stdout=subprocess.DEVNULL)
         for user in USERS:
             if subprocess.run(["chroot", str(self.root), "id", user], capture_output=True).returncode:
                 self.chroot("useradd", "--create-home", "--shell", "/bin/bash", "--password", "*", user)
@@ -103,7 +104,7 @@ class Machine:
         self.chroot("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/run/emulated/key")
 
     def serve_ssh(self, user: str, public_keys) -> None:
-        """Answers on port 22 of every address. `public_keys()`: whom a first boot lets in as `user`."""
+        """Answers on port 22 of every address. `public_keys()`: the keys that a first boot would accept for `user`."""
         listener = socket.create_server(("", 22))
 
         def serve() -> None:
@@ -154,7 +155,7 @@ def _tell_recorder(word: str) -> bytes:
 
 
 def requests() -> list[dict[str, str]]:
-    """What Packer has asked of EC2: the fields of each request."""
+    """Packer's requests to EC2: the fields of each."""
     _tell_recorder("stop-recording")
     with urllib.request.urlopen(f"{EMULATOR}/moto-api/recorder/download-recording", timeout=30) as answer:
         recorded = [json.loads(line) for line in answer.read().decode().splitlines() if line]
@@ -168,13 +169,13 @@ def requests() -> list[dict[str, str]]:
 
 
 def public_keys(ec2) -> list[str]:
-    """The account's key pairs as first boot writes them: each with its name, by which Packer finds its own again."""
+    """Writes the account's key pairs as a first boot does: each with its name, by which Packer recognizes its own."""
     pairs = ec2.describe_key_pairs(IncludePublicKey=True)["KeyPairs"]
     return [f"{pair['PublicKey']} {pair['KeyName']}" for pair in pairs]
 
 
 def facts(ec2) -> dict:
-    """What the emulated account has after the build."""
+    """Returns the contents of the emulated account after the build."""
     images = ec2.describe_images(Owners=["self"])["Images"]
     reservations = ec2.describe_instances()["Reservations"]
     return {
@@ -191,7 +192,7 @@ def main() -> int:
     job = json.loads(Path(sys.argv[1]).read_text())
     state = Path(job["state"])
     run("ip", "link", "set", "lo", "up")
-    for network in ("0.0.0.0/1", "128.0.0.0/1"):  # Every address of an instance is this machine.
+    for network in ("0.0.0.0/1", "128.0.0.0/1"):  # Every address of an instance belongs to this machine.
         run("ip", "route", "add", "local", network, "dev", "lo")
     os.environ |= {
         "AWS_ACCESS_KEY_ID": "emulated",
@@ -231,7 +232,7 @@ def main() -> int:
 
 
 def _look(machine: Machine, script: str) -> dict:
-    """What a shell in there says when the build is done."""
+    """Returns the output of a shell script in the root after the build."""
     found = subprocess.run(["chroot", str(machine.root), "bash", "-c", script], capture_output=True, text=True)
     return {"status": found.returncode, "text": found.stdout + found.stderr}
 

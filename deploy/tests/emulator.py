@@ -1,6 +1,6 @@
-"""An AWS on loopback: moto's server, in this process, with what it answers otherwise than AWS put right.
+"""An AWS on loopback: moto's server in this process, with corrections where its answers differ from those of AWS.
 
-Each mend stands for a difference that made Terraform plan changes where there are none.
+Each correction prevents a difference for which Terraform would plan changes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _set_groups = InstanceBackend.modify_instance_security_groups
 
 REGION = "us-east-1"
 BUCKET = "apex-test-checkpoints"
-COMMIT = "0123abc"  # of the images
+COMMIT = "0123abc"  # owner of the images
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """For programs that are to believe that `endpoint` is AWS. The credentials are words that open nothing."""
+    """Returns the environment in which programs use `endpoint` as AWS. The credentials are fake."""
     return {
         "AWS_ACCESS_KEY_ID": "emulated",
         "AWS_SECRET_ACCESS_KEY": "emulated",
@@ -45,7 +45,7 @@ def environment(endpoint: str) -> dict[str, str]:
 def emulated_aws() -> Iterator[str]:
     """Runs the emulator on a free loopback port; yields its address."""
     _mend()
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line for each request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It would log a line for each request.
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
@@ -56,7 +56,7 @@ def emulated_aws() -> Iterator[str]:
 
 
 def client(service: str, endpoint: str) -> Any:
-    """A boto3 client of the emulator."""
+    """Returns a boto3 client of the emulator."""
     return boto3.client(
         service,
         endpoint_url=endpoint,
@@ -67,13 +67,13 @@ def client(service: str, endpoint: str) -> Any:
 
 
 def furnish(endpoint: str) -> None:
-    """What a cluster needs and does not make: the bucket, and the images as deploy/packer registers them."""
+    """Creates the prerequisites of a cluster: the bucket, and images as deploy/packer registers them."""
     client("s3", endpoint).create_bucket(Bucket=BUCKET)
     register_images(endpoint, COMMIT)
 
 
 def register_images(endpoint: str, commit: str, kinds: tuple[str, ...] = ("cpu", "gpu")) -> list[str]:
-    """Images of a commit, as deploy/packer registers them; returns their ids."""
+    """Registers images of a commit as deploy/packer does; returns their ids."""
     ec2, images = client("ec2", endpoint), []
     disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 16, "Encrypted": True}}
     for kind in kinds:
@@ -87,12 +87,12 @@ def register_images(endpoint: str, commit: str, kinds: tuple[str, ...] = ("cpu",
 
 
 def _mend() -> None:
-    # A rule that names another group has its description beside that group's id.
+    # The description of a rule for another group is stored beside that group's id.
     SecurityGroupRule.description = property(
         lambda rule: rule.ip_range.get("Description") or rule.source_group.get("Description")
     )
 
-    # The tags of a template itself are no part of what it launches; moto adds them there.
+    # Tags of a template are not part of the instances that it launches, but moto adds them.
     def create_version(self: Any, data: dict[str, Any], description: str, original: Any = _create_version) -> Any:
         kinds = data.get("TagSpecifications", [])
         data["TagSpecifications"] = [kind for kind in kinds if kind["ResourceType"] != "launch-template"]
@@ -100,16 +100,16 @@ def _mend() -> None:
 
     LaunchTemplate.create_version = create_version
 
-    # The groups of an instance are those of its first interface, also where the request names them there.
-    def run_instances(self: Any, *words: Any, original: Any = _run_instances, **options: Any) -> Any:
-        reservation = original(self, *words, **options)
+    # The groups of an instance are those of its first interface, also if the request names them there.
+    def run_instances(self: Any, *arguments: Any, original: Any = _run_instances, **options: Any) -> Any:
+        reservation = original(self, *arguments, **options)
         for instance in reservation.instances:
             instance.security_groups = instance.security_groups or list(instance.nics[0].group_set)
         return reservation
 
     InstanceBackend.run_instances = run_instances
 
-    # A request that changes some other attribute of an instance names no groups; moto takes all of its groups away.
+    # A request that changes another attribute of an instance names no groups, which moto reads as an empty list.
     def set_groups(self: Any, instance: str, groups: list[str], original: Any = _set_groups) -> Any:
         return original(self, instance, groups) if groups else self.get_instance(instance)
 

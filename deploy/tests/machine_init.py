@@ -1,10 +1,11 @@
-"""The first process of a machine in namespaces: the image's folders, and as much of systemd as a role's units need.
+"""The first process of a machine in namespaces: mounts the image's folders, and replaces systemd for the units of a
+role.
 
     machine_init.py FOLDER    reads "start UNIT" from its standard input, and ends with it
 
-FOLDER has `etc` (/etc/apex), `home` (/var/lib/apex) and `log`, a file for each unit. Units, drop-ins and their scripts
-are those of deploy/units. Whatever they want and wait for is started first. Of what scripts ask of systemctl, only
-try-restart is done; the rest is noted. Not done: User= (all run as root, without any capability unless a command has
+FOLDER has `etc` (/etc/apex), `home` (/var/lib/apex) and `log`, a file for each unit. Units, drop-ins and scripts are
+those of deploy/units. Dependencies of a unit start before it. Of the scripts' calls of systemctl, only try-restart has
+an effect; the others are recorded. Not supported: User= (all run as root, without capabilities unless a command has
 "+"), the rest of the sandbox, and units that need the journal or systemd itself.
 """
 
@@ -21,19 +22,19 @@ import time
 from pathlib import Path
 
 UNITS = Path(__file__).parents[1] / "units"
-# Read the journal; wait for the market, then call systemctl; the tests do not wait a minute for a key.
+# They read the journal, or wait for a spot notice and call systemctl; and tests do not wait a minute for a key.
 LEFT_OUT = {"apex-logs.service", "apex-spot.service", "apex-keys.timer"}
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >> /var/lib/apex/systemctl
 case "$*" in *try-restart*) echo "$*" > /opt/apex/asked ;; esac
 """
-RUNNING: dict[str, subprocess.Popen[bytes]] = {}  # by unit: its newest program
-LOCKS: dict[str, threading.Lock] = {}  # by unit: one run at a time
+RUNNING: dict[str, subprocess.Popen[bytes]] = {}  # newest program by unit
+LOCKS: dict[str, threading.Lock] = {}  # lock by unit, for one run at a time
 WITHOUT_CAPABILITIES = ("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
 
 
 class Unit:
-    """What a unit's file and its drop-ins say."""
+    """The settings of a unit's file and its drop-ins."""
 
     def __init__(self, name: str) -> None:
         """`name` as in `systemctl start name`."""
@@ -48,42 +49,42 @@ class Unit:
                     self._values.setdefault(key, []).append(value)
 
     def all(self, key: str) -> list[str]:
-        """Everything that is said of `key`, with %i and %n put in."""
+        """Returns all values of `key`, with %i and %n replaced."""
         return [value.replace("%i", self.instance).replace("%n", self.name) for value in self._values.get(key, [])]
 
     def last(self, key: str, default: str = "") -> str:
-        """What holds where only one can."""
+        """Returns the value of `key`, which may occur only once."""
         return (self.all(key) or [default])[-1]
 
     def before(self) -> list[str]:
-        """The services and timers that it wants."""
-        wanted = {name for words in self.all("Wants") for name in words.split()}
+        """Returns the services and timers that the unit wants."""
+        wanted = {name for names in self.all("Wants") for name in names.split()}
         return sorted(name for name in wanted - LEFT_OUT if name.endswith((".service", ".timer")))
 
     def waits_for(self, name: str) -> bool:
-        """Whether `name` is to be up, or done, first."""
-        return name in {word for words in self.all("After") for word in words.split()}
+        """Returns whether `name` must run or have ended before this unit."""
+        return name in {other for names in self.all("After") for other in names.split()}
 
     def environment(self) -> dict[str, str]:
-        """Of its programs."""
-        lines = [line for words in self.all("Environment") for line in shlex.split(words)]
+        """Returns the environment of its programs."""
+        lines = [line for assignments in self.all("Environment") for line in shlex.split(assignments)]
         for path in self.all("EnvironmentFile"):
             lines += Path(path.removeprefix("-")).read_text().splitlines()
         return {**os.environ, **dict(line.split("=", 1) for line in lines if "=" in line)}
 
     def restarts(self, status: int) -> bool:
-        """Whether it begins again after this exit status."""
+        """Returns whether the unit restarts after this exit status."""
         if str(status) in self.last("RestartPreventExitStatus").split():
             return False
         return {"always": True, "on-failure": status != 0}.get(self.last("Restart"), False)
 
 
 def run(unit: Unit, line: str, extra: dict[str, str]) -> int:
-    """One command of a unit, to its end; its status, 0 where the unit does not care."""
-    words = line.lstrip("+-")
-    privileged, forgiven = "+" in line[: len(line) - len(words)], "-" in line[: len(line) - len(words)]
+    """Runs one command of a unit to its end; returns its status, or 0 if the unit ignores it."""
+    arguments = line.lstrip("+-")
+    privileged, forgiven = "+" in line[: len(line) - len(arguments)], "-" in line[: len(line) - len(arguments)]
     environment = {**unit.environment(), **extra}
-    command = [expand(word, environment) for word in shlex.split(words)]
+    command = [expand(argument, environment) for argument in shlex.split(arguments)]
     with (LOG / unit.name).open("ab") as log:
         process = subprocess.Popen(
             command if privileged else [*WITHOUT_CAPABILITIES, *command],
@@ -100,22 +101,22 @@ def run(unit: Unit, line: str, extra: dict[str, str]) -> int:
 
 
 def prepare(unit: Unit) -> None:
-    """Nice= and LimitNOFILE=, in the child."""
+    """Applies Nice= and LimitNOFILE= in the child."""
     os.nice(int(unit.last("Nice", "0")))
     if limit := unit.last("LimitNOFILE"):
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # which the tests' own root may not be allowed to raise
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # The root of the tests may not be allowed to raise it.
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(int(limit), most), most))
 
 
 def expand(word: str, environment: dict[str, str]) -> str:
-    """The word with its ${NAME}s put in."""
+    """Returns the argument with each ${NAME} replaced."""
     for name, value in environment.items():
         word = word.replace(f"${{{name}}}", value)
     return word
 
 
 def start(name: str) -> None:
-    """Brings a unit up, with what it wants."""
+    """Starts a unit and the units that it wants."""
     unit = Unit(name)
     for other in unit.before():
         if unit.waits_for(other):
@@ -127,7 +128,7 @@ def start(name: str) -> None:
 
 
 def tick(name: str) -> None:
-    """Starts a timer's service as often as the timer says."""
+    """Starts a timer's service at the timer's period."""
     timer = Unit(name)
     time.sleep(float(timer.last("OnActiveSec")))
     while True:
@@ -136,7 +137,7 @@ def tick(name: str) -> None:
 
 
 def repeat(unit: Unit) -> None:
-    """Runs a unit's commands, as often as it says."""
+    """Runs a unit's commands, and restarts them as the unit specifies."""
     while True:
         status = 0
         for line in (line for key in ("ExecStartPre", "ExecStart", "ExecStartPost") for line in unit.all(key)):
@@ -153,27 +154,27 @@ def repeat(unit: Unit) -> None:
 
 
 def restart_roles(fifo: Path) -> None:
-    """Stops the roles whenever a script asks for it; `start` begins them again, as their units say."""
+    """Stops the roles whenever a script requests it; `start` then restarts them, as their units specify."""
     while True:
-        for _ in fifo.read_text().splitlines():  # waits for a writer
+        for _ in fifo.read_text().splitlines():  # blocks until a script writes
             for name, process in list(RUNNING.items()):
                 if name.startswith("apex@") and process.poll() is None:
                     process.terminate()
 
 
-def note(words: str) -> None:
-    """Writes down what became of a unit."""
+def note(arguments: str) -> None:
+    """Records the status of a unit."""
     with (LOG / "ended").open("a") as file:
-        file.write(words + "\n")
+        file.write(arguments + "\n")
 
 
-def mount(*words: str) -> None:
-    """As the program does; fails with it."""
-    subprocess.run(["mount", *words], check=True)
+def mount(*arguments: str) -> None:
+    """Runs a command; exits with its status if it fails."""
+    subprocess.run(["mount", *arguments], check=True)
 
 
 def furnish(folder: Path) -> None:
-    """Puts the image's folders where they belong. Nothing of it is seen, or stays, outside of this machine."""
+    """Mounts the image's folders in this machine's own mount namespace."""
     upper = folder / "upper"
     upper.mkdir()
     mount("-t", "tmpfs", "tmpfs", str(upper))

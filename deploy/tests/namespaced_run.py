@@ -1,4 +1,4 @@
-"""One run of a cluster in namespaces, from the hosts' first boot to the learner's end, with three faults on the way."""
+"""One run of a cluster in namespaces, from the hosts' first boot to the learner's end, with three faults."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ SSH, TENSORBOARD = 22, 6006
 SOCKETS = ("experience", "priorities", "receipts", "parameters", "batches", "control", "metrics")
 END = "start --no-block apex-end.service"  # the learner's host ends the cluster
 CUT_SECONDS = 10.0
-ANSWER_SECONDS = 2.0  # who has not answered by then does not answer
-START_SECONDS, SCORE_SECONDS, BUSY_SECONDS = 240.0, 400.0, 120.0  # deadlines, by a Stopwatch
+ANSWER_SECONDS = 2.0  # time for a connection to be answered
+START_SECONDS, SCORE_SECONDS, BUSY_SECONDS = 240.0, 400.0, 120.0  # deadlines, measured by a Stopwatch
 
 Door = tuple[str, int]  # address and port
-Row = dict[str, Any]  # of a curve
+Row = dict[str, Any]  # rows of a curve
 Seen = TypeVar("Seen")
 
 
-class Told(NamedTuple):
-    """What was seen."""
+class Observations(NamedTuple):
+    """The observations of a run."""
 
-    hosts: dict[str, Host]  # those of the end, by id
-    learner: Host  # the second one
-    roles: dict[str, str]  # of the hosts of the beginning, by address
-    at: str  # the first learner's address
-    open: dict[str, set[Door]]  # by whose address it was tried from
-    refused: dict[str, set[Door]]  # the same: let through, but nobody listens there
-    curves: dict[str, list[str]]  # by the address of the person who asks: the runs that TensorBoard shows
+    hosts: dict[str, Host]  # hosts at the end, by id
+    learner: Host  # the second learner host
+    roles: dict[str, str]  # hosts at the beginning, by address
+    at: str  # address of the first learner host
+    open: dict[str, set[Door]]  # open ports, by the address of the connecting machine
+    refused: dict[str, set[Door]]  # ports without a listener that are let through, likewise
+    curves: dict[str, list[str]]  # runs that TensorBoard shows, by the address of the person
     dead_ids: set[int]
-    heirless_seconds: float  # from an actor host's death until all ids were leased again, by a Stopwatch
+    heirless_seconds: float  # time from an actor host's death until all ids were leased again, by a Stopwatch
     before_death: Memory
     after_death: Memory
     before_cut: Memory
-    in_cut: tuple[Memory, Memory]  # once nothing was under way any more, and when the cable was back
+    in_cut: tuple[Memory, Memory]  # streams when nothing was in flight, and after the cable was reconnected
     after_cut: Memory
-    rows_lost: list[Row]  # the learner's curve on the host that was lost
+    rows_lost: list[Row]  # curve of the learner on the lost host
     rows: list[Row]  # the same curve at the end of the run
-    resumed_at: int  # update of the checkpoint from which the new host went on
+    resumed_at: int  # update of the checkpoint from which the new host continued
     updates_lost: int
 
 
-def tell(cluster: NamespacedCluster, aws: Callable[[str], Any], name: str) -> Told:
-    """Boots all hosts, loses an actor host, cuts the learner's off, loses that too, lets the run come to its end.
+def tell(cluster: NamespacedCluster, aws: Callable[[str], Any], name: str) -> Observations:
+    """Boots all hosts, kills an actor host, disconnects the learner's host and kills it, and waits for the run's end.
 
-    Fails by deadlines. `aws` makes the client of a service.
+    Every wait has a deadline. `aws` returns a client of a service.
     """
     ssm, s3 = aws("ssm"), aws("s3")
     cluster.add_new()
@@ -76,7 +76,7 @@ def tell(cluster: NamespacedCluster, aws: Callable[[str], Any], name: str) -> To
     }
 
     boot = partial(boot_hosts, cluster, ssm, name)
-    # The evaluator boots last: without a score nothing ends before its time.
+    # The evaluator boots last: without a score, the run cannot end early.
     boot(*(host for host in cluster.hosts.values() if host is not evaluator))
     wait_until(lambda: status_of(learner).updates > 20, "updates", START_SECONDS)
     folder = RunFolder.open(learner.folder / "home/runs" / name)
@@ -102,21 +102,22 @@ def tell(cluster: NamespacedCluster, aws: Callable[[str], Any], name: str) -> To
 
     wait_until(is_shown, "curves for the admin", BUSY_SECONDS)
 
-    # A host of actors dies, and the group starts another in its place.
+    # An actor host dies, and the group starts another.
     dead = cluster.of("actor")[-1]
     num_heirless = num_actors // len(cluster.of("actor"))
     before_death = memory()
     watch = Stopwatch()
     cluster.lose(dead)
     wait_until(lambda: leased() < num_actors, "the dead host's leases to end", BUSY_SECONDS)
-    boot(*cluster.add_new(nice=0))  # with the other actors before it on the same cores, its start would be theirs
+    # It starts with priority over the other actors on the same cores, so that their load does not delay it.
+    boot(*cluster.add_new(nice=0))
     wait_until(lambda: leased() == num_actors, "all ids to be leased", BUSY_SECONDS)
     heirless_seconds = watch.read()
     lives = [stream.incarnation for stream in before_death.streams]
     wait_until(lambda: len(renewed(memory(), lives)) == num_heirless, "the new host's experience", BUSY_SECONDS)
     after_death = memory()
 
-    # The cable of learner and replay server is out for a while, in the middle of everything.
+    # Disconnect the host of learner and replay server for a while.
     before_cut = memory()
     cluster.switch.cut(learner)
     time.sleep(CUT_SECONDS / 2)
@@ -128,16 +129,16 @@ def tell(cluster: NamespacedCluster, aws: Callable[[str], Any], name: str) -> To
     window = folder.config.actor.window
 
     def behind() -> list[str]:
-        return who_is_behind(before_cut, memory(), window)
+        return find_late_streams(before_cut, memory(), window)
 
     wait_until(lambda: not behind(), "every stream to go on", BUSY_SECONDS, behind)
     after_cut = memory()
     wait_until(lambda: leased() == num_actors, "all ids to be leased", BUSY_SECONDS)
 
-    # The learner's host is lost, with the replay memory: its group starts another, which restores the run.
+    # Lose the learner's host with the replay memory: its group starts another, which restores the run.
     files = [
         f"{name}/{file}" for file in ("checkpoints/newest.json", "manifest.json")
-    ]  # The first upload may lack one.
+    ]  # The first upload may lack a checkpoint.
 
     def is_kept() -> bool:
         return all(s3.list_objects_v2(Bucket=emulator.BUCKET, Prefix=file)["KeyCount"] for file in files)
@@ -151,12 +152,12 @@ def tell(cluster: NamespacedCluster, aws: Callable[[str], Any], name: str) -> To
     went_on = resumed_at(learner)
     wait_until(lambda: status_of(learner).updates > went_on, "updates of the new host", START_SECONDS)
 
-    # Now the evaluator looks at what has been learned, and the run ends.
+    # Now the evaluator plays, and the run ends.
     boot(evaluator)
     wait_until(lambda: END in learner.asked_of_systemd(), "the end of the run", SCORE_SECONDS)
     learner.start("apex-end.service")  # as systemctl does
     wait_until(lambda: learner.ended("apex-end.service"), "the end of the cluster", BUSY_SECONDS)
-    return Told(
+    return Observations(
         hosts=cluster.hosts,
         learner=learner,
         roles=roles,
@@ -179,7 +180,7 @@ def tell(cluster: NamespacedCluster, aws: Callable[[str], Any], name: str) -> To
 
 
 def boot_hosts(cluster: NamespacedCluster, ssm: Any, name: str, *new: Host) -> None:
-    """Boots hosts, and has the others accept them: apex-keys.timer comes round every minute, and here now."""
+    """Boots hosts, and updates the keys of the others, for which apex-keys.timer would need up to a minute."""
     for host in new:
         host.boot()
     paths = [f"/apex/{name}/keys/{host.role}/{host.id}" for host in new]
@@ -190,7 +191,7 @@ def boot_hosts(cluster: NamespacedCluster, ssm: Any, name: str, *new: Host) -> N
 
 
 def status_of(learner: Host) -> RunStatus:
-    """What `apex status` shows on the learner's host, with the key that this host made for it."""
+    """Returns the output of `apex status` on the learner's host, with the key that this host created."""
     keys = learner.folder / "home/keys"
     endpoint = TransportConfig().endpoint("control", learner.address)
     status = learner.within(lambda: ask(endpoint, BUSY_SECONDS, Keys(keys, "observer")))
@@ -199,25 +200,25 @@ def status_of(learner: Host) -> RunStatus:
 
 
 def resumed_at(learner: Host) -> int:
-    """The update from which a learner says that it goes on; 0 before it has said so."""
+    """Returns the update from which a learner continues; 0 before it has logged it."""
     found = re.search(r"resuming at update (\d+)", learner.log_of("apex@learner.service"))
     return int(found[1]) if found else 0
 
 
 def read_rows(path: Path) -> list[Row]:
-    """A curve, row by row."""
+    """Returns the rows of a curve."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def is_still(memory: Callable[[], Memory]) -> bool:
-    """Whether nothing is stored for a second."""
+    """Returns whether nothing was stored for a second."""
     before = memory().num_inserted
     time.sleep(1.0)
     return memory().num_inserted == before
 
 
 def connected_from(host: Host, port: int) -> list[str]:
-    """The addresses that are connected to a port of the host."""
+    """Returns the addresses that are connected to a port of the host."""
     found = []
     for line in Path(f"/proc/{host.pid}/net/tcp").read_text().splitlines()[1:]:
         _, own, other, state, *_ = line.split()
@@ -227,12 +228,12 @@ def connected_from(host: Host, port: int) -> list[str]:
 
 
 def renewed(memory: Memory, lives: list[int]) -> set[int]:
-    """The actors that have stored something in another life than this one."""
+    """Returns the actors with a new incarnation since then."""
     return {i for i, stream in enumerate(memory.streams) if stream.incarnation != lives[i]}
 
 
-def who_is_behind(before: Memory, now: Memory, window: int) -> list[str]:
-    """The streams that have not, in the same life, all that was under way then, more than that, and no gap."""
+def find_late_streams(before: Memory, now: Memory, window: int) -> list[str]:
+    """Returns the streams that have not stored all segments in flight and more, without a gap or a new incarnation."""
     return [
         f"actor {actor_id} had {old} and has {new}"
         for actor_id, (old, new) in enumerate(zip(before.streams, now.streams, strict=True))
@@ -241,13 +242,15 @@ def who_is_behind(before: Memory, now: Memory, window: int) -> list[str]:
 
 
 def each(networks: Mapping[str, Network], look: Callable[[Network], Seen]) -> dict[str, Seen]:
-    """What is seen from each, all at once: who is not answered waits."""
+    """Connects from each machine to all addresses at once, and returns the results."""
     with ThreadPoolExecutor(len(networks)) as pool:
         return dict(zip(networks, pool.map(look, networks.values()), strict=True))
 
 
 def knock(network: Network, doors: Iterable[Door]) -> dict[Door, int]:
-    """Who answers to whoever is in `network`: 0 for a connection, else the error; the silent are left out."""
+    """Connects from `network` to all addresses: 0 for a connection, else the error; addresses without an answer are
+    missing.
+    """
 
     def knock_at_all() -> dict[Door, int]:
         answers, waiting, poller = {}, {}, select.poll()
@@ -272,12 +275,12 @@ def knock(network: Network, doors: Iterable[Door]) -> dict[Door, int]:
 
 
 def doors_with(answers: dict[Door, int], answer: int) -> set[Door]:
-    """Those that answered so."""
+    """Returns the addresses with this result."""
     return {door for door, found in answers.items() if found == answer}
 
 
 def shown(network: Network, address: str) -> list[str]:
-    """The runs that the TensorBoard at `address` shows to whoever is in `network`; none without an answer."""
+    """Returns the runs that the TensorBoard at `address` shows to `network`; none without an answer."""
 
     def get() -> list[str]:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

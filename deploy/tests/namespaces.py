@@ -1,6 +1,6 @@
 """Machines in namespaces of network, mounts and processes, joined by a switch. Needs root, iproute2 and util-linux.
 
-No namespace has a name: each lasts as long as its first process, which the kernel kills with the tests' own.
+Namespaces have no names: each lasts as long as its first process, which ends with the tests' process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import TypeVar
 NEW_NETWORK = 0x4000_0000  # <linux/sched.h>
 TOOLS = ("ip", "unshare", "setpriv", "nsenter", "mount")
 LOOK_SECONDS = 0.2
-TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc
-SECONDS = 60.0  # that the kernel may take for anything here
+TICKS = os.sysconf("SC_CLK_TCK")  # ticks per second in /proc
+SECONDS = 60.0  # time for the kernel to create or remove a namespace
 ATTEMPT = """
 ip link add bridge0 type bridge
 ip link add port0 type veth peer name eth0
@@ -35,15 +35,15 @@ Result = TypeVar("Result")
 
 
 class Network:
-    """A namespace of network, and perhaps others, that its first process keeps."""
+    """A namespace of network, and perhaps others, which lives as long as its first process."""
 
     def __init__(
-        self, words: Sequence[str], command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        self, arguments: Sequence[str], command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
-        """`words` are `unshare`'s, `command` is the first process; `environment` comes on top of this process's."""
+        """`arguments`: of `unshare`. `command`: first process. `environment`: additions to that of this process."""
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", *words, *command],
+                ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", *arguments, *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -58,24 +58,24 @@ class Network:
             raise
 
     def _settle(self) -> None:
-        """Waits until its namespaces are made, and holds the network's."""
+        """Waits until the namespaces exist, and opens that of the network."""
         link = Path(f"/proc/{self.pid}/ns/net")
         wait_until(lambda: os.readlink(link) != os.readlink("/proc/self/ns/net"), "a namespace of network")
         self._descriptor = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def pid(self) -> int:
-        """Of a process in it, of the tests' own process namespace."""
+        """Returns the arguments that run a command in it, in the process namespace of the tests."""
         return self.process.pid
 
     def ip(self, *lines: str) -> None:
-        """Has `ip` carry these out in it."""
+        """Executes these commands of `ip` in it."""
         command = ["nsenter", f"--net=/proc/{self.pid}/ns/net", "ip", "-batch", "-"]
         done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=SECONDS)
         assert done.returncode == 0, f"{done.stderr}\n{lines}"
 
     def within(self, function: Callable[[], Result]) -> Result:
-        """Calls `function` in a thread that is in it. Sockets that it makes stay there, and so do their threads."""
+        """Calls `function` in a thread inside it. Its sockets and threads stay inside."""
         results: list[Result] = []
         errors: list[BaseException] = []
 
@@ -96,7 +96,7 @@ class Network:
         return results[0]
 
     def kill(self) -> None:
-        """Ends it and all its processes at once, as a power cut would: nobody is told."""
+        """Kills all its processes at once, like a power failure."""
         self.process.kill()
         self.process.wait(SECONDS)
         if self.process.stdin:
@@ -107,15 +107,16 @@ class Network:
 
 
 class Switch(Network):
-    """What machines are plugged into; it has addresses of its own, as whatever lies beyond the machines."""
+    """The switch that connects the machines. It also has the addresses of everything beyond them."""
 
     def __init__(self, addresses: Sequence[str], log: Path) -> None:
         super().__init__([], ["sleep", "infinity"], log)
         self._num_ports = 0
         self.ip(
             "link set lo up",
-            # Without an address of its own, a bridge takes the lowest of its ports. Whenever that changes, each machine
-            # sends to the old one until its ARP entry expires, half a minute later.
+            # A bridge without an address of its own takes the lowest of its ports. Whenever that changes, machines send
+            # to the old
+            # address until their ARP entries expire after half a minute.
             "link add bridge0 address 02:00:00:00:00:01 type bridge",
             "link set bridge0 up",
             *(f"addr add {address}/32 dev bridge0" for address in addresses),
@@ -123,7 +124,7 @@ class Switch(Network):
         )
 
     def plug(self, machine: Machine) -> None:
-        """Gives the machine its one interface, with its address; everything else is on the same link."""
+        """Connects the machine with its one interface and address; everything else is on the same link."""
         machine.port = f"port{self._num_ports}"
         self._num_ports += 1
         self.ip(
@@ -138,11 +139,11 @@ class Switch(Network):
         )
 
     def cut(self, machine: Machine) -> None:
-        """Takes the cable out: what is sent from now on is lost, and nobody is told."""
+        """Disconnects the machine's cable: packets are lost without an error."""
         self.ip(f"link set {machine.port} down")
 
     def mend(self, machine: Machine) -> None:
-        """Puts the cable back."""
+        """Reconnects the cable."""
         self.ip(f"link set {machine.port} up")
 
 
@@ -155,87 +156,87 @@ class Machine(Network):
         self.name = name
         self.address = address
         self.port = ""
-        self.processes = 0  # their namespace
-        words = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        super().__init__(words, command, log, environment)
+        self.processes = 0  # process namespace
+        arguments = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        super().__init__(arguments, command, log, environment)
 
     def _settle(self) -> None:
         super()._settle()
         made = Path(f"/proc/{self.pid}/ns/pid_for_children")
-        wait_until(made.exists, "the first process of a machine")  # The link leads nowhere before.
+        wait_until(made.exists, "the first process of a machine")  # The link has no target before.
         self.processes = made.stat().st_ino
 
     @property
     def root(self) -> Path:
-        """Its file system, seen from here."""
+        """Returns the root of its file system, as seen from this process."""
         return Path(f"/proc/{self.pid}/root")
 
     def tell(self, line: str) -> None:
-        """Says a line to its first process."""
+        """Sends a line to its first process."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def kill(self) -> None:
-        """See Network; returns when none of its processes is left."""
+        """See Network; returns when all its processes have ended."""
         super().kill()
         wait_until(lambda: self.processes not in process_namespaces(), f"{self.name}'s processes to be gone")
 
 
 def process_namespaces() -> set[int]:
-    """All that processes here are in."""
+    """Returns the process ids inside it."""
     return {namespace for _, namespace in _processes()}
 
 
 class Stopwatch:
-    """Seconds since it was made, without the share that programs other than these tests had of the processors."""
+    """Measures seconds since its start, without the share of the processors that programs outside the tests used."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
         self._all, self._ours = _processor_seconds()
 
     def read(self) -> float:
-        """The seconds. Never less than a tenth of the clock's, so that a wait beside busy programs has an end."""
+        """Returns the seconds, at least a tenth of the clock's, so that waits end on a busy machine."""
         seconds, (now, ours) = time.monotonic() - self._begin, _processor_seconds()
         own = sum(used - self._ours.get(namespace, 0.0) for namespace, used in ours.items())
         return seconds * min(1.0, max(0.1, own / max(now - self._all, 1e-9)))
 
 
 def _processor_seconds() -> tuple[float, dict[int, float]]:
-    """What all programs have used so far; and what this process and each machine has, by process namespace."""
+    """Returns the CPU time of all programs, and that of this process and each machine by process namespace."""
     own, ours = os.stat("/proc/self/ns/pid").st_ino, {}
     for process, namespace in _processes():
         with suppress(OSError):
             if namespace != own or process == os.getpid():
                 stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-                times = stat[11:13] if namespace == own else stat[11:15]  # there with those of children that have ended
+                times = stat[11:13] if namespace == own else stat[11:15]  # includes ended children
                 ours[namespace] = ours.get(namespace, 0.0) + sum(map(int, times)) / TICKS
     user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
     return (user + nice + system + irq + softirq) / TICKS, ours
 
 
 def _processes() -> Iterator[tuple[int, int]]:
-    """The id and the process namespace of each process here."""
+    """Returns the id and the process namespace of each process."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with suppress(OSError):  # It has just ended.
+            with suppress(OSError):  # The process has just ended.
                 yield int(entry.name), os.stat(entry / "ns/pid").st_ino
 
 
 def wait_until(
     condition: Callable[[], object], what: str, seconds: float = SECONDS, why: Callable[[], object] = str
 ) -> None:
-    """Looks until it holds; fails after so many seconds by a Stopwatch, and says `why`."""
+    """Waits until the condition holds; fails after this number of seconds by a Stopwatch, with the text of `why`."""
     deadline, watch = time.monotonic() + seconds, Stopwatch()
     while not condition():
-        if time.monotonic() > deadline:  # Reading the watch takes a while.
+        if time.monotonic() > deadline:  # Reading the stopwatch takes time.
             assert watch.read() < seconds, f"waited {seconds:.0f} s for {what} {why()}"
         time.sleep(LOOK_SECONDS)
     print(f"{what} after {watch.read():.1f} s", file=sys.stderr)
 
 
 def missing() -> str:
-    """Why there can be no such machines here; "" if there can."""
+    """Returns the reason why machines cannot be created here; "" if they can."""
     absent = [program for program in TOOLS if shutil.which(program) is None]
     if absent:
         return f"not installed: {', '.join(absent)}"

@@ -1,4 +1,4 @@
-"""What every plan must keep to, as a list of sentences about what does not."""
+"""The rules for every plan; returns a sentence for each violation."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from apex.types import Role
 PROJECT = "apex-zeromq"
 ADMIN_PORTS = {22, 6006}
 
-# Who opens a connection to whom: the hosts of the roles whose keys open the socket. Observers are no host's.
+# Who connects to whom: hosts of the roles whose keys open the socket. Observers have no host.
 MAY_REACH = {name: set(socket.open_to) - {Role.OBSERVER} for name, socket in ENDPOINTS.items()}
 BOUND_BY = {name: socket.bound_by for name, socket in ENDPOINTS.items()}
 
-# Words of a secret, and what keys look like: CURVE's 64 hexadecimal digits, AWS's own, PEM.
+# words that indicate a secret, and formats of keys: 64 hexadecimal digits of CURVE, AWS's own, PEM
 SECRETS = re.compile(
     r"secret|password|passwd|token|credential|private.key|BEGIN [A-Z ]*KEY"
     r"|\b[0-9a-f]{64}\b|\b(AKIA|ASIA)[A-Z0-9]{16}\b",
     re.IGNORECASE,
 )
-UNTAGGED = {  # AWS knows no tags for these.
+UNTAGGED = {  # AWS has no tags for these.
     "aws_autoscaling_schedule",
     "aws_iam_role_policy",
     "aws_route",
@@ -39,7 +39,7 @@ UNTAGGED = {  # AWS knows no tags for these.
 
 
 def violations(plan: Plan, admin_cidrs: set[str]) -> list[str]:
-    """One sentence for each thing in the planned state that breaks a rule."""
+    """Returns one sentence for each violation in the planned state."""
     found = resources(plan["planned_values"])
     checks = (_doors, _disks, _metadata, _user_data, _tags, _ends)
     name = plan["variables"]["name"]["value"]
@@ -48,7 +48,7 @@ def violations(plan: Plan, admin_cidrs: set[str]) -> list[str]:
 
 
 def user_data(found: list[dict[str, Any]]) -> dict[str, str]:
-    """What the hosts of each kind are told at their first boot."""
+    """Returns the user data of each kind of host."""
     templates = _of(found, "aws_launch_template")
     return {item["index"]: base64.b64decode(item["values"]["user_data"]).decode() for item in templates}
 
@@ -94,12 +94,12 @@ def _doors(found: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def kind_of(role: str, kinds: set[str]) -> str:
-    """The kind of hosts on which a role runs: a replay server shares the learner's unless it has its own."""
+    """Returns the kind of host on which a role runs: a replay server is on the learner's host unless it has its own."""
     return role if role in kinds else "learner"
 
 
 def _is_separate(rule: dict[str, Any], found: list[dict[str, Any]]) -> bool:
-    """Whether the provider read it back from a rule that is a resource: each has a description of its own."""
+    """Returns whether the provider read it from a rule that is a resource: these have descriptions."""
     descriptions = {
         item["values"]["description"] for item in found if item["type"].startswith("aws_vpc_security_group_")
     }

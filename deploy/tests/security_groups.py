@@ -1,8 +1,8 @@
-"""Security groups, kept to by the kernel of each machine: its routing rules have no way for what no group lets through.
+"""Security groups, enforced by the kernel of each machine with routing rules that have no route for forbidden packets.
 
-Of a packet the rules look at addresses, protocol and port, so iproute2 is all that they need. They keep no state, as
-AWS does: an answer is what comes from a port to which the machine may connect, or leaves from one where it may be
-reached. Only TCP is held back, as the groups speak of nothing else.
+The rules check addresses, protocol and port, so that only iproute2 is needed. Unlike AWS, they keep no state: an answer
+comes from a port to which the machine may connect, or leaves from a port that others may reach. Only TCP is restricted,
+because the groups contain nothing else.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-METADATA = "169.254.169.254"  # AWS lets nobody's groups keep a machine from it
+METADATA = "169.254.169.254"  # AWS does not restrict the metadata service by groups.
 
 
 class Passage(NamedTuple):
-    """A direction in which one machine lets connections through."""
+    """A direction in which a machine permits connections."""
 
     inward: bool
     other: str  # CIDR block
-    ports: str  # as `ip rule` takes them: 443, 22002-22632
+    ports: str  # ports in the format of `ip rule`: 443, 22002-22632
 
 
 def passages(rules: Iterable[Mapping[str, Any]], groups: set[str], members: Mapping[str, set[str]]) -> set[Passage]:
-    """What a machine in `groups` lets through, of EC2's own list of rules; `members` has addresses by group."""
+    """Returns the permitted directions of a machine in `groups`, from EC2's list of rules; `members`: addresses by
+    group.
+    """
     found = set()
     for rule in rules:
-        if rule["GroupId"] not in groups or "CidrIpv6" in rule:  # The machines here have no such addresses.
+        if rule["GroupId"] not in groups or "CidrIpv6" in rule:  # Machines have no addresses of this kind here.
             continue
         assert rule["IpProtocol"] == "tcp", rule
         if "ReferencedGroupInfo" in rule:
@@ -38,10 +40,10 @@ def passages(rules: Iterable[Mapping[str, Any]], groups: set[str], members: Mapp
 
 
 def closed() -> list[str]:
-    """Routing rules of a machine that nobody reaches, and that reaches nobody; its own addresses stay its own."""
+    """Returns routing rules of a machine that can reach nothing but itself and cannot be reached."""
     return [
         "rule add pref 10 iif lo lookup local",
-        "rule add pref 20 not ipproto tcp lookup local",  # ARP is one of these
+        "rule add pref 20 not ipproto tcp lookup local",  # ARP requests are looked up like this.
         "rule add pref 30 not ipproto tcp lookup main",
         f"rule add pref 40 from {METADATA} lookup local",
         f"rule add pref 50 iif lo to {METADATA} lookup main",
@@ -53,7 +55,7 @@ def closed() -> list[str]:
 
 
 def opened(passage: Passage) -> list[str]:
-    """Routing rules for the connections of one passage: for what asks, and for what answers."""
+    """Returns the routing rules for the connections of one direction: requests and answers."""
     ways = {"in": f"from {passage.other} {{}} lookup local", "out": f"iif lo to {passage.other} {{}} lookup main"}
     asks, answers = ("in", "out") if passage.inward else ("out", "in")
     return [

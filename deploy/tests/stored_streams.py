@@ -1,4 +1,4 @@
-"""What a replay server's memory says of each stream, read while it is written."""
+"""Reads from a replay memory how much of each stream it has stored, while it is written."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from apex.runs.folder import RunFolder
 
 
 class Stored(NamedTuple):
-    """Of one stream."""
+    """The state of one stream."""
 
     incarnation: int
     contiguous: int  # segments 0 ... contiguous - 1 are stored
-    bitmap: int  # of those above it: not 0 is a gap
+    bitmap: int  # bitmap of later segments; not 0: there is a gap
 
 
 class Memory(NamedTuple):
-    """Of the whole store."""
+    """The state of the whole store."""
 
     incarnation: int
     num_inserted: int  # transitions
-    streams: list[Stored]  # by actor id
+    streams: list[Stored]  # streams by actor id
 
 
 def read_memory(root: Path, run: Path) -> Memory:
-    """Of the machine whose file system is at `root`; `run` is the learner's run folder."""
+    """Reads the store on the machine whose file system is at `root`; `run` is the learner's run folder."""
     folder = RunFolder.open(run)
     regions = open_file(root / store_path(folder.run_id).relative_to("/"), folder.schema, writable=False)
     while True:
         commit = int(regions.cells[COMMIT])
         rows = [max(row for row in versions if row[0] <= commit) for versions in regions.streams.tolist()]
-        if int(regions.cells[COMMIT]) == commit:  # Else a row may have been written over.
+        if int(regions.cells[COMMIT]) == commit:  # Otherwise rows may have been overwritten.
             streams = [Stored(*row[1:]) for row in rows]
             return Memory(int(regions.header["store_incarnation"][0]), commit, streams)

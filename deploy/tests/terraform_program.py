@@ -1,4 +1,4 @@
-"""Terraform, run on copies of the configuration: the tree that is tested stays as it is."""
+"""Runs Terraform on copies of the configuration, so that the tree stays unchanged."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1] / "terraform"
 PROVIDER = Path("registry.terraform.io/hashicorp/aws")
-SECONDS = 900  # that Terraform may take beside busy programs; an apply takes one minute
+SECONDS = 900  # time limit beside busy programs; an apply takes one minute
 
 Plan = dict[str, Any]
 
 
 class TerraformError(RuntimeError):
-    """Terraform refused or failed; carries what it said."""
+    """Terraform refused or failed; contains its output."""
 
 
 class Terraform:
-    """A copy of a root module in `folder`, and the variables that it is run with."""
+    """A copy of a root module in `folder`, and its variables."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], data: Path, source: Path = ROOT) -> None:
-        """`data` is where providers are; several copies may share it."""
+        """`data`: folder of the providers, which several copies may share."""
         self.folder = folder
         self._environment = {**os.environ, **environment, "TF_DATA_DIR": str(data), "TF_IN_AUTOMATION": "1"}
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*", "*.tfvars*"))
         if (data / "lock.hcl").exists():
             shutil.copy(data / "lock.hcl", folder / ".terraform.lock.hcl")
 
-    def run(self, *words: str, may_fail: bool = False) -> subprocess.CompletedProcess[str]:
-        """Runs it; raises TerraformError unless it succeeds, or `may_fail`."""
+    def run(self, *arguments: str, may_fail: bool = False) -> subprocess.CompletedProcess[str]:
+        """Runs Terraform; raises TerraformError if it fails, unless it `may_fail`."""
         done = subprocess.run(
-            ["terraform", *words],
+            ["terraform", *arguments],
             cwd=self.folder,
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -44,37 +44,39 @@ class Terraform:
             timeout=SECONDS,
         )
         if done.returncode and not may_fail:
-            raise TerraformError(f"terraform {' '.join(words)}: {done.returncode}\n{done.stdout[-4000:]}{done.stderr}")
+            raise TerraformError(
+                f"terraform {' '.join(arguments)}: {done.returncode}\n{done.stdout[-4000:]}{done.stderr}"
+            )
         return done
 
     def copy(self, folder: Path) -> Terraform:
-        """Another copy, with the state of this one."""
+        """Returns another copy with the same state."""
         other = Terraform.__new__(Terraform)
         other.folder, other._environment = folder, self._environment
         shutil.copytree(self.folder, folder)
         return other
 
     def edit(self, file: str, old: str, new: str) -> None:
-        """Changes one place of the copy, which must be there exactly once."""
+        """Replaces a text of the copy, which must occur exactly once."""
         path = self.folder / file
         text = path.read_text()
         assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
         path.write_text(text.replace(old, new))
 
     def set(self, **variables: Any) -> None:
-        """Writes the variables that all later runs take."""
+        """Writes the variables of all later runs."""
         (self.folder / "test.auto.tfvars.json").write_text(json.dumps(variables))
 
-    def plan(self, *words: str) -> Plan:
-        """What would be done, as Terraform's JSON."""
-        self.run("plan", "-input=false", "-no-color", "-out=test.tfplan", *words)
+    def plan(self, *arguments: str) -> Plan:
+        """Returns the plan in Terraform's JSON."""
+        self.run("plan", "-input=false", "-no-color", "-out=test.tfplan", *arguments)
         return dict(json.loads(self.run("show", "-json", "test.tfplan").stdout))
 
 
 def install(data: Path, scratch: Path) -> dict[str, str]:
-    """Has `terraform init` fetch the provider into `data`; from a mirror on this machine where there is one.
+    """Runs `terraform init` to fetch the provider into `data`, from a local mirror if there is one.
 
-    Returns the environment that later runs need.
+    Returns the environment for later runs.
     """
     data.mkdir(parents=True, exist_ok=True)
     settings = scratch / "terraform.rc"
@@ -90,7 +92,7 @@ def install(data: Path, scratch: Path) -> dict[str, str]:
 
 
 def changes(plan: Plan) -> dict[str, dict[str, tuple[Any, Any]]]:
-    """By address of a resource that would change: each attribute with its value before and after."""
+    """Returns the changed attributes of each resource, with their values before and after."""
     found = {}
     for resource in plan.get("resource_changes", []):
         change = resource["change"]
@@ -106,12 +108,12 @@ def changes(plan: Plan) -> dict[str, dict[str, tuple[Any, Any]]]:
 
 
 def resources(values: Plan) -> list[dict[str, Any]]:
-    """The managed resources of a plan's or a state's root module."""
+    """Returns the managed resources of the root module in a plan or a state."""
     return [item for item in values["root_module"]["resources"] if item["mode"] == "managed"]
 
 
 def _said(value: Any) -> Any:
-    """The value, without what the provider cannot tell apart: nothing said, and nothing."""
+    """Returns the value without empty parts, which the provider does not distinguish from missing ones."""
     if isinstance(value, dict):
         return {key: _said(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -120,7 +122,7 @@ def _said(value: Any) -> Any:
 
 
 def _mirror() -> Path | None:
-    """A folder with providers as Terraform's filesystem mirrors have them, where packagers put such things."""
+    """Returns a folder with providers in the format of Terraform's file system mirrors, where packages install them."""
     named = os.environ.get("TF_PLUGIN_MIRROR")
     roots = [Path(named)] if named else [Path("/opt"), Path("/usr/local/share"), Path("/usr/share"), Path.home()]
     for root in roots:

@@ -99,7 +99,7 @@ def test_the_run_goes_to_the_bucket_and_stays_there(s3: Any, tmp_path: Path) -> 
     assert objects(s3) >= whole
 
 
-def test_a_manifest_goes_after_what_it_names(tmp_path: Path) -> None:
+def test_a_manifest_is_uploaded_after_its_files(tmp_path: Path) -> None:
     make_run(tmp_path)
     s3 = MemoryBucket()
     copy_of(s3, tmp_path).upload("i-1")
@@ -112,7 +112,7 @@ def test_a_manifest_goes_after_what_it_names(tmp_path: Path) -> None:
     ]
 
 
-def test_of_several_checkpoints_only_the_newest_goes(s3: Any, tmp_path: Path) -> None:
+def test_only_the_newest_of_several_checkpoints_is_uploaded(s3: Any, tmp_path: Path) -> None:
     make_run(tmp_path)
     checkpoint(tmp_path, 2)
     copy_of(s3, tmp_path).upload("i-1")
@@ -120,7 +120,7 @@ def test_of_several_checkpoints_only_the_newest_goes(s3: Any, tmp_path: Path) ->
     assert "checkpoints/000000001/manifest.json" not in objects(s3)
 
 
-def test_a_checkpoint_that_is_removed_meanwhile_is_not_called_the_newest(tmp_path: Path) -> None:
+def test_a_removed_checkpoint_is_not_recorded_as_the_newest(tmp_path: Path) -> None:
     make_run(tmp_path)
     s3 = MemoryBucket()
     copy = copy_of(s3, tmp_path)
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_not_called_the_newest(tmp_pat
     assert json.loads(s3.objects["pong/checkpoints/newest.json"])["num_updates"] == 3
 
 
-def test_a_checkpoint_may_expire_but_not_the_last_one_of_a_run(s3: Any, tmp_path: Path) -> None:
+def test_all_checkpoints_but_the_last_of_a_run_may_expire(s3: Any, tmp_path: Path) -> None:
     make_run(tmp_path)
     copy = copy_of(s3, tmp_path)
     key = "pong/checkpoints/000000001/learner.safetensors"
@@ -144,7 +144,7 @@ def test_a_checkpoint_may_expire_but_not_the_last_one_of_a_run(s3: Any, tmp_path
     assert s3.get_object_tagging(Bucket="weights", Key="pong/manifest.json")["TagSet"] == []
 
 
-def test_at_the_end_the_bucket_has_the_run_as_it_is_on_the_disk(s3: Any, tmp_path: Path) -> None:
+def test_the_bucket_equals_the_run_folder_at_the_end(s3: Any, tmp_path: Path) -> None:
     make_run(tmp_path)
     copy = copy_of(s3, tmp_path)
     copy.upload("i-1", whole=True)
@@ -155,7 +155,7 @@ def test_at_the_end_the_bucket_has_the_run_as_it_is_on_the_disk(s3: Any, tmp_pat
         assert s3.get_object(Bucket="weights", Key=f"pong/{name}")["Body"].read() == data
 
 
-def test_what_is_only_on_the_disk_is_named(s3: Any, tmp_path: Path) -> None:
+def test_files_that_were_not_uploaded_are_named(s3: Any, tmp_path: Path) -> None:
     make_run(tmp_path)
     copy = copy_of(s3, tmp_path)
     assert len(copy.only_here()) == 6
@@ -181,7 +181,7 @@ def restored(s3: Any, home: Path) -> RunBucket:
     return copy
 
 
-def test_a_new_host_has_the_curves_and_the_newest_checkpoint(s3: Any, tmp_path: Path) -> None:
+def test_a_new_host_restores_the_curves_and_the_newest_checkpoint(s3: Any, tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     make_run(old)
     copy = copy_of(s3, old)
@@ -202,7 +202,7 @@ def test_a_new_host_has_the_curves_and_the_newest_checkpoint(s3: Any, tmp_path: 
     assert after.upload("i-2") == 0, "the bucket has all of it already"
 
 
-def test_a_start_of_a_restored_run_has_a_higher_number_than_those_of_the_lost_host(s3: Any, tmp_path: Path) -> None:
+def test_a_restored_run_has_a_higher_number_of_its_start(s3: Any, tmp_path: Path) -> None:
     schema = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
     config = Config(run=RunConfig(name="pong", folder=str(tmp_path / "old/runs")))
     folder = RunFolder.create(config, schema, argv=[])
@@ -217,7 +217,7 @@ def test_a_start_of_a_restored_run_has_a_higher_number_than_those_of_the_lost_ho
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_growing_files_come_back_as_they_were_whatever_happened_to_them(tmp_path: Path, seed: int) -> None:
+def test_growing_files_are_restored_exactly_after_any_loss(tmp_path: Path, seed: int) -> None:
     """Against the files themselves: rows are added and cut off, hosts are lost, and what they noted is lost."""
     rng, s3, home, steps = random.Random(seed), MemoryBucket(), tmp_path / "0", 0
     make_run(home)
@@ -248,7 +248,7 @@ def test_growing_files_come_back_as_they_were_whatever_happened_to_them(tmp_path
         assert found == expected
 
 
-def test_nothing_in_the_bucket_leads_out_of_the_run(s3: Any, tmp_path: Path) -> None:
+def test_objects_with_paths_outside_the_run_are_refused(s3: Any, tmp_path: Path) -> None:
     make_run(tmp_path / "old")
     copy = copy_of(s3, tmp_path / "old")
     copy.begin(BEGUN, "i-1")
@@ -260,7 +260,7 @@ def test_nothing_in_the_bucket_leads_out_of_the_run(s3: Any, tmp_path: Path) -> 
     assert not (tmp_path / "new/runs/pong").exists()
 
 
-def test_a_host_that_was_replaced_uploads_nothing(s3: Any, tmp_path: Path) -> None:
+def test_a_replaced_host_uploads_nothing(s3: Any, tmp_path: Path) -> None:
     make_run(tmp_path / "old")
     copy = copy_of(s3, tmp_path / "old")
     copy.begin(BEGUN, "i-1")
@@ -306,7 +306,7 @@ class MemoryBucket:
         return SimpleNamespace(paginate=lambda **options: [self.list_objects_v2(**options)])
 
 
-def test_a_checkpoint_that_is_written_during_an_upload_is_named_by_the_next_one(tmp_path: Path) -> None:
+def test_a_checkpoint_written_during_an_upload_is_in_the_next_one(tmp_path: Path) -> None:
     class Slow(MemoryBucket):
         def upload_file(self, path: str, bucket: str, key: str, ExtraArgs: Any = None) -> None:  # noqa: N803
             super().upload_file(path, bucket, key, ExtraArgs)
@@ -323,7 +323,7 @@ def test_a_checkpoint_that_is_written_during_an_upload_is_named_by_the_next_one(
     assert json.loads(s3.objects["pong/checkpoints/newest.json"])["num_updates"] == 2
 
 
-def test_a_checkpoint_that_is_not_whole_yet_is_not_restored(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_not_restored(tmp_path: Path) -> None:
     s3 = MemoryBucket()
     make_run(tmp_path / "old")
     copy = copy_of(s3, tmp_path / "old")
@@ -334,7 +334,7 @@ def test_a_checkpoint_that_is_not_whole_yet_is_not_restored(tmp_path: Path) -> N
         restored(s3, tmp_path / "new")
 
 
-def test_a_day_uploads_little_more_than_what_it_leaves(tmp_path: Path) -> None:
+def test_the_uploads_of_a_day_are_little_more_than_the_stored_bytes(tmp_path: Path) -> None:
     """24 hours, all sizes divided by 1,000: 12 MB of events and 5 MB of rows an hour, checkpoints of 100 MB."""
     s3 = MemoryBucket()
     make_run(tmp_path)
@@ -367,7 +367,7 @@ def prepare(client: Any, settings: Any, own: str = "i-1") -> bool:
         return host_command.prepare_run(settings, client, metadata, Stop())
 
 
-def test_a_run_begins_once_the_bucket_can_be_written(s3: Any, tmp_path: Path) -> None:
+def test_a_run_begins_when_the_bucket_is_writable(s3: Any, tmp_path: Path) -> None:
     settings = machine(tmp_path, "learner")
     for _ in range(2):  # The learner's program began, and was started again before it had made its run.
         assert prepare(lambda service: s3, settings)
@@ -375,7 +375,7 @@ def test_a_run_begins_once_the_bucket_can_be_written(s3: Any, tmp_path: Path) ->
         assert not settings.run.exists()
 
 
-def test_a_hosts_successor_takes_up_the_run(s3: Any, tmp_path: Path) -> None:
+def test_the_successor_of_a_host_continues_the_run(s3: Any, tmp_path: Path) -> None:
     first, second = machine(tmp_path, "learner", name="first"), machine(tmp_path, "learner", name="second")
     assert prepare(lambda service: s3, first)
     make_run(first.home)
@@ -384,7 +384,7 @@ def test_a_hosts_successor_takes_up_the_run(s3: Any, tmp_path: Path) -> None:
     assert (second.run / "checkpoints/000000001/learner.safetensors").exists()
 
 
-def test_no_run_begins_where_its_weights_would_mix_with_anothers(s3: Any, tmp_path: Path) -> None:
+def test_a_run_is_refused_if_the_bucket_has_another_run(s3: Any, tmp_path: Path) -> None:
     earlier = machine(tmp_path, "learner", name="earlier", begun="2025-01-02T03:04:05Z")
     settings = machine(tmp_path, "learner")
     assert prepare(lambda service: s3, earlier)
@@ -395,7 +395,7 @@ def test_no_run_begins_where_its_weights_would_mix_with_anothers(s3: Any, tmp_pa
         prepare(lambda service: s3, earlier)
 
 
-def test_no_run_begins_whose_weights_have_nowhere_to_go(
+def test_a_run_is_refused_without_a_bucket(
     s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(host_command, "BUCKET_SECONDS", 0.1)
@@ -403,11 +403,11 @@ def test_no_run_begins_whose_weights_have_nowhere_to_go(
     s3.delete_bucket(Bucket="weights")
     with pytest.raises(UsageError, match=r"cannot read or write s3://weights/pong.*NoSuchBucket"):
         prepare(lambda service: s3, machine(tmp_path, "learner"))
-    said = [record for record in caplog.records if record.name == "apex"]  # boto3 logs too.
-    assert len(said) == 1, "said at once, and once"
+    messages = [record for record in caplog.records if record.name == "apex"]  # boto3 also logs.
+    assert len(messages) == 1
 
 
-def test_a_bucket_that_is_not_open_yet_is_asked_again(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inaccessible_bucket_is_tried_again(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_command, "LOOK_SECONDS", 0.1)
     s3.delete_bucket(Bucket="weights")
     asked = []
@@ -422,7 +422,7 @@ def test_a_bucket_that_is_not_open_yet_is_asked_again(s3: Any, tmp_path: Path, m
     assert len(asked) == 3
 
 
-def test_only_a_learner_without_a_run_asks_for_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_learner_without_a_run_claims_the_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cluster.env").write_text(ENV)
     tape: list[str] = []
     monkeypatch.setattr(host_command, "aws_clients", lambda settings: None)

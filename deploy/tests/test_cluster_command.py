@@ -1,6 +1,6 @@
-"""`apex cluster` on an emulated AWS: two clusters side by side, tagged as Terraform's.
+"""`apex cluster` on an emulated AWS with two clusters, tagged like Terraform's.
 
-Their names are one another's prefixes: pong, pong-1. What is done to one must leave the other unchanged.
+The name of one is a prefix of the other's: pong, pong-1. Changes to one must not affect the other.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def tagged(cluster: str, role: str, *kinds: str) -> list[dict[str, Any]]:
-    words = {"Project": "apex-zeromq", "Cluster": cluster, "Role": role}
-    tags = [{"Key": key, "Value": value} for key, value in words.items()]
+    values = {"Project": "apex-zeromq", "Cluster": cluster, "Role": role}
+    tags = [{"Key": key, "Value": value} for key, value in values.items()]
     return [{"ResourceType": kind, "Tags": tags} for kind in kinds] if kinds else tags
 
 
@@ -47,7 +47,7 @@ def make_network(cluster: str) -> str:
 
 
 def launch(cluster: str, most: int = 6) -> None:
-    """The groups that Terraform makes, and what their hosts log."""
+    """Creates the groups of a cluster, and the logs of their hosts."""
     subnet, image = make_network(cluster), client("ec2").describe_images()["Images"][0]["ImageId"]
     for role in ROLES:
         client("logs").create_log_group(logGroupName=f"/apex/{cluster}/{role}")
@@ -73,7 +73,7 @@ def launch(cluster: str, most: int = 6) -> None:
 
 
 def write_log(cluster: str, role: str, host: str) -> None:
-    """Two lines, a second after those of the role before it."""
+    """Writes two lines, a second after those of the previous role."""
     logs, group = client("logs"), f"/apex/{cluster}/{role}"
     logs.create_log_stream(logGroupName=group, logStreamName=host)
     now = int(time.time() * 1000) - 60_000 + 1000 * ROLES.index(role)
@@ -87,8 +87,8 @@ def hosts_of(cluster: str, role: str) -> list[str]:
     return [item["InstanceId"] for item in group["Instances"]]
 
 
-def apex(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str], str]:
-    status = main([*words], open_aws=lambda region: Aws(REGION, client))
+def apex(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], str]:
+    status = main([*arguments], open_aws=lambda region: Aws(REGION, client))
     out, err = capsys.readouterr()
     return status, out.splitlines(), err
 
@@ -106,9 +106,7 @@ def test_two_clusters_are_listed_side_by_side(aws: None, capsys: pytest.CaptureF
     assert all("curves at" in line for line in lines[3:])  # no problems
 
 
-def test_a_host_that_is_stopped_and_a_run_that_has_ended_are_problems(
-    aws: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stopped_hosts_and_ended_runs_are_reported(aws: None, capsys: pytest.CaptureFixture[str]) -> None:
     launch("pong")
     scaling, (learner,) = client("autoscaling"), hosts_of("pong", "learner")
     scaling.detach_instances(
@@ -141,8 +139,8 @@ def test_the_lines_of_all_hosts_come_by_time(aws: None, capsys: pytest.CaptureFi
 def test_one_cluster_is_resized_within_its_bound(aws: None, capsys: pytest.CaptureFixture[str]) -> None:
     launch("pong-1")
     launch("pong")
-    said = "pong: desired actor hosts 5 (before: 3); 3 in service"
-    assert apex(capsys, "resize", "pong", "--actors", "5") == (0, [said], "")
+    line = "pong: desired actor hosts 5 (before: 3); 3 in service"
+    assert apex(capsys, "resize", "pong", "--actors", "5") == (0, [line], "")
     assert len(hosts_of("pong", "actor")) == 5
     assert apex(capsys, "resize", "pong", "--actors", "7")[0] == 2
     assert len(hosts_of("pong-1", "actor")) == 3

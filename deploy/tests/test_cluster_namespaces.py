@@ -1,7 +1,8 @@
-"""The cluster that Terraform applies, run: every instance is a machine in namespaces, with its address and its groups.
+"""A cluster that Terraform applies, running: every instance is a machine in namespaces with its address and groups.
 
-The hosts boot from their user data and run the units' own commands, from making keys to the learner's end. There is one
-run, in which an actor host is lost, the learner's host is cut off, and then lost; each test is a claim about it.
+The hosts boot from their user data and run the units' own commands, from the creation of keys to the learner's end.
+There is one run, in which an actor host is lost, and the learner's host is first disconnected and then lost. Each test
+checks one property of it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from namespaced_run import (
     STRANGER,
     TENSORBOARD,
     Door,
-    Told,
+    Observations,
     boot_hosts,
     connected_from,
     status_of,
@@ -43,18 +44,18 @@ NAME = "cartpole-1"
 NUM_ACTORS, PER_HOST = 12, 4  # 3 hosts of 2 cores with 2 streams each
 HEIRLESS_SECONDS = 30.0
 LOST_SECONDS = 300.0  # of updates
-NO_SETTINGS = ("environment.id", "actor.num_actors")  # variables of their own
+NO_SETTINGS = ("environment.id", "actor.num_actors")  # variables of this cluster only
 
 MISSING = namespaces.missing() or ("" if shutil.which("terraform") else "not installed: terraform")
 
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=MISSING),
     pytest.mark.timeout(2400),
-]  # beyond the run's own deadlines
+]  # longer than the run's own deadlines
 
 
 def preset_settings() -> dict[str, dict[str, Any]]:
-    """The preset as the variable `settings` has it: what differs from the defaults."""
+    """Returns the preset as a value of the variable `settings`: the settings that differ from the defaults."""
     default, settings = flatten(Config()), {}
     for name, value in flatten(PRESETS["cartpole"].config).items():
         section, _, setting = name.partition(".")
@@ -65,7 +66,7 @@ def preset_settings() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def apply(scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str) -> Callable[..., str]:
-    """Applies a cluster of this name, with these variables beside those of all; returns the AWS."""
+    """Applies a cluster of this name with these additional variables; yields the AWS."""
     settings, data = installed
 
     def apply(name: str, **variables: Any) -> str:
@@ -87,105 +88,107 @@ def apply(scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str) 
 
 @pytest.fixture(scope="module")
 def applied(apply: Callable[..., str]) -> str:
-    """The AWS, with the cluster."""
+    """The AWS with the cluster."""
     return apply(NAME, settings=preset_settings())
 
 
 @pytest.fixture(scope="module")
-def told(applied: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
-    """The whole run. Every wait has a deadline, and whatever happens every machine ends."""
+def observed(applied: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observations]:
+    """The whole run. Every wait has a deadline, and all machines end in any case."""
     cluster = NamespacedCluster(applied, tmp_path_factory.mktemp("hosts"))
     try:
         yield tell(cluster, partial(emulator.client, endpoint=applied), NAME)
     except BaseException:
-        print(cluster.said())
+        print(cluster.logs())
         raise
     finally:
-        cluster.close()  # Fails if a process is left; namespaces and memory files go with the last one.
+        cluster.close()  # Fails if a process remains; namespaces and memory files end with the last one.
 
 
 def elsewhere(doors: dict[str, set[Door]]) -> dict[str, set[Door]]:
-    """By whose address it was tried from, without that address's own doors."""
+    """Returns the open ports by the address of the connecting machine, without that machine's own ports."""
     return {address: {door for door in found if door[0] != address} for address, found in doors.items()}
 
 
-def test_a_learner_host_that_is_lost_is_replaced_and_the_run_ends_well(told: Told) -> None:
-    assert told.learner.ended("apex@learner.service") == ["0"]
-    assert f"reached the score {PRESETS['cartpole'].config.run.stop_score:g}" in told.learner.said()
-    assert told.learner.address != told.at, "the new host has the old one's address: nobody had to find it"
+def test_a_lost_learner_host_is_replaced_and_the_run_ends_normally(observed: Observations) -> None:
+    assert observed.learner.ended("apex@learner.service") == ["0"]
+    assert f"reached the score {PRESETS['cartpole'].config.run.stop_score:g}" in observed.learner.logs()
+    assert observed.learner.address != observed.at, "the new host has the old one's address: nobody had to find it"
 
 
-def test_the_new_learner_goes_on_from_the_bucket_and_loses_little(told: Told) -> None:
-    assert told.resumed_at > 0
-    kept = [row for row in told.rows_lost if row["scalars"]["learner/updates"] <= told.resumed_at]
-    seconds_lost = told.rows_lost[-1]["time"] - kept[-1]["time"]
-    print(f"resumed at update {told.resumed_at}, lost {told.updates_lost} updates, {seconds_lost:.0f} s")
+def test_the_new_learner_continues_from_the_bucket(observed: Observations) -> None:
+    assert observed.resumed_at > 0
+    kept = [row for row in observed.rows_lost if row["scalars"]["learner/updates"] <= observed.resumed_at]
+    seconds_lost = observed.rows_lost[-1]["time"] - kept[-1]["time"]
+    print(f"resumed at update {observed.resumed_at}, lost {observed.updates_lost} updates, {seconds_lost:.0f} s")
     assert seconds_lost <= LOST_SECONDS
 
 
-def test_curves_have_each_step_once(told: Told) -> None:
-    """The rows of the lost host up to the checkpoint, as they were; then those of the new host, which count on."""
-    times = [row["time"] for row in told.rows]
-    before = [row for row in told.rows if row["time"] <= told.rows_lost[-1]["time"]]
-    assert before == told.rows_lost[: len(before)]
-    assert 0 < len(before) < len(told.rows)
+def test_curves_have_each_step_once(observed: Observations) -> None:
+    """The curve has the rows of the lost host up to the checkpoint, then those of the new host, which continue."""
+    times = [row["time"] for row in observed.rows]
+    before = [row for row in observed.rows if row["time"] <= observed.rows_lost[-1]["time"]]
+    assert before == observed.rows_lost[: len(before)]
+    assert 0 < len(before) < len(observed.rows)
     assert times == sorted(set(times))
     for name in ("steps", "learner/updates"):
-        counts = [row.get(name, row["scalars"].get(name)) for row in told.rows]
+        counts = [row.get(name, row["scalars"].get(name)) for row in observed.rows]
         assert counts == sorted(counts), name
 
 
-def test_its_weights_and_curves_are_kept(told: Told, applied: str) -> None:
+def test_the_bucket_keeps_weights_and_curves(observed: Observations, applied: str) -> None:
     found = emulator.client("s3", applied).list_objects_v2(Bucket=emulator.BUCKET, Prefix=f"{NAME}/c")
     names = {entry["Key"].removeprefix(f"{NAME}/") for entry in found["Contents"]}
     assert {"checkpoints/best.safetensors", "curves/learner.jsonl"} <= names
 
 
-def test_its_groups_are_at_zero(told: Told, applied: str) -> None:
+def test_all_groups_have_size_zero_after_the_run(observed: Observations, applied: str) -> None:
     groups = emulator.client("autoscaling", applied).describe_auto_scaling_groups()["AutoScalingGroups"]
     assert {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in groups} == {
         f"apex-{NAME}-{kind}": 0 for kind in ("learner", "evaluator", "actor")
     }
 
 
-def test_a_socket_is_open_to_the_roles_that_use_it_and_to_nobody_else(told: Told) -> None:
+def test_a_socket_is_open_only_to_the_roles_that_use_it(observed: Observations) -> None:
     transport = TransportConfig()
-    bound = {name: (told.at, transport.port(name)) for name in SOCKETS}  # learner and replay server share a host
-    found = elsewhere(told.open)
+    bound = {name: (observed.at, transport.port(name)) for name in SOCKETS}  # learner and replay server share a host
+    found = elsewhere(observed.open)
     assert len(found) == 7  # five hosts and two people
     for address, doors in found.items():
-        expected = {bound[name] for name in SOCKETS if told.roles.get(address) in MAY_REACH[name]}
-        expected = set() if address == told.at else expected
+        expected = {bound[name] for name in SOCKETS if observed.roles.get(address) in MAY_REACH[name]}
+        expected = set() if address == observed.at else expected
         assert {door for door in doors if door[1] != TENSORBOARD} == expected, address
 
 
-def test_tensorboard_is_the_admins_alone(told: Told) -> None:
-    door = told.at, TENSORBOARD
-    assert {address for address, doors in elsewhere(told.open).items() if door in doors} == {ADMIN}
-    assert told.curves.keys() == {ADMIN, STRANGER}
-    assert told.curves[ADMIN] != []
-    assert told.curves[STRANGER] == []
+def test_only_the_admin_reaches_tensorboard(observed: Observations) -> None:
+    door = observed.at, TENSORBOARD
+    assert {address for address, doors in elsewhere(observed.open).items() if door in doors} == {ADMIN}
+    assert observed.curves.keys() == {ADMIN, STRANGER}
+    assert observed.curves[ADMIN] != []
+    assert observed.curves[STRANGER] == []
 
 
-def test_nobody_is_let_through_where_nobody_listens(told: Told) -> None:
-    """As to SSH, for which these hosts have no key pair: whoever got there would be refused, and hear of it."""
-    assert set().union(*elsewhere(told.refused).values()) == set()
+def test_ports_without_a_listener_are_closed(observed: Observations) -> None:
+    """SSH, for which these hosts have no key pair: connections that get through are refused, and not ignored."""
+    assert set().union(*elsewhere(observed.refused).values()) == set()
 
 
-def test_the_ids_of_a_host_that_died_are_leased_again(told: Told) -> None:
-    assert told.heirless_seconds <= HEIRLESS_SECONDS
-    assert len(told.dead_ids) == PER_HOST
-    assert len(told.after_death.streams) == NUM_ACTORS
-    for actor_id, (before, after) in enumerate(zip(told.before_death.streams, told.after_death.streams, strict=True)):
-        assert (after.incarnation > before.incarnation) == (actor_id in told.dead_ids)
+def test_the_actor_ids_of_a_dead_host_are_leased_again(observed: Observations) -> None:
+    assert observed.heirless_seconds <= HEIRLESS_SECONDS
+    assert len(observed.dead_ids) == PER_HOST
+    assert len(observed.after_death.streams) == NUM_ACTORS
+    for actor_id, (before, after) in enumerate(
+        zip(observed.before_death.streams, observed.after_death.streams, strict=True)
+    ):
+        assert (after.incarnation > before.incarnation) == (actor_id in observed.dead_ids)
 
 
-def test_a_learner_host_that_was_cut_off_goes_on_and_has_lost_nothing(told: Told) -> None:
-    """All that was under way came: each stream is stored up to a segment that no window held then, without a gap."""
-    assert told.in_cut[0].num_inserted == told.in_cut[1].num_inserted
-    before, after = told.before_cut, told.after_cut
-    assert after.num_inserted > told.in_cut[1].num_inserted
-    assert after.incarnation == told.before_death.incarnation
+def test_a_disconnected_learner_host_continues_and_loses_nothing(observed: Observations) -> None:
+    """All segments in flight arrived: each stream is stored beyond the window of that time, without a gap."""
+    assert observed.in_cut[0].num_inserted == observed.in_cut[1].num_inserted
+    before, after = observed.before_cut, observed.after_cut
+    assert after.num_inserted > observed.in_cut[1].num_inserted
+    assert after.incarnation == observed.before_death.incarnation
     window = PRESETS["cartpole"].config.actor.window
     for old, new in zip(before.streams, after.streams, strict=True):
         assert new.incarnation == old.incarnation
@@ -193,15 +196,15 @@ def test_a_learner_host_that_was_cut_off_goes_on_and_has_lost_nothing(told: Told
         assert new.bitmap == 0
 
 
-def test_no_program_failed(told: Told) -> None:
-    ended = {host.name: host.ended(f"apex@{host.role}.service") for host in told.hosts.values()}
+def test_no_program_failed(observed: Observations) -> None:
+    ended = {host.name: host.ended(f"apex@{host.role}.service") for host in observed.hosts.values()}
     assert set().union(*ended.values()) == {"0"}, ended
 
 
-def test_a_replay_server_on_a_host_of_its_own_feeds_every_loader(
-    apply: Callable[..., str], told: Told, tmp_path: Path
+def test_a_replay_server_on_its_own_host_feeds_every_loader(
+    apply: Callable[..., str], observed: Observations, tmp_path: Path
 ) -> None:
-    """Of another cluster, after the end of the first: each loader has a port of its own."""
+    """Another cluster runs after the end of the first; each loader has its own port."""
     name, settings = "cartpole-2", preset_settings()
     settings["learner"]["num_loaders"] = 2
     aws = partial(emulator.client, endpoint=apply(name, settings=settings, replay_host="own", actor_hosts=1))
@@ -215,13 +218,13 @@ def test_a_replay_server_on_a_host_of_its_own_feeds_every_loader(
             port = TransportConfig().port("batches", loader)
             wait_until(lambda at=port: replay.address in connected_from(learner, at), "a sampler", BUSY_SECONDS)
     except BaseException:
-        print(cluster.said())
+        print(cluster.logs())
         raise
     finally:
         cluster.close()
 
 
-def test_machines_end_with_the_tests_even_where_these_are_killed(tmp_path: Path) -> None:
+def test_machines_end_with_the_tests_even_if_these_are_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from namespaces import Machine\n"
         "machine = Machine('m', '10.0.0.1', ['sh', '-c', 'sleep 600 & sleep 600'], Path(sys.argv[1]))\n"

@@ -1,4 +1,4 @@
-"""What a host of a cluster does for itself, against an emulated AWS: keys, logs, spot notice, the end."""
+"""The programs of a cluster's host against an emulated AWS: keys, logs, spot notice, end."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def listed(settings: HostSettings, role: str) -> set[str]:
     return {name.removeprefix(f"{role}.").removesuffix(".key") for name in names}
 
 
-def test_settings_are_read_as_the_first_boot_writes_them(tmp_path):
+def test_settings_of_the_first_boot_are_read(tmp_path):
     (tmp_path / "cluster.env").write_text(ENV)
     settings = read_settings(tmp_path, tmp_path)
     assert (settings.cluster, settings.roles, settings.role) == ("pong", ("learner", "replay"), "learner")
@@ -86,14 +86,14 @@ def test_settings_are_read_as_the_first_boot_writes_them(tmp_path):
         ("=pong", "=../x", "APEX_CLUSTER"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(tmp_path, old, new, message):
+def test_invalid_settings_are_refused(tmp_path, old, new, message):
     (tmp_path / "cluster.env").write_text(ENV.replace(old, new, 1))
     with pytest.raises(UsageError, match=message):
         read_settings(tmp_path)
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_every_host_gets_the_keys_that_its_programs_want(aws, tmp_path, apart):
+def test_every_host_gets_the_keys_of_its_programs(aws, tmp_path, apart):
     ssm = aws("ssm")
     kinds = [("learner",), ("replay",)] if apart else [("learner", "replay")]
     hosts = {roles[0]: machine(tmp_path, *roles) for roles in (*kinds, ("evaluator",), ("actor",))}
@@ -102,16 +102,16 @@ def test_every_host_gets_the_keys_that_its_programs_want(aws, tmp_path, apart):
     for settings in hosts.values():
         assert look(ssm, settings, now) == ""
         for role in settings.roles:
-            Keys(settings.keys, role)  # The package's own check of the folder.
+            Keys(settings.keys, role)  # the package's own check of the folder
     learner = hosts["learner"].keys
-    Keys(learner, "observer")  # For `apex status` there.
+    Keys(learner, "observer")  # for `apex status` on that host
     assert Keys(hosts["actor"].keys, "actor").server_key("control") in Keys(learner, "observer").accepted("learner")
     replay = hosts["replay" if apart else "learner"].keys
     assert Keys(hosts["actor"].keys, "actor").server_key("experience") == Keys(replay, "replay").public
     assert {key_exchange.learner_address(settings) for settings in hosts.values()} == {ADDRESS}
 
 
-def test_only_public_halves_leave_a_machine(aws, tmp_path):
+def test_only_public_keys_leave_a_machine(aws, tmp_path):
     ssm, settings = aws("ssm"), machine(tmp_path, "learner", "replay")
     boot(ssm, settings, "i-1")
     found = ssm.get_parameters_by_path(Path="/apex/", Recursive=True)["Parameters"]
@@ -121,7 +121,7 @@ def test_only_public_halves_leave_a_machine(aws, tmp_path):
         assert item["Value"] == f"{public_digits(settings.keys, role)} {ADDRESS}"
 
 
-def test_keys_are_made_once(tmp_path):
+def test_keys_are_created_once(tmp_path):
     settings = machine(tmp_path, "actor")
     key_exchange.make_pairs(settings, ADDRESS)
     before = (settings.keys / "actor.key_secret").read_text()
@@ -130,7 +130,7 @@ def test_keys_are_made_once(tmp_path):
     assert settings.keys.stat().st_mode & 0o777 == 0o700
 
 
-def test_who_is_early_waits_for_the_keys_that_all_pin(aws, tmp_path):
+def test_an_early_host_waits_for_the_keys_of_the_servers(aws, tmp_path):
     ssm, actor = aws("ssm"), machine(tmp_path, "actor")
     now = boot(ssm, actor, "i-a")
     assert look(ssm, actor, now) == "learner and replay"
@@ -140,7 +140,7 @@ def test_who_is_early_waits_for_the_keys_that_all_pin(aws, tmp_path):
     assert look(ssm, actor, now) == ""
 
 
-def test_late_actors_are_let_in_and_those_that_are_gone_are_not(aws, tmp_path):
+def test_late_actors_are_admitted_and_departed_ones_are_not(aws, tmp_path):
     ssm, replay = aws("ssm"), machine(tmp_path, "replay")
     now = boot(ssm, replay, "i-r")
     boot(ssm, machine(tmp_path, "learner"), "i-l")
@@ -156,7 +156,8 @@ def test_late_actors_are_let_in_and_those_that_are_gone_are_not(aws, tmp_path):
     assert listed(replay, "actor") == {"i-a1"}
     look(ssm, replay, now + timedelta(seconds=key_exchange.STALE_SECONDS + 2))
     assert listed(replay, "actor") == set()
-    assert listed(replay, "learner") == {"i-l"}  # There is one, however long it is silent.
+    # The cluster has one learner, which stays accepted however long it is silent.
+    assert listed(replay, "learner") == {"i-l"}
 
 
 def test_only_the_newest_learner_is_accepted(aws, tmp_path):
@@ -171,15 +172,15 @@ def test_only_the_newest_learner_is_accepted(aws, tmp_path):
     assert key_exchange.learner_address(actor) == "10.77.0.8"
 
 
-def test_a_program_that_began_with_another_learners_key_is_restarted(aws, tmp_path):
-    """Also where an earlier cluster of this name has left its keys, of which Terraform does not know."""
+def test_a_program_with_the_key_of_another_learner_is_restarted(aws, tmp_path):
+    """It is restarted also if an earlier cluster of this name has left its keys, which Terraform does not manage."""
     ssm, actor = aws("ssm"), machine(tmp_path, "actor")
     boot(ssm, machine(tmp_path, "replay"), "i-r")
     boot(ssm, machine(tmp_path, "learner", name="old"), "i-old")
     now = boot(ssm, actor, "i-a")
-    (told, _), mark = key_exchange.ask(ssm, actor), actor.keys / key_exchange.CHANGED
+    (answers, _), mark = key_exchange.ask(ssm, actor), actor.keys / key_exchange.CHANGED
     for _ in range(2):
-        key_exchange.accept(told, actor)
+        key_exchange.accept(answers, actor)
         assert not mark.exists()
     key_exchange.accept([key_exchange.KeyEntry("learner", "i-new", "0" * 64, ADDRESS, now)], actor)
     assert mark.exists()
@@ -188,7 +189,7 @@ def test_a_program_that_began_with_another_learners_key_is_restarted(aws, tmp_pa
 @pytest.mark.parametrize(
     "value", ["00", "x" * 64, "0" * 64, f"{'0' * 64} here", f"{'0' * 64} 10.0.0.1\n{'1' * 64} 10.0.0.2"]
 )
-def test_what_is_no_key_becomes_no_line_of_a_list(aws, tmp_path, value):
+def test_an_invalid_key_is_not_listed(aws, tmp_path, value):
     ssm, replay = aws("ssm"), machine(tmp_path, "replay")
     now = boot(ssm, replay, "i-r")
     boot(ssm, machine(tmp_path, "learner"), "i-l")
@@ -197,7 +198,7 @@ def test_what_is_no_key_becomes_no_line_of_a_list(aws, tmp_path, value):
     assert listed(replay, "actor") == set()
 
 
-def test_a_list_that_says_the_same_is_not_written_again(aws, tmp_path):
+def test_an_unchanged_list_is_not_written_again(aws, tmp_path):
     ssm, replay = aws("ssm"), machine(tmp_path, "replay")
     now = boot(ssm, replay, "i-r")
     boot(ssm, machine(tmp_path, "learner"), "i-l")
@@ -207,8 +208,8 @@ def test_a_list_that_says_the_same_is_not_written_again(aws, tmp_path):
     assert [path.stat().st_ctime_ns for path in replay.keys.iterdir()] == before
 
 
-def test_a_machine_that_waits_asks_often_and_tells_once(aws, tmp_path, monkeypatch):
-    """The store takes three writes a second of an account, and a hundred machines may wait for one."""
+def test_a_waiting_machine_reads_often_and_publishes_once(aws, tmp_path, monkeypatch):
+    """The store accepts three writes per second in an account, and a hundred machines may wait for one key."""
     monkeypatch.setattr(host_command, "LOOK_SECONDS", 0.0)
     boot(aws("ssm"), machine(tmp_path, "learner"), "i-l")
     settings, looks = machine(tmp_path, "actor"), []
@@ -221,7 +222,7 @@ def test_a_machine_that_waits_asks_often_and_tells_once(aws, tmp_path, monkeypat
 
     put_hours(aws, "24")
     with metadata_service(None) as metadata:
-        for _ in range(2):  # Then the timer comes round.
+        for _ in range(2):  # The timer starts it again.
             assert host_command.keys(settings, client, metadata, Stop()) == FINISHED
     assert len(looks) == 5
     assert version(aws("ssm"), "/apex/pong/keys/actor/i-1") == 1
@@ -231,7 +232,7 @@ def put_hours(aws, hours: str) -> None:
     aws("ssm").put_parameter(Name="/apex/pong/max-hours", Value=hours, Type="String", Overwrite=True)
 
 
-def test_hours_that_are_raised_while_the_cluster_runs_arrive(aws, tmp_path):
+def test_a_running_host_reads_raised_hours(aws, tmp_path):
     settings = machine(tmp_path, "learner", "replay")
     for hours in ("24", "48"):
         put_hours(aws, hours)
@@ -244,7 +245,7 @@ def version(ssm, name: str) -> int:
     return ssm.get_parameter(Name=name)["Parameter"]["Version"]
 
 
-def test_a_key_is_told_again_before_it_is_stale_and_when_it_is_another(aws, tmp_path):
+def test_a_key_is_published_again_before_it_expires_or_if_it_changes(aws, tmp_path):
     ssm, settings = aws("ssm"), machine(tmp_path, "actor")
     now = boot(ssm, settings, "i-1")
     again = key_exchange.PUBLISH_SECONDS
@@ -272,9 +273,9 @@ def line(number: int, message: object = "hello") -> str:
 def test_the_journal_arrives_in_cloudwatch_by_time(aws):
     logs = aws("logs")
     logs.create_log_group(logGroupName="/apex/pong/actor")
-    for _ in range(2):  # A machine that was restarted finds its stream.
+    for _ in range(2):  # A restarted machine finds its stream.
         journal_upload.make_stream(logs, "/apex/pong/actor", "i-1")
-    now = int(time.time() * 1_000)  # CloudWatch takes nothing that is old.
+    now = int(time.time() * 1_000)  # CloudWatch refuses old lines.
     entries = [
         journal_upload.parse(line(now + 1)),
         journal_upload.parse(line(now, list(b"bytes\xff"))),
@@ -292,7 +293,7 @@ def test_a_call_spans_less_than_a_day():
     assert [len(group) for group in groups] == [2, 1]
 
 
-def test_a_call_takes_no_more_than_cloudwatch_does():
+def test_a_call_respects_the_limits_of_cloudwatch():
     big = journal_upload.parse(line(1, "x" * 1_000_000))
     groups = list(journal_upload.batches([big] * 10 + [None] + [journal_upload.parse(line(n)) for n in range(2_500)]))
     assert [len(group) for group in groups] == [4, 4, 2, 1_000, 1_000, 500]
@@ -301,7 +302,7 @@ def test_a_call_takes_no_more_than_cloudwatch_does():
 
 @contextmanager
 def metadata_service(notice: str | None, own: str = "i-1"):
-    """Version 2 only: who brings no token is refused."""
+    """A metadata service of version 2: it refuses requests without a token."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def answer(self, status: int, text: str = "") -> None:
@@ -320,7 +321,7 @@ def metadata_service(notice: str | None, own: str = "i-1"):
             found = known.get(self.path.removeprefix("/latest/meta-data/"))
             return self.answer(404) if found is None else self.answer(200, found)
 
-        def log_message(self, *words: object) -> None:
+        def log_message(self, *arguments: object) -> None:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -333,20 +334,20 @@ def metadata_service(notice: str | None, own: str = "i-1"):
             thread.join()
 
 
-def test_a_machine_learns_its_name_and_that_nobody_wants_it_back():
+def test_a_machine_reads_its_name_and_has_no_spot_notice():
     with metadata_service(None) as metadata:
         assert metadata.instance_id() == "i-1"
         assert metadata.private_address() == ADDRESS
         assert metadata.spot_notice() == ""
 
 
-def test_a_machine_learns_that_the_market_takes_it_back():
+def test_a_machine_reads_its_spot_notice():
     with metadata_service('{"action": "terminate"}') as metadata:
         assert json.loads(metadata.spot_notice())["action"] == "terminate"
 
 
 def make_groups(aws) -> dict[str, str]:
-    """The groups of a cluster whose replay server shares the learner's host; returns a host of each."""
+    """Creates the groups of a cluster whose replay server is on the learner's host; returns a host of each."""
     ec2, scaling = aws("ec2"), aws("autoscaling")
     image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     template = ec2.create_launch_template(
@@ -376,12 +377,12 @@ def state(aws, host: str) -> str:
 
 
 class Copy:
-    """In the place of the run's copy in the bucket: an upload that fails so many times."""
+    """Replaces the copy of the run in the bucket: its uploads fail this number of times."""
 
     def __init__(self, aws, failures: int = 0) -> None:
         self._aws = aws
         self._failures = failures
-        self.seen: list[dict[str, int]] = []  # by each upload: the groups' sizes
+        self.seen: list[dict[str, int]] = []  # sizes of the groups at each upload
 
     def upload(self, host: str, *, whole: bool) -> int:
         assert whole
@@ -408,15 +409,15 @@ def test_the_end_uploads_and_sets_all_groups_to_zero(aws, tmp_path):
     assert state(aws, own) == "terminated"
 
 
-def test_an_end_of_which_a_part_fails_does_the_rest(aws, tmp_path):
+def test_the_end_continues_after_a_failed_part(aws, tmp_path):
     own = make_groups(aws)["learner"]
-    apart = machine(tmp_path, "learner")  # Its replay server has a host of its own, whose group is missing here.
+    apart = machine(tmp_path, "learner")  # The replay server has its own host, whose group is missing here.
     assert not end_cluster(aws, apart, own, Copy(aws), Stop())
     assert sizes(aws) == NONE
     assert state(aws, own) == "terminated"
 
 
-def test_the_last_upload_is_repeated_when_no_other_host_bills_any_more(aws, tmp_path, monkeypatch):
+def test_the_last_upload_is_repeated_after_other_hosts_have_ended(aws, tmp_path, monkeypatch):
     monkeypatch.setattr(host_shutdown, "FIRST_WAIT_SECONDS", 0.01)
     own, copy = make_groups(aws)["learner"], Copy(aws, failures=2)
     assert end_cluster(aws, machine(tmp_path, "learner", "replay"), own, copy, Stop())
@@ -424,7 +425,7 @@ def test_the_last_upload_is_repeated_when_no_other_host_bills_any_more(aws, tmp_
     assert state(aws, own) == "terminated"
 
 
-def test_a_host_whose_last_upload_fails_for_good_keeps_its_disk_and_says_so(aws, tmp_path, monkeypatch, caplog):
+def test_a_host_keeps_its_disk_if_the_last_upload_fails(aws, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(host_shutdown, "FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(host_shutdown, "TRY_SECONDS", 0.05)
     own = make_groups(aws)["learner"]
@@ -444,12 +445,12 @@ def test_a_host_that_leaves_its_group_is_not_replaced(aws, tmp_path, role):
 
 
 def give(monkeypatch, folder: Path, name: str, script: str) -> Path:
-    """A program of that name, in the place of the real one; returns the file in which it notes its arguments."""
-    tape, program = folder / f"{name}.tape", folder / name
-    program.write_text(f'#!/bin/sh\necho "$*" >>{tape}\n{script}\n')
+    """Creates a replacement of the program; returns the file to which it writes its arguments."""
+    record, program = folder / f"{name}.record", folder / name
+    program.write_text(f'#!/bin/sh\necho "$*" >>{record}\n{script}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return tape
+    return record
 
 
 def test_the_unit_of_the_keys_ends_when_a_role_can_start(aws, tmp_path):
@@ -463,32 +464,32 @@ def test_the_unit_of_the_keys_ends_when_a_role_can_start(aws, tmp_path):
 
 
 @pytest.mark.parametrize("roles", [("actor",), ("learner", "replay")])
-def test_on_a_spot_notice_the_roles_stop_and_the_keys_are_withdrawn(aws, tmp_path, monkeypatch, roles):
+def test_a_spot_notice_stops_the_roles_and_removes_the_keys(aws, tmp_path, monkeypatch, roles):
     settings = machine(tmp_path, *roles)
     boot(aws("ssm"), settings, "i-1")
-    tape = give(monkeypatch, tmp_path, "systemctl", "")
+    record = give(monkeypatch, tmp_path, "systemctl", "")
     with metadata_service('{"action": "terminate"}') as metadata:
         assert host_command.spot(settings, aws, metadata, Stop()) == FINISHED
     units = " ".join(f"apex@{role}.service" for role in roles)
-    assert tape.read_text() == f"stop {units} apex-keys.timer apex-keys.service\n"
+    assert record.read_text() == f"stop {units} apex-keys.timer apex-keys.service\n"
     assert aws("ssm").get_parameters_by_path(Path="/apex/pong/", Recursive=True)["Parameters"] == []
 
 
-def test_the_journal_goes_on_after_what_was_sent_last(aws, tmp_path, monkeypatch):
+def test_the_journal_continues_after_the_last_sent_line(aws, tmp_path, monkeypatch):
     aws("logs").create_log_group(logGroupName="/apex/pong/actor")
     settings, now = machine(tmp_path, "actor"), int(time.time() * 1_000)
-    tape = give(monkeypatch, tmp_path, "journalctl", f"echo '{line(now)}'; echo '{line(now + 1)}'")
+    record = give(monkeypatch, tmp_path, "journalctl", f"echo '{line(now)}'; echo '{line(now + 1)}'")
     with metadata_service(None) as metadata:
-        for _ in range(2):  # It ends here because the journal does; the unit starts it again.
+        for _ in range(2):  # The command ends because the journal ends; the unit starts it again.
             assert host_command.logs(settings, aws, metadata, Stop()) == FAILED
-    first, second = tape.read_text().splitlines()
+    first, second = record.read_text().splitlines()
     assert "--after-cursor" not in first
     assert "--unit=apex@actor.service" in first.split()
-    assert "*" not in first, "journalctl takes a pattern for what is in the journal when it starts"
+    assert "*" not in first, "journalctl applies a pattern to the present contents of the journal only"
     assert f"--after-cursor=c{now + 1}" in second
 
 
-def test_lines_that_come_together_are_told_together():
+def test_simultaneous_lines_are_sent_together():
     first, second = line(1), line(2)
     reader, writer = os.pipe()
     with open(reader, "rb") as journal, open(writer, "wb", buffering=0) as sender:
@@ -499,14 +500,14 @@ def test_lines_that_come_together_are_told_together():
         assert next(entries) == journal_upload.parse(first)
 
 
-def test_a_journal_that_never_rests_is_sent_all_the_same(monkeypatch):
+def test_a_journal_without_pauses_is_sent(monkeypatch):
     monkeypatch.setattr(journal_upload, "FLUSH_SECONDS", 0.0)
     with open(os.devnull, "rb") as journal:
         assert list(itertools.islice(journal_upload.read_entries(journal, Stop()), 1)) == [None]
 
 
 @pytest.mark.parametrize("damage", ["cluster.env", "actor.toml"])
-def test_a_refused_configuration_is_status_2_so_that_the_unit_is_not_started_again(tmp_path, capsys, damage):
+def test_a_refused_configuration_is_status_2_which_ends_the_unit(tmp_path, capsys, damage):
     (tmp_path / "cluster.env").write_text(ENV.replace("=learner,replay", "=actor", 1))
     (tmp_path / "actor.toml").write_text("")
     key_exchange.make_pairs(machine(tmp_path, "learner"), ADDRESS)  # the key and address of a learner

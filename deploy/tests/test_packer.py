@@ -1,4 +1,4 @@
-"""The images: Packer takes the template and really builds both on an emulated EC2; a broken template is noticed."""
+"""The images: Packer builds both from the template on an emulated EC2; errors of the template are detected."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TYPES = {"cpu": "c7i.large", "gpu": "g6.xlarge"}
 SECRET = re.compile(
     r"AKIA[0-9A-Z]{16}|\b(?:access_key|secret_key|password|token) *=|BEGIN [A-Z ]*PRIVATE KEY|\b[0-9a-f]{64}\b"
 )
-MADE_HERE = {"build", ".terraform", ".terraform.lock.hcl", ".venv", "__pycache__"}  # no part of the tree
-# In the place of the provisioners' scripts, where only the template is asked: they note that they ran.
+MADE_HERE = {"build", ".terraform", ".terraform.lock.hcl", ".venv", "__pycache__"}  # not part of the tree
+# replaces the provisioners' scripts if only the template is tested, and records that they ran
 NOTE = '#!/usr/bin/env bash\necho "$(basename "$0") ${KIND-}" >>/var/lib/ran\n'
-# Without Packer, or the means to change the root, there is nothing to run; pytest -rs names what is skipped.
+# Without Packer or root, these tests are skipped; pytest -rs shows the reason.
 tools = pytest.mark.skipif(shutil.which("packer") is None, reason="packer is not installed")
 machines = pytest.mark.skipif(
     shutil.which("packer") is None or os.geteuid() != 0 or shutil.which("unshare") is None,
@@ -47,14 +47,14 @@ LOOKS = {
 
 
 def for_the_emulator(text: str) -> str:
-    """The template as this Packer takes it, with an AWS on loopback."""
+    """Returns the template in a form that this Packer accepts, with an AWS on loopback."""
     emulator = '  custom_endpoint_ec2 = "http://127.0.0.1:5000"\n  skip_credential_validation = true\n'
     emulator += '  skip_region_validation = true\n  ssh_timeout = "60s"\n'
     return for_this_packer(text).replace('source "amazon-ebs" "apex" {\n', f'source "amazon-ebs" "apex" {{\n{emulator}')
 
 
 def lay_out(folder: Path, text: str = TEMPLATE) -> Path:
-    """A copy of what Packer reads."""
+    """Copies the files that Packer reads."""
     shutil.copytree(DEPLOY / "units", folder / "units")
     shutil.copytree(DEPLOY / "packer", folder / "packer", ignore=shutil.ignore_patterns("build"))
     (folder / "packer/build").mkdir()
@@ -63,14 +63,14 @@ def lay_out(folder: Path, text: str = TEMPLATE) -> Path:
     return folder / "packer"
 
 
-def packer(*words: str, cwd: Path) -> str:
-    """What it complains of; "" if of nothing."""
-    found = subprocess.run(["packer", *words], cwd=cwd, capture_output=True, text=True, timeout=100)
+def packer(*arguments: str, cwd: Path) -> str:
+    """Returns the complaint of `packer validate`, or ""."""
+    found = subprocess.run(["packer", *arguments], cwd=cwd, capture_output=True, text=True, timeout=100)
     return "" if found.returncode == 0 else found.stdout + found.stderr or f"status {found.returncode}"
 
 
 def build(state: Path, begun: Path | None, template: Path | None, kind: str = "cpu") -> dict:
-    """Runs Packer with a machine behind the emulator; returns what came of it."""
+    """Runs Packer with a machine behind the emulator; returns the result."""
     state.mkdir(parents=True)
     job = {
         "template": str(template),
@@ -109,7 +109,7 @@ def build(state: Path, begun: Path | None, template: Path | None, kind: str = "c
 
 @pytest.fixture(scope="session")
 def plugins() -> None:
-    """What this Packer wants before it takes the template; where that cannot be had, there is nothing to be tried."""
+    """Fetches the plugins that this Packer needs; skips the tests if they are unavailable."""
     if reason := why_not(DEPLOY / "packer"):
         pytest.skip(reason)
 
@@ -122,7 +122,7 @@ def source(plugins) -> None:
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory) -> Path:
-    """A base image: this machine's own system, or the one in APEX_BASE_ROOT, and an SSH server."""
+    """A base image: this machine's own system, or that in APEX_BASE_ROOT, with an SSH server."""
     state = tmp_path_factory.mktemp("base") / "state"
     build(state, None, None)
     return state
@@ -136,13 +136,13 @@ def cpu(source, base, tmp_path_factory) -> dict:
 
 @pytest.fixture(scope="session")
 def gpu(cpu, tmp_path_factory) -> dict:
-    """On top of what the first build has left: pip finds the packages there, and takes seconds instead of minutes."""
+    """Builds on the layer of the first build, so that pip finds the packages there and takes seconds."""
     folder = tmp_path_factory.mktemp("gpu")
     return build(folder / "state", cpu["state"], lay_out(folder), "gpu")
 
 
 def complaints(text: str, facts: dict, kind: str) -> list[str]:
-    """What is wrong with a build, by what Packer asked of EC2 and what is there afterwards."""
+    """Returns the errors of a build, from Packer's requests to EC2 and the resulting account."""
     found = []
 
     def need(holds: bool, what: str) -> None:
@@ -181,43 +181,43 @@ ACTIONS = ("RunInstances", "DescribeImages", "CopyImage", "AuthorizeSecurityGrou
 
 
 def give_packer(monkeypatch, folder: Path, version: str, init: str) -> Path:
-    """A program in Packer's place; returns the file in which it notes its arguments."""
-    tape, program = folder / "tape", folder / "packer"
+    """Creates a replacement of Packer; returns the file to which it writes its arguments."""
+    record, program = folder / "record", folder / "packer"
     program.write_text(
-        f'#!/bin/sh\necho "$*" >>{tape}\ncase $1 in\nversion) echo "{version}" ;;\ninit) {init} ;;\nesac\n'
+        f'#!/bin/sh\necho "$*" >>{record}\ncase $1 in\nversion) echo "{version}" ;;\ninit) {init} ;;\nesac\n'
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return tape
+    return record
 
 
 OUTDATED = "Your version of Packer is out of date! The latest version is 1.99.0."
 
 
-def test_an_older_packer_takes_the_template_without_what_it_does_not_know(tmp_path, monkeypatch):
-    tape = give_packer(monkeypatch, tmp_path, f"Packer v1.6.6\n\n{OUTDATED}", "exit 1")
+def test_an_older_packer_accepts_the_template_without_new_blocks(tmp_path, monkeypatch):
+    record = give_packer(monkeypatch, tmp_path, f"Packer v1.6.6\n\n{OUTDATED}", "exit 1")
     assert why_not(DEPLOY / "packer") == ""
-    assert "init" not in tape.read_text()
+    assert "init" not in record.read_text()
     assert "required_plugins" in TEMPLATE
     assert "required_plugins" not in for_this_packer(TEMPLATE)
 
 
-def test_a_newer_packer_gets_the_plugins_that_the_template_requires(tmp_path, monkeypatch):
-    tape = give_packer(monkeypatch, tmp_path, f"Packer v1.11.2\n\n{OUTDATED}", "exit 0")
+def test_a_newer_packer_fetches_the_plugins_of_the_template(tmp_path, monkeypatch):
+    record = give_packer(monkeypatch, tmp_path, f"Packer v1.11.2\n\n{OUTDATED}", "exit 0")
     assert why_not(DEPLOY / "packer") == ""
-    assert tape.read_text().splitlines() == ["version", f"init {DEPLOY / 'packer'}"]
+    assert record.read_text().splitlines() == ["version", f"init {DEPLOY / 'packer'}"]
     assert for_this_packer(TEMPLATE) == TEMPLATE
 
 
-def test_where_plugins_cannot_be_had_the_reason_is_named(tmp_path, monkeypatch):
+def test_the_reason_of_missing_plugins_is_named(tmp_path, monkeypatch):
     give_packer(monkeypatch, tmp_path, "Packer v1.7.0", "echo 'Error: no route to host' >&2; exit 1")
     assert why_not(DEPLOY / "packer") == "packer init cannot fetch the template's plugins: Error: no route to host"
 
 
-def test_what_requires_no_plugins_needs_none(tmp_path, monkeypatch):
-    tape = give_packer(monkeypatch, tmp_path, "Packer v1.11.2", "exit 1")
+def test_a_template_without_plugins_needs_none(tmp_path, monkeypatch):
+    record = give_packer(monkeypatch, tmp_path, "Packer v1.11.2", "exit 1")
     assert why_not(tmp_path) == ""
-    assert "init" not in tape.read_text()
+    assert "init" not in record.read_text()
 
 
 @tools
@@ -226,7 +226,7 @@ def test_the_template_is_formatted():
 
 
 @tools
-def test_packer_takes_the_template(source, tmp_path):
+def test_packer_accepts_the_template(source, tmp_path):
     assert packer("validate", *VARIABLES, ".", cwd=lay_out(tmp_path)) == ""
 
 
@@ -254,7 +254,7 @@ def test_there_is_no_secret_in_the_tree():
 @machines
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_an_image_is_built_as_it_should_be(kind, request):
+def test_an_image_is_built_without_an_error(kind, request):
     facts = request.getfixturevalue(kind)
     assert complaints(TEMPLATE, facts, kind) == [], facts["log"][-4000:]
     print(f"{kind}: {facts['seconds']} s")
@@ -264,7 +264,7 @@ def test_an_image_is_built_as_it_should_be(kind, request):
 @machines
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_what_is_in_an_image(kind, request):
+def test_an_image_has_the_expected_contents(kind, request):
     looks = request.getfixturevalue(kind)["looks"]
     assert re.fullmatch(r"apex \d+\.\d+\.\d+\n", looks["version"]["text"])
     assert looks["units"] == {"status": 0, "text": ""}
@@ -309,7 +309,7 @@ def mutate(change: tuple[str, str]) -> str:
 @machines
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [None, *MUTATIONS])
-def test_a_broken_template_is_noticed_by_what_it_builds(name, source, base, tmp_path):
+def test_a_broken_template_is_detected_by_its_build(name, source, base, tmp_path):
     text = TEMPLATE if name is None else mutate(MUTATIONS[name])
     template = lay_out(tmp_path, text)
     for script in ("install.sh", "smoke.sh", "clean.sh"):

@@ -1,4 +1,4 @@
-"""The configuration, applied by the real provider to an emulated AWS: what it changes, leaves, and keeps to."""
+"""The configuration, applied by the real provider to an emulated AWS: its changes and its rules."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_the_plan_keeps_every_rule(second: Plan) -> None:
     assert look(second) == []
 
 
-def test_more_actor_hosts_raise_the_bound_of_the_group_and_nothing_else(cluster: Cluster) -> None:
+def test_more_actor_hosts_raise_only_the_maximum_of_the_group(cluster: Cluster) -> None:
     plan = cluster.terraform.plan("-refresh=false", "-var=actor_hosts=24")
     assert changes(plan) == {GROUP: {"max_size": (3, 24)}}
     assert any("this run has num_actors = 384" in text for text in complaints(plan))
 
 
-def test_spot_or_not_is_a_matter_of_the_group_alone(cluster: Cluster) -> None:
+def test_spot_changes_only_the_group(cluster: Cluster) -> None:
     found = changes(cluster.terraform.plan("-refresh=false", "-var=spot=false"))
     assert set(found) == {GROUP}
     assert set(found[GROUP]) == {"mixed_instances_policy", "capacity_rebalance"}
@@ -86,10 +86,10 @@ def test_more_hours_replace_nothing(cluster: Cluster) -> None:
     found = changes(plan)
     assert "aws_ssm_parameter.max_hours" in found
     assert {address.split(".")[0] for address in found} == {
-        "aws_ssm_parameter",  # which the hosts read
+        "aws_ssm_parameter",  # The hosts read this value.
         "aws_autoscaling_schedule",
-        "aws_launch_template",  # for hosts that are made later
-        "aws_autoscaling_group",  # the template's version
+        "aws_launch_template",  # for hosts that are created later
+        "aws_autoscaling_group",  # version of the template
     }
     actions = {tuple(item["change"]["actions"]) for item in plan["resource_changes"] if item["mode"] == "managed"}
     assert actions == {("no-op",), ("update",)}
@@ -105,12 +105,12 @@ def test_neither_newer_images_nor_a_scaled_group_is_a_change(cluster: Cluster) -
         for image in newer:
             ec2.deregister_image(ImageId=image)
         scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-actor", DesiredCapacity=3)
-    assert newer[1] in str(plan["prior_state"]), "Terraform has not seen the newer image: this test finds nothing out"
+    assert newer[1] in str(plan["prior_state"]), "Terraform does not see the newer image, so this test checks nothing"
     assert changes(plan) == {}
 
 
 def test_both_images_are_of_one_commit(cluster: Cluster, tmp_path: Path) -> None:
-    """Where a newer CPU image was built alone, it is not taken; nor for hosts that are replaced later."""
+    """A newer CPU image that was built alone is not used, not even for hosts that are replaced later."""
     ec2 = emulator.client("ec2", cluster.endpoint)
     (alone,) = emulator.register_images(cluster.endpoint, "fedcba9", ("cpu",))
     fresh = cluster.terraform.copy(tmp_path / "fresh")
@@ -129,7 +129,7 @@ def test_both_images_are_of_one_commit(cluster: Cluster, tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def found_in_mutant(cluster: Cluster, scratch: Path) -> list[str]:
-    """What breaks a rule in a copy with all mutations at once: they do not touch one another."""
+    """Returns the violations in a copy with all mutations, which are independent of one another."""
     mutant = cluster.terraform.copy(scratch / "mutant")
     for file, old, new, _ in MUTATIONS.values():
         mutant.edit(file, old, new)
@@ -152,7 +152,7 @@ def test_hosts_are_destroyed_before_their_way_to_the_bucket(cluster: Cluster) ->
     } - {"aws_iam_role_policy.flow_logs"}
     assert set(group["depends_on"]) == way
     values = [item["values"] for item in resources(cluster.first_plan["planned_values"]) if item["address"] == GROUP]
-    assert not values[0]["force_delete"], "Terraform would not wait for the hosts' last upload"
+    assert not values[0]["force_delete"], "Terraform does not wait for the hosts' last upload"
 
 
 def complaints(plan: Plan) -> list[str]:

@@ -1,4 +1,4 @@
-"""The configuration by itself: what is valid, what is refused before anything is asked of AWS, and the bucket."""
+"""The configuration alone: its validation, what it refuses before any request to AWS, and the bucket."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from terraform_program import ROOT, Terraform
 Installed = tuple[dict[str, str], Path]
 
 
-def test_its_own_tests_pass(installed: Installed, tmp_path: Path) -> None:
+def test_the_tests_of_terraform_pass(installed: Installed, tmp_path: Path) -> None:
     settings, data = installed
     terraform = Terraform(tmp_path / "copy", {**settings, **emulator.environment("http://127.0.0.1:9")}, data)
     terraform.run("validate", "-no-color")
-    said = terraform.run("test", "-no-color").stdout
-    assert said.splitlines()[-1].startswith("Success!"), said
+    output = terraform.run("test", "-no-color").stdout
+    assert output.splitlines()[-1].startswith("Success!"), output
 
 
-def test_a_bucket_that_is_not_there_is_refused_at_plan(planned: Planned) -> None:
+def test_a_missing_bucket_is_refused_at_plan(planned: Planned) -> None:
     done = planned.terraform.run(
         "plan",
         "-input=false",
@@ -38,7 +38,7 @@ def test_the_bucket_is_made_once_and_resists_destroy(installed: Installed, endpo
     bucket = Terraform(tmp_path / "bucket", environment, data, source=ROOT / "bucket")
     bucket.set(bucket="apex-weights-of-mine")
     parts = ("public_access_block", "versioning", "server_side_encryption_configuration", "policy")
-    names = {"policy": "tls_only"}  # All but the lifecycle rules, which the provider waits a minute for.
+    names = {"policy": "tls_only"}  # all but the lifecycle rules, for which the provider waits a minute
     targets = [f"-target=aws_s3_bucket_{part}.{names.get(part, 'checkpoints')}" for part in parts]
     bucket.run("validate", "-no-color")
     bucket.run("apply", "-auto-approve", "-input=false", "-no-color", *targets)

@@ -1,4 +1,4 @@
-"""What Terraform makes is listed by `apex cluster`, and `terraform destroy` leaves nothing of it but the bucket."""
+"""`apex cluster` lists what Terraform has made, and `terraform destroy` removes all of it except the bucket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from conftest import NAME, Cluster
 
 from apex.cloud.cluster.command import main
 
-# Looked up one kind at a time: the emulator's list of tags has those of what is gone, too.
+# Resources are queried by kind, because the emulator's list of tags still has deleted ones.
 KINDS = (
     "internet_gateways",
     "launch_templates",
@@ -22,7 +22,7 @@ KINDS = (
 )
 
 
-def test_what_terraform_made_is_listed(
+def test_the_resources_of_terraform_are_listed(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in emulator.environment(cluster.endpoint).items():
@@ -36,17 +36,17 @@ def test_what_terraform_made_is_listed(
     )
 
 
-def test_destroy_leaves_the_bucket_and_nothing_else(cluster: Cluster) -> None:
+def test_destroy_removes_everything_except_the_bucket(cluster: Cluster) -> None:
     s3 = emulator.client("s3", cluster.endpoint)
     s3.put_object(Bucket=emulator.BUCKET, Key=f"{NAME}/best/weights.safetensors", Body=b"weights")
-    assert tagged(cluster.endpoint), "before it there is nothing to be found: this test finds nothing out"
+    assert tagged(cluster.endpoint), "nothing exists before, so this test checks nothing"
     cluster.terraform.run("destroy", "-auto-approve", "-input=false", "-no-color")
     assert tagged(cluster.endpoint) == []
     assert s3.list_objects_v2(Bucket=emulator.BUCKET)["KeyCount"] == 1
 
 
 def tagged(endpoint: str) -> list[str]:
-    """All that bears the cluster's name, by whichever way it can be found."""
+    """Returns everything with the cluster's name, found in every possible way."""
     ec2 = emulator.client("ec2", endpoint)
     only = [{"Name": "tag:Cluster", "Values": [NAME]}]
     found = {

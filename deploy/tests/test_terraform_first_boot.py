@@ -1,4 +1,4 @@
-"""What a host is told at its first boot."""
+"""The user data of a host's first boot."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from apex.transport.curve.key_store import lists_for
 from apex.types import Schema
 
 KINDS = {"learner": ("learner", "replay"), "evaluator": ("evaluator",), "actor": ("actor",)}
-TOML = {"learner", "actor"}  # the roles with settings of their own
+TOML = {"learner", "actor"}  # roles with settings of their own
 
 
 @pytest.fixture(scope="module")
-def told(planned: Planned) -> dict[str, str]:
+def documents(planned: Planned) -> dict[str, str]:
     return user_data(resources(planned.first_plan["planned_values"]))
 
 
@@ -35,23 +35,23 @@ def files(text: str) -> dict[str, str]:
     return {file["path"]: file["content"] for file in yaml.safe_load(text)["write_files"]}
 
 
-def config(role: str, told: dict[str, str], folder: Path) -> Config:
+def config(role: str, documents: dict[str, str], folder: Path) -> Config:
     path = folder / f"{role}.toml"
-    path.write_text(files(told[role])[f"/etc/apex/{role}.toml"])
+    path.write_text(files(documents[role])[f"/etc/apex/{role}.toml"])
     return load_toml(path)
 
 
-def test_every_host_is_told_before_anything_is_made(told: dict[str, str]) -> None:
-    assert set(told) == set(KINDS)
+def test_the_plan_has_the_user_data_of_every_host(documents: dict[str, str]) -> None:
+    assert set(documents) == set(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cloud_init_accepts_it(kind: str, told: dict[str, str], tmp_path: Path) -> None:
+def test_cloud_init_accepts_the_user_data(kind: str, documents: dict[str, str], tmp_path: Path) -> None:
     sources = os.environ.get("APEX_CLOUD_INIT")
     if not sources:
         pytest.skip("no cloud-init: deploy/test.sh says why")
     path = tmp_path / "user-data"
-    path.write_text(told[kind])
+    path.write_text(documents[kind])
     done = subprocess.run(
         [sys.executable, "-m", "cloudinit.cmd.main", "schema", "--config-file", str(path)],
         env={**os.environ, "PYTHONPATH": sources, "PYTHONWARNINGS": "ignore"},
@@ -64,10 +64,10 @@ def test_cloud_init_accepts_it(kind: str, told: dict[str, str], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_writes_settings_and_starts_the_units_of_its_roles(kind: str, told: dict[str, str]) -> None:
-    document: dict[str, Any] = yaml.safe_load(told[kind])
+def test_the_first_boot_writes_settings_and_starts_the_units(kind: str, documents: dict[str, str]) -> None:
+    document: dict[str, Any] = yaml.safe_load(documents[kind])
     toml = {f"/etc/apex/{role}.toml" for role in TOML & set(KINDS[kind])}
-    assert set(files(told[kind])) == {"/etc/apex/cluster.env"} | toml
+    assert set(files(documents[kind])) == {"/etc/apex/cluster.env"} | toml
     units = [f"apex@{role}.service" for role in KINDS[kind]]
     assert document["runcmd"] == [["systemctl", "enable", "--now", "--no-block", *units]]
     assert set(document) == {"package_update", "package_upgrade", "write_files", "runcmd"}
@@ -76,8 +76,8 @@ def test_it_writes_settings_and_starts_the_units_of_its_roles(kind: str, told: d
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_host_knows_its_place(kind: str, told: dict[str, str], tmp_path: Path) -> None:
-    text = files(told[kind])["/etc/apex/cluster.env"]
+def test_the_user_data_name_cluster_role_and_learner(kind: str, documents: dict[str, str], tmp_path: Path) -> None:
+    text = files(documents[kind])["/etc/apex/cluster.env"]
     (tmp_path / "cluster.env").write_text(text)
     settings = read_settings(tmp_path)
     assert (settings.cluster, settings.roles, settings.role) == (NAME, KINDS[kind], kind)
@@ -87,8 +87,8 @@ def test_the_host_knows_its_place(kind: str, told: dict[str, str], tmp_path: Pat
     assert "APEX_MAX_HOURS=24\n" in text
 
 
-def test_the_learner_trains_what_was_asked(told: dict[str, str], tmp_path: Path) -> None:
-    learner = config("learner", told, tmp_path)
+def test_the_learner_has_the_requested_settings(documents: dict[str, str], tmp_path: Path) -> None:
+    learner = config("learner", documents, tmp_path)
     assert learner.environment.id == "ALE/Breakout-v5"
     assert (learner.learner.batch_size, learner.learner.optimizer, learner.learner.learning_rate) == (256, "adam", 1e-4)
     assert learner.run.stop_score == 18
@@ -96,25 +96,25 @@ def test_the_learner_trains_what_was_asked(told: dict[str, str], tmp_path: Path)
 
 
 def test_the_replay_memory_is_sized_by_the_learners_host_or_by_its_own(
-    told: dict[str, str], tmp_path: Path, planned: Planned
+    documents: dict[str, str], tmp_path: Path, planned: Planned
 ) -> None:
-    assert config("learner", told, tmp_path).replay.host_bytes == 0
+    assert config("learner", documents, tmp_path).replay.host_bytes == 0
     apart = planned.terraform.copy(tmp_path / "own").plan("-var=replay_host=own")
     own = user_data(resources(apart["planned_values"]))
     learner = config("learner", own, tmp_path)
-    assert learner.replay.host_bytes == 64 * 2**30  # an r7i.2xlarge; the learner's g6.2xlarge has half of it
+    assert learner.replay.host_bytes == 64 * 2**30  # an r7i.2xlarge; the learner's g6.2xlarge has half of its memory
     schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=4, n_step=3, codec="lz4")
     sized = size_to_machine(learner, Machine(cores=8, memory_bytes=2**30, gpu=True), schema).config
     assert sized.replay.max_bytes // bytes_per_transition(sized, schema) == learner.replay.capacity == 2_000_000
 
 
-def test_actor_hosts_step_what_their_cores_bear(told: dict[str, str], tmp_path: Path) -> None:
-    actor = config("actor", told, tmp_path).actor
+def test_actor_hosts_have_as_many_streams_as_their_cores_can_step(documents: dict[str, str], tmp_path: Path) -> None:
+    actor = config("actor", documents, tmp_path).actor
     assert (actor.num_processes, actor.envs_per_process) == (8, 16)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_host_may_read_the_keys_that_it_checks_and_write_its_own_alone(kind: str, planned: Planned) -> None:
+def test_a_host_may_read_needed_keys_and_write_only_its_own(kind: str, planned: Planned) -> None:
     (policy,) = (
         item["values"]["policy"]
         for item in resources(planned.first_plan["planned_values"])
@@ -127,7 +127,7 @@ def test_a_host_may_read_the_keys_that_it_checks_and_write_its_own_alone(kind: s
         found = statements[sid] if isinstance(statements[sid], list) else [statements[sid]]
         return {arn.split(below)[1].removesuffix("/*") for arn in found}
 
-    # Keys of the host itself, and the observer's, are made there.
+    # The host creates its own keys and those of the observer there.
     assert roles("ReadOthersKeys") == {other for role in KINDS[kind] for other in lists_for(role)} - {
         *KINDS[kind],
         "observer",

@@ -54,7 +54,7 @@ def settings(folder: Path, *roles: str) -> HostSettings:
 
 
 @systemd
-def test_systemd_has_nothing_to_say_about_the_units(tmp_path):
+def test_systemd_accepts_the_units_without_a_warning(tmp_path):
     shutil.copytree(UNITS, tmp_path / "units", ignore=shutil.ignore_patterns("bin", "*.conf.bak"))
     for path in (tmp_path / "units").rglob("*"):
         if path.is_file():  # The programs are in the image, where the same is asked again.
@@ -67,7 +67,7 @@ def test_systemd_has_nothing_to_say_about_the_units(tmp_path):
     assert (found.returncode, found.stdout + found.stderr) == (0, "")
 
 
-def test_every_command_of_a_unit_is_one_that_the_package_takes():
+def test_the_package_accepts_every_command_of_the_units():
     ours = [command for command in commands() if command.startswith(HOST)]
     assert len(ours) == 7
     for command in ours:
@@ -75,14 +75,14 @@ def test_every_command_of_a_unit_is_one_that_the_package_takes():
             make_parser().parse_args(shlex.split(command.removeprefix(HOST).replace("%i", role)))
 
 
-def test_every_other_command_is_a_program_that_the_image_has():
+def test_every_other_command_is_in_the_image():
     scripts = {f"/opt/apex/bin/{path.name}" for path in (UNITS / "bin").iterdir()}
     others = {shlex.split(command)[0] for command in commands() if not command.startswith(HOST)}
     assert others == scripts | {"/opt/apex/venv/bin/python", "/usr/bin/systemctl"}
 
 
 @pytest.mark.parametrize("role", ["replay", "actor"])
-def test_a_role_gets_a_command_that_its_program_takes(role, tmp_path):
+def test_a_role_has_a_command_that_its_program_accepts(role, tmp_path):
     command = host_command(settings(tmp_path, role), role, num_cores=8)
     assert command[command.index("--learner") + 1] == "10.77.0.11"
     found = subprocess.run([sys.executable, "-c", PROGRAM, *command], capture_output=True, text=True, timeout=100)
@@ -94,14 +94,14 @@ def test_a_role_gets_a_command_that_its_program_takes(role, tmp_path):
 PROGRAM = "import sys; from apex.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-def test_the_evaluator_gets_a_command_that_it_takes(tmp_path, capsys):
+def test_the_evaluator_has_a_command_that_it_accepts(tmp_path, capsys):
     word, *options = host_command(settings(tmp_path, "evaluator"), "evaluator", num_cores=8)
     assert word == "evaluator"
     assert evaluator(options) == REFUSED
     assert "home/keys/evaluator.key_secret" in capsys.readouterr().err
 
 
-def test_a_replay_server_keeps_snapshots_where_it_has_its_own_host(tmp_path):
+def test_a_replay_server_on_its_own_host_keeps_snapshots_there(tmp_path):
     assert "--snapshots" not in host_command(settings(tmp_path, "learner", "replay"), "replay", num_cores=8)
     assert "--snapshots" in host_command(settings(tmp_path, "replay"), "replay", num_cores=8)
 
@@ -128,14 +128,14 @@ def test_the_learner_starts_a_run_of_the_clusters_name_by_its_file(tmp_path):
     assert (config.transport.bind, config.transport.keys) == ("0.0.0.0", str(tmp_path / "home/keys"))
 
 
-def test_the_learner_goes_on_with_the_run_that_is_there(tmp_path):
+def test_the_learner_continues_an_existing_run(tmp_path):
     run = tmp_path / "home/runs/pong"
     run.mkdir(parents=True)
     (run / "manifest.json").touch()
     assert host_command(settings(tmp_path), "learner", num_cores=8) == ["learner", "--run-folder", str(run)]
 
 
-def test_a_run_whose_making_was_cut_short_is_begun_anew(tmp_path):
+def test_an_incompletely_created_run_is_created_again(tmp_path):
     run = tmp_path / "home/runs/pong"
     run.mkdir(parents=True)
     assert "--config" in host_command(settings(tmp_path), "learner", num_cores=8)
@@ -143,19 +143,19 @@ def test_a_run_whose_making_was_cut_short_is_begun_anew(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "arguments"),
     [
         ("", ["--processes", "8"]),
         ("[actor]\nnum_processes = 3\nenvs_per_process = 5\n", ["--processes", "3", "--envs", "5"]),
     ],
 )
-def test_actors_take_the_cores_of_their_own_machine(tmp_path, text, words):
+def test_actors_use_the_cores_of_their_own_machine(tmp_path, text, arguments):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/actor.toml").write_text(text)
-    assert host_command(settings(tmp_path, "actor"), "actor", num_cores=8)[-len(words) :] == words
+    assert host_command(settings(tmp_path, "actor"), "actor", num_cores=8)[-len(arguments) :] == arguments
 
 
-def test_the_kernel_keeps_the_packages_ports_for_it():
+def test_the_kernel_reserves_the_ports_of_the_package():
     transport = TransportConfig()
     names = ("experience", "priorities", "receipts", "parameters", "batches", "control", "metrics")
     ports = {transport.port(name) for name in names}
@@ -169,7 +169,7 @@ def test_the_kernel_keeps_the_packages_ports_for_it():
     assert "--port 6006 " in tensorboard
 
 
-def test_a_role_is_watched_and_started_again_unless_that_is_no_use():
+def test_a_role_is_restarted_unless_that_cannot_help():
     path = UNITS / "apex@.service"
     assert values(path, "Type") == ["notify"]
     assert values(path, "WatchdogSec") == ["300"]
@@ -181,13 +181,13 @@ def test_a_role_is_watched_and_started_again_unless_that_is_no_use():
 
 
 @pytest.mark.parametrize("path", [p for p in SERVICES if p.stem != "apex-max-hours"], ids=lambda p: p.stem)
-def test_a_service_may_write_only_where_it_must(path):
+def test_a_service_can_write_only_to_the_necessary_folders(path):
     assert values(path, "NoNewPrivileges") == values(path, "PrivateTmp") == ["yes"]
     assert values(path, "ProtectSystem") == ["strict"]
     assert set(" ".join(values(path, "ReadWritePaths")).split()) <= {"/var/lib/apex", "/dev/shm"}
 
 
-def test_the_end_may_take_longer_than_the_last_upload_is_tried_for():
+def test_the_end_has_more_time_than_the_last_upload():
     (end,), (hours,) = (values(UNITS / f"{name}.service", "TimeoutStartSec") for name in ("apex-end", "apex-max-hours"))
     minutes = [int(text.removesuffix("min")) for text in (end, hours)]
     assert 60 * minutes[0] >= TRY_SECONDS + 2 * LONGEST_WAIT_SECONDS + 300  # and the last of the tries itself
@@ -196,24 +196,24 @@ def test_the_end_may_take_longer_than_the_last_upload_is_tried_for():
     assert values(UNITS / "apex-end.service", "ExecStartPre") == ["-/usr/bin/systemctl stop apex@learner.service"]
 
 
-def test_a_learners_host_that_is_lost_costs_less_than_five_minutes_of_updates():
+def test_a_lost_learner_host_costs_less_than_five_minutes_of_updates():
     """A checkpoint in the bucket is as old as both pauses, between checkpoints and between uploads, and two uploads."""
     (pause,), (accuracy,) = (values(UNITS / "apex-upload.timer", key) for key in ("OnUnitInactiveSec", "AccuracySec"))
     pauses = CheckpointConfig().period_seconds + float(pause) + float(accuracy)
     assert 300 - pauses >= 2 * 25  # An upload takes a few seconds.
 
 
-def test_only_who_stops_other_units_is_root():
+def test_only_units_that_stop_others_run_as_root():
     root = {path.stem for path in SERVICES if not values(path, "User")}
     assert root == {"apex-end", "apex-max-hours", "apex-spot"}
 
 
-def test_what_every_unit_says_goes_to_cloudwatch():
+def test_the_log_of_every_unit_is_sent_to_cloudwatch():
     followed = {word.removeprefix("--unit=") for word in journal_upload.command(["%i"]) if word.startswith("--unit=")}
     assert followed == {path.name.replace("apex@", "apex@%i") for path in SERVICES}
 
 
-def test_enabling_a_role_brings_all_that_its_machine_needs():
+def test_enabling_a_role_enables_every_unit_of_its_machine():
     def wants(*paths: str) -> set[str]:
         return {word for path in paths for value in values(UNITS / path, "Wants") for word in value.split()}
 
@@ -233,29 +233,29 @@ def test_enabling_a_role_brings_all_that_its_machine_needs():
     } <= units
 
 
-def call(tmp_path: Path, script: str, *words: str, systemctl: str = "", **environment: str) -> list[str]:
+def call(tmp_path: Path, script: str, *arguments: str, systemctl: str = "", **environment: str) -> list[str]:
     """Runs a host script beside a systemctl that notes what it was asked; returns those calls."""
     tools = tmp_path / "tools"
     tools.mkdir(exist_ok=True)
-    tape = tmp_path / "tape"
-    tape.touch()
-    (tools / "systemctl").write_text(f'#!/bin/sh\necho "$*" >>{tape}\n{systemctl}\n')
+    record = tmp_path / "record"
+    record.touch()
+    (tools / "systemctl").write_text(f'#!/bin/sh\necho "$*" >>{record}\n{systemctl}\n')
     (tools / "systemctl").chmod(0o755)
     path = {"PATH": f"{tools}:/usr/bin:/bin"}
-    subprocess.run([UNITS / "bin" / script, *words], env=path | environment, check=True, timeout=100)
-    return tape.read_text().splitlines()
+    subprocess.run([UNITS / "bin" / script, *arguments], env=path | environment, check=True, timeout=100)
+    return record.read_text().splitlines()
 
 
 @pytest.mark.parametrize(
     ("role", "status"),
     [("learner", "0"), ("learner", "2"), ("learner", "3"), ("replay", "2"), ("actor", "2"), ("actor", "3")],
 )
-def test_the_end_of_the_learners_run_and_a_refused_role_start_the_end(tmp_path, role, status):
+def test_the_end_of_the_run_and_a_refused_role_start_the_end(tmp_path, role, status):
     calls = call(tmp_path, "apex-ended", f"apex@{role}.service", EXIT_CODE="exited", EXIT_STATUS=status)
     assert calls[-1] == "start --no-block apex-end.service"
 
 
-def test_an_actor_that_the_learner_has_sent_away_does_not_end_its_host(tmp_path):
+def test_an_actor_that_the_learner_refused_does_not_end_its_host(tmp_path):
     assert call(tmp_path, "apex-ended", "apex@actor.service", EXIT_CODE="exited", EXIT_STATUS="0") == []
 
 
@@ -268,7 +268,7 @@ def test_an_actor_that_the_learner_has_sent_away_does_not_end_its_host(tmp_path)
         ("", "killed", "ABRT"),
     ],
 )
-def test_who_stops_the_learner_does_not_end_the_cluster(tmp_path, systemctl, code, status):
+def test_stopping_the_learner_does_not_end_the_cluster(tmp_path, systemctl, code, status):
     calls = call(
         tmp_path, "apex-ended", "apex@learner.service", systemctl=systemctl, EXIT_CODE=code, EXIT_STATUS=status
     )
@@ -285,29 +285,29 @@ def max_hours(tmp_path: Path, newest: str, at_boot: str, begun: str = "2026-01-0
     )
 
 
-def test_a_host_goes_off_when_the_hours_of_its_cluster_are_over(tmp_path):
+def test_a_host_stops_when_the_hours_of_its_cluster_are_over(tmp_path):
     assert max_hours(tmp_path, "", "0.0001") == HOURS_OVER
 
 
-def test_a_host_whose_end_fails_goes_off_all_the_same(tmp_path):
+def test_a_host_stops_even_if_its_end_fails(tmp_path):
     assert max_hours(tmp_path, "", "0.0001", systemctl='[ "$1" != start ]')[-1] == "--no-block poweroff"
 
 
-def test_hours_that_were_raised_or_lowered_while_it_runs_are_those_that_count(tmp_path):
+def test_raised_or_lowered_hours_apply_to_a_running_host(tmp_path):
     assert max_hours(tmp_path, "1000000", "0.0001") == []
     assert max_hours(tmp_path, "0.0001", "1000000") == HOURS_OVER
 
 
-def test_hours_are_those_of_the_cluster_however_young_the_host(tmp_path):
+def test_hours_count_from_the_start_of_the_cluster(tmp_path):
     assert max_hours(tmp_path, "", "1000000", begun="1826-01-02T03:04:05Z") == HOURS_OVER
 
 
 @pytest.mark.parametrize("damaged", ["", "0", "x", "-1", "1e9", "9; reboot"])
-def test_a_number_that_is_none_does_not_keep_a_host_running(tmp_path, damaged):
+def test_an_invalid_number_of_hours_does_not_keep_a_host_running(tmp_path, damaged):
     assert max_hours(tmp_path, damaged, "0.0001") == HOURS_OVER
 
 
-def test_a_role_begins_anew_where_the_key_that_it_talks_to_has_changed(tmp_path):
+def test_a_role_restarts_if_the_key_of_its_server_has_changed(tmp_path):
     assert call(tmp_path, "apex-rekeyed", str(tmp_path)) == []
     (tmp_path / CHANGED).touch()
     assert call(tmp_path, "apex-rekeyed", str(tmp_path)) == ["--no-block try-restart apex@*.service"]

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz`: as many mutated messages as are wanted, of one type or of all."""
+"""`python -m tests.fuzz`: decodes mutated messages of one type or of all types."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from .seeds import TYPES
 def main() -> int:
     """Returns 1 if anything was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--messages", type=int, default=50_000, metavar="N", help="of each type; default 50000")
-    parser.add_argument("--type", choices=TYPES, action="append", help="default: every type")
+    parser.add_argument(
+        "--messages", type=int, default=50_000, metavar="N", help="messages of each type; default 50000"
+    )
+    parser.add_argument("--type", choices=TYPES, action="append", help="type of message; default: every type")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="default 0")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each type")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="write what is found there")
-    parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE", help="only look at these messages again")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="folder for messages on which a decoder failed")
+    parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE", help="decode only these messages again")
     options = parser.parse_args()
     if options.replay:
         problems = {str(path): replay(path) for path in options.replay}

@@ -1,4 +1,4 @@
-"""A campaign against one message type: mutate, decode, ask the reference, and keep what reaches new ground."""
+"""A campaign against one message type: mutates, decodes, asks the reference, and keeps messages with new coverage."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .seeds import DECODE, SIDES, Seed, make_seeds
 
 CORPUS = Path(__file__).with_name("corpus")
 DECODERS = {module.__file__ for module in (codec, control_codec, header, json_codec)}
-TRACED_SHARE = 0.02  # of the messages: tracing makes decoding ten times as slow
-MEASURED_SHARE = 0.005  # of the messages: what decoding them allocates
+TRACED_SHARE = 0.02  # share of the messages that are traced; tracing makes decoding ten times as slow
+MEASURED_SHARE = 0.005  # share of the messages whose allocations are measured
 MOST_CORPUS = 2_000
-BASE_BYTES, BYTES_PER_BYTE = 100_000, 100  # A parsed JSON takes some 60 bytes for each `1,`.
+BASE_BYTES, BYTES_PER_BYTE = 100_000, 100  # Parsed JSON takes about 60 bytes for each `1,`.
 
 
 class Finding(NamedTuple):
@@ -37,25 +37,25 @@ class Finding(NamedTuple):
     problem: str
 
     def to_json(self) -> str:
-        """As it lies in the corpus folder, to be replayed."""
+        """Returns the contents of its file in the corpus folder."""
         parts = [part.hex() for part in self.parts]
         return json.dumps({"type": self.kind, "side": self.side, "parts": parts, "problem": self.problem})
 
 
 class Report(NamedTuple):
-    """What a campaign has done."""
+    """The result of a campaign."""
 
     kind: str
     messages: int
     accepted: int
-    reasons: dict[str, int]  # refusals
-    arcs: int  # line to line, of the decoders
+    reasons: dict[str, int]  # refusals by reason
+    arcs: int  # pairs of successive lines of the decoders
     corpus: int
     findings: list[Finding]
 
 
 def judge(kind: str, side_name: str, parts: list[bytes]) -> tuple[str, str]:
-    """What the decoder says, "" if it accepts; and the problem that this is, or ""."""
+    """Returns the decoder's reason of refusal, "" if it accepts; and the problem, or ""."""
     side = SIDES[side_name]
     try:
         DECODE[kind](side, parts)
@@ -70,9 +70,9 @@ def judge(kind: str, side_name: str, parts: list[bytes]) -> tuple[str, str]:
 
 
 class Arcs:
-    """Steps from line to line within the decoders, as the interpreter's trace function sees them.
+    """Records steps from line to line within the decoders, with the interpreter's trace function.
 
-    msgspec's own steps are not Python's: each of its sentences counts as one, but for the numbers in it.
+    msgspec is not written in Python: each of its messages, without numbers, counts as one step.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Arcs:
         self._new = False
 
     def watch(self, call: Callable[[], Any]) -> bool:
-        """Whether the call takes a step that was never taken."""
+        """Returns whether the call takes a new step."""
         self._new = False
         before = sys.gettrace()
         sys.settrace(self._enter)
@@ -114,7 +114,7 @@ class Arcs:
 
 
 def _measure(kind: str, seed: Seed) -> str:
-    """The problem if decoding takes memory out of proportion to the message; else ""."""
+    """Returns the problem if decoding takes far more memory than the message; else ""."""
     tracemalloc.start()
     try:
         judge(kind, seed.side, seed.parts)
@@ -126,7 +126,7 @@ def _measure(kind: str, seed: Seed) -> str:
 
 
 def run(kind: str, messages: int, seed: int, *, most_findings: int = 10) -> Report:
-    """The same messages for the same arguments. Ends early with as many findings as are wanted."""
+    """Runs the same messages for the same arguments. Ends early after the given number of findings."""
     rng = Random(f"{kind} {seed}")
     corpus = make_seeds(kind)
     grown = len(corpus)
@@ -142,7 +142,8 @@ def run(kind: str, messages: int, seed: int, *, most_findings: int = 10) -> Repo
         if problem or reason:
             findings.append(Finding(kind, origin.side, origin.parts, problem or f"a seed is refused: {reason}"))
     for num_done in range(1, messages + 1):  # noqa: B007 - how far it came
-        # Half of the time from what was found last, or from the few that we made: both would else be drowned.
+        # Half of the messages mutate recent finds or our few hand-made seeds, which would otherwise be chosen too
+        # rarely.
         first = rng.random()
         origin = corpus[rng.randrange(grown)] if first < 0.3 else corpus[rng.randrange(len(corpus))]
         pool = corpus if rng.random() < 0.9 else foreign
@@ -167,7 +168,7 @@ def run(kind: str, messages: int, seed: int, *, most_findings: int = 10) -> Repo
 
 
 def accepted_messages(kind: str, messages: int, seed: int) -> Iterator[tuple[Seed, Any]]:
-    """Of so many mutated messages those that are accepted, with what they were decoded to."""
+    """Returns the accepted ones of this number of mutated messages, with their decoded values."""
     rng = Random(f"accepted {kind} {seed}")
     seeds = make_seeds(kind)
     mutator = Mutator(kind, rng)
@@ -182,7 +183,7 @@ def accepted_messages(kind: str, messages: int, seed: int) -> Iterator[tuple[See
 
 
 def replay(path: Path) -> str:
-    """The problem of a message of the corpus folder today; "" if it has none any more."""
+    """Returns the present problem of a message of the corpus folder; "" if it has none."""
     entry = json.loads(path.read_text())
     parts = [bytes.fromhex(part) for part in entry["parts"]]
     return judge(entry["type"], entry["side"], parts)[1] or _measure(entry["type"], Seed(entry["side"], parts))

@@ -1,4 +1,4 @@
-"""Changes that know how messages are made: most keep the lengths and the checksum right, and so get past them."""
+"""Mutations of messages: most keep lengths and checksum correct, so that decoders read further."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 HEADER_BYTES = 52
-# Offset and width of each field of the header: version, kind, shard, run, sender, schema, incarnation, number, items.
+# offset and width of each field of the header: version, kind, shard, run, sender, schema, incarnation, number, items
 FIELDS = ((4, 1), (5, 1), (6, 2), (8, 8), (16, 4), (20, 4), (24, 8), (32, 8), (40, 4))
 WHOLES = (0, 1, 2, 3, 4, 5, 8, 255, 256, 4_095, 4_096, 4_097, 8_192, 65_535, 2**31 - 1, 2**31, 2**32 - 1)
 WIDE = (2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -52,7 +52,7 @@ JSON_KINDS = ("control", "metrics", "evaluation")
 
 
 class Mutator:
-    """Makes one message of another."""
+    """Makes a new message of another."""
 
     def __init__(self, kind: str, rng: Random) -> None:
         self._rng = rng
@@ -116,7 +116,7 @@ class Mutator:
             message[at : at + 1] = [message[at][:cut], message[at][cut:]]
 
     def _splice(self, message: list[bytearray], other: Sequence[bytes]) -> None:
-        """The header of one, the body of another; or a piece of it in its place."""
+        """Combines the header of one message with the body of another, or inserts a piece of it."""
         rng = self._rng
         if len(message) != len(other):
             return
@@ -139,7 +139,7 @@ class Mutator:
         message[at] = head + body
 
     def _at(self, body: bytearray, width: int) -> int:
-        """A place for a field: most often where one can begin."""
+        """Returns a place for a field, most often the beginning of one."""
         room = len(body) - width
         if room < 0:
             return -1
@@ -162,7 +162,7 @@ class Mutator:
             body[at : at + width] = number.to_bytes(width, "little")
 
     def _nudge(self, body: bytearray) -> None:
-        """One more, or one less: lengths and counts that no longer fit."""
+        """Changes a number by one, so that lengths and counts do not fit."""
         width = self._rng.choice((1, 2, 4))
         at = self._at(body, width)
         if at >= 0:
@@ -209,7 +209,7 @@ class Mutator:
             text = self._replace(_VALUE, text, rng.choice(LITERALS))
         elif change < 0.65:
             text = self._replace(_NAME, text, rng.choice(NAMES))
-        elif change < 0.80:  # one more field, perhaps one that is there already
+        elif change < 0.80:  # one more field, perhaps an existing one
             at = rng.choice([match.end() for match in re.finditer(rb"\{", text)] or [0])
             comma = b"" if text[at : at + 1] == b"}" else b","
             text = text[:at] + rng.choice(NAMES) + b":" + rng.choice(LITERALS) + comma + text[at:]
@@ -238,7 +238,7 @@ class Mutator:
 
 
 def seal(message: list[bytearray], *, length: bool = True, crc: bool = True) -> None:
-    """Makes length and checksum right."""
+    """Corrects length and checksum."""
     first = message[0]
     if len(first) < HEADER_BYTES:
         return

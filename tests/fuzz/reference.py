@@ -1,7 +1,7 @@
-"""What docs/protocol.md lets through, message by message: plain Python, one value after the other.
+"""The rules of docs/protocol.md, message by message: plain Python, one value at a time.
 
-Nothing of apex/ is imported here: what both have in common would be wrong in both. Slow, and meant to be read beside
-the protocol.
+It imports nothing of apex/, because a common error would not be noticed. It is slow, and meant to be read with the
+protocol.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ KINDS = {
 
 
 class Facts(NamedTuple):
-    """What the receiver knows before anything arrives."""
+    """The facts that the receiver knows beforehand."""
 
     run_id: int
-    fingerprint: int  # of the schema
+    fingerprint: int  # fields of the schema
     frame_bytes: int
     is_float: bool
     codec: str
@@ -59,7 +59,7 @@ class Facts(NamedTuple):
 
 
 class Refused(Exception):  # noqa: N818 - it is no error
-    """The protocol does not let this through."""
+    """The protocol forbids this message."""
 
 
 def must(condition: bool) -> None:
@@ -68,7 +68,7 @@ def must(condition: bool) -> None:
 
 
 def accepts(kind: str, parts: list[bytes], facts: Facts) -> bool:
-    """Whether a message that arrives where `kind` is expected is one."""
+    """Returns whether a message is allowed where `kind` is expected."""
     try:
         header, body, rest = read_header(kind, parts)
         READERS[kind](header, body, rest, facts)
@@ -103,7 +103,7 @@ def read_header(kind: str, parts: list[bytes]) -> tuple[Header, bytes, list[byte
 
 
 def read_image(blob: bytes, most: int, facts: Facts) -> int:
-    """The number of frames."""
+    """Returns the number of frames."""
     must(len(blob) >= 8)
     start = int.from_bytes(blob[:4], "little")
     must(start % 4 == 0 and 8 <= start <= len(blob))
@@ -317,7 +317,7 @@ class Text:
             must(min(plain, default=" ") >= " ")
             self.at += len(plain) + 1
             return plain
-        units: list[int] = []  # UTF-16, so that two escapes can make one character
+        units: list[int] = []  # UTF-16, because two escapes can encode one character
         while True:
             character = self.peek()
             self.at += 1
@@ -472,10 +472,10 @@ def check_who(message: dict[str, Any]) -> None:
 
 
 def read_control(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
-    """What the coordinator is asked."""
+    """Checks a request to the coordinator."""
     must(header.shard == header.sender == header.schema == header.incarnation == header.number == header.items == 0)
     if header.version != facts.wire_version or header.run_id not in (0, facts.run_id):
-        return  # It is told so.
+        return  # The coordinator answers with an explanation.
     message = Text(body).read_all()
     kind = message.get("type")
     if kind == "status":

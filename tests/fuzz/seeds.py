@@ -1,4 +1,4 @@
-"""The messages that mutations begin with, small and of every kind; and how our programs read them."""
+"""Small messages of every kind, which the mutations start from, and the decoders of our programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MASKED = Schema(frame_shape=(2,), frame_dtype="float32", stack=1, num_actions=11
 
 
 class Side(NamedTuple):
-    """A receiver: ours, and what the reference has to know of it."""
+    """A receiver: our decoder, and the facts that the reference needs."""
 
     codec: Codec
     facts: Facts
@@ -69,7 +69,7 @@ TYPES = tuple(DECODE)
 
 
 class Seed(NamedTuple):
-    """A message that is one."""
+    """A valid message."""
 
     side: str
     parts: list[bytes]
@@ -124,13 +124,13 @@ RESULT = EvaluationResult(
 
 
 def make_request(message: dict[str, Any], run_id: int = RUN) -> list[bytes]:
-    """A control message that says this, whether it is one or not."""
+    """Returns a control message with this contents, valid or not."""
     body = json.dumps(message).encode()
     return [pack(MessageKind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
 
 
 def make_seeds(kind: str) -> list[Seed]:
-    """At least one message of a kind for each side that reads it."""
+    """Returns at least one message of a kind for each side that reads it."""
     seeds = []
     for name, side in SIDES.items():
         codec, schema = side.codec, side.codec.schema

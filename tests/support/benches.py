@@ -1,4 +1,4 @@
-"""Benchmarks as programs of their own."""
+"""Starts benchmarks as separate programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small, whole things to test with."""
+"""Builders of small, complete objects."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ RUN = 0xABCDEF
 
 
 def make_frames(schema, count, first=0):
-    """Frames that all differ: each value of frame i is i, or i and a fraction."""
+    """Returns frames that all differ: each value of frame i is i, or i plus a fraction."""
     dtype = np.dtype(schema.frame_dtype)
     return [np.full(schema.frame_shape, (first + i) % 251, dtype) for i in range(count)]
 
 
 def make_actions(schema, count):
-    """Actions that differ: 0, 1, 2, ... as far as there are so many, or values in [-1, 1]."""
+    """Returns actions that differ: 0, 1, 2, ... if there are enough, or values in [-1, 1]."""
     if schema.action_size:
         return np.linspace(-1, 1, count * schema.action_size, dtype=np.float32).reshape(count, -1)
     return np.arange(count) % schema.num_actions
 
 
 def make_masks(schema, count):
-    """Packed masks that differ: action i and the last one are allowed next after transition i."""
+    """Returns packed masks that differ: after transition i, action i and the last one are allowed."""
     masks = np.zeros((count, schema.num_actions), np.bool_)
     masks[np.arange(count), np.arange(count) % schema.num_actions] = masks[:, -1] = True
     return pack_mask(masks)
 
 
 def make_records(schema, count, **fields):
-    """`count` one-step transitions in a row, as deep as their place in the episode allows."""
+    """Returns `count` consecutive one-step transitions, as deep as their place in the episode allows."""
     records = np.zeros(count, record_dtype(schema))
     steps = np.arange(count)
     records["n_step_return"] = steps
@@ -59,7 +59,7 @@ def make_records(schema, count, **fields):
 
 
 def make_segment(schema, count=5, *, actor_id=2, incarnation=7, number=3, version=11, base=1, records=None, first=0):
-    """A segment from an episode's beginning."""
+    """Returns a segment from the beginning of an episode."""
     records = make_records(schema, count) if records is None else records
     frames = make_frames(schema, count + 1, first)
     blob = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
@@ -67,7 +67,7 @@ def make_segment(schema, count=5, *, actor_id=2, incarnation=7, number=3, versio
 
 
 def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):
-    """A part of a batch with full stacks: frames 0 ... S-1+2 of its own for each transition, two steps apart."""
+    """Returns a part of a batch with full stacks; each transition has frames 0 ... S-1+2 of its own, 2 steps apart."""
     num_frames = schema.stack + 2
     records = np.zeros(count, batch_record_dtype(schema))
     records["key"] = 1000 + np.arange(count)
@@ -88,7 +88,7 @@ def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):
 
 
 def chi_square_bound(degrees_of_freedom):
-    """Exceeded once in 10,000: the Wilson-Hilferty approximation at z = 3.72."""
+    """Returns the bound that chance exceeds once in 10,000: the Wilson-Hilferty approximation at z = 3.72."""
     k = 2 / (9 * degrees_of_freedom)
     return degrees_of_freedom * (1 - k + 3.72 * k**0.5) ** 3
 

@@ -1,4 +1,4 @@
-"""States of a learner, and what is compared of them and damaged in their files."""
+"""States of a learner, their comparison, and damage to their files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_state(num_updates=7, *, online=None, optimizer=None, **changes):
 
 
 def same(a, b):
-    """Equal in types, order of keys, dtypes and every bit."""
+    """Asserts equal types, order of keys, dtypes and bits."""
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
     if isinstance(a, dict):

@@ -1,10 +1,10 @@
-"""A clock that stands still until the test moves it."""
+"""A clock that advances only when the test advances it."""
 
 from __future__ import annotations
 
 
 class Clock:
-    """Monotonic seconds; who sleeps by it moves it."""
+    """Monotonic seconds, advanced by `sleep`."""
 
     def __init__(self):
         self.now = 100.0

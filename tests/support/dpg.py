@@ -1,4 +1,4 @@
-"""Batches and a naive NumPy twin of Ape-X DPG: every derivative written out, one row and one critic after the other."""
+"""Batches and a naive NumPy twin of Ape-X DPG, which computes every derivative row by row and critic by critic."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class Twin:
         return (x, one, two), two @ layers[2][0] + layers[2][1]
 
     def backward(self, layers, passed, slope):
-        """Gradients of the layers and by the input, of the derivative `slope` by the last layer's output."""
+        """Returns the gradients of the layers and of the input, from `slope`, the derivative of the last layer's
+        output.
+        """
         x, one, two = passed
         gradients = [None, None, (np.outer(two, slope), slope)]
         slope = (layers[2][0] @ slope) * (two > 0)
@@ -71,7 +73,7 @@ class Twin:
         return np.clip((x - mean[0]) / np.maximum(np.sqrt(variance[0]), 1e-3), -10, 10)
 
     def count_in(self, rows):
-        """Adds rows [B, 1, D] to the statistics, from the sums of the numbers and of their squares."""
+        """Adds rows [B, 1, D] to the statistics, computed from the sums of values and squares."""
         mean, variance, count = self.statistics
         both = count + len(rows)
         square = (count * (variance + mean**2) + (rows**2).sum(0)) / both
@@ -83,7 +85,7 @@ class Twin:
         return passed, np.tanh(out)
 
     def update(self, target, batch):
-        """One update; `target`: another Twin. Returns |TD errors|, the critics' loss and the policy's."""
+        """Makes one update; `target`: another Twin. Returns |TD errors|, and the losses of critics and policy."""
         rows = [row.numpy().astype(np.float64) for row in batch.tensors]
         (seen, following), actions, returns, discounts, weights = rows
         critic_sums = [[[0.0, 0.0] for _ in range(3)] for _ in self.critics]
@@ -135,7 +137,7 @@ class Twin:
                 parameter -= rate * step
 
     def state(self):
-        """By the names and shapes of the network's state dict."""
+        """Returns the tensors with the names and shapes of the network's state dict."""
         names = ("mean", "variance", "count")
         state = {f"normalizer.{name}": part for name, part in zip(names, self.statistics or (), strict=False)}
         for i, name in enumerate(("hidden1", "hidden2", "output")):

@@ -1,4 +1,4 @@
-"""Environments of Gymnasium whose every answer a test can foresee, and how tests make and play them."""
+"""Environments of Gymnasium with predictable results, and helpers that create and play them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_actions(num_steps, num_envs, num_actions, seed=0):
 
 
 def play(environment, actions):
-    """The first observation, and the step that each row of `actions` gives."""
+    """Returns the first observation, and the step of each row of `actions`."""
     first = environment.reset()
     steps = [environment.step(row) for row in actions]
     environment.close()
@@ -33,7 +33,7 @@ def play(environment, actions):
 
 
 class Counter(gymnasium.Env):
-    """Observes (episode, step within it). Ends after `length` steps, in the way that `end` says."""
+    """Observes (episode, step within it). Ends after `length` steps, in the way of `end`."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = spaces.Discrete(3, start=5)
@@ -70,7 +70,7 @@ class Counter(gymnasium.Env):
 
 
 class Pictures(Counter):
-    """Images of any shape whose pixels tell the episode and the step; drawn in colour."""
+    """Images of any shape whose pixels encode episode and step, in colour."""
 
     shape = (100, 120, 3)
 
@@ -88,7 +88,7 @@ class Pictures(Counter):
 
 
 class Tokens(Counter):
-    """Observes its step as one of the numbers 10 ... 13; past those, it breaks its word."""
+    """Observes its step as one of the numbers 10 ... 13; later steps violate the observation space."""
 
     observation_space = spaces.Discrete(4, start=10)
 
@@ -100,7 +100,7 @@ class Tokens(Counter):
 
 
 def here(factory):
-    """The id of a factory."""
+    """Returns the id of a factory."""
     return f"{factory.__module__}:{factory.__name__}"
 
 

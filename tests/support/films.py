@@ -1,4 +1,4 @@
-"""Films, read back."""
+"""Reads films."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from PIL import Image
 
 
 def read_gif(path):
-    """Its pictures, and how many milliseconds each is shown."""
+    """Returns the images, and the milliseconds for which each is shown."""
     with Image.open(path) as gif:
         read = []
         for number in range(gif.n_frames):

@@ -1,4 +1,4 @@
-"""Small runs, and stand-ins for their programs."""
+"""Small runs, and replacements of their programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from apex.runtime.supervisor import Program
 
 
 def cartpole(path, **run):
-    """A small run of CartPole below `path`."""
+    """Returns a small run of CartPole below `path`."""
     return Config(
         environment=EnvironmentConfig(id="CartPole-v1"),
         replay=dataclasses.replace(Config().replay, capacity=2_000, min_size_to_sample=1_000),

@@ -1,4 +1,4 @@
-"""A third algorithm, of a user's own: one-step Q-learning of a linear function. `support.linear_q:LinearQ` names it."""
+"""A user's own algorithm: one-step Q-learning of a linear function. Its name is `support.linear_q:LinearQ`."""
 
 from __future__ import annotations
 

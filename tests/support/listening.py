@@ -1,4 +1,4 @@
-"""Where processes listen, as the kernel has it."""
+"""Finds listening sockets, in /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LISTEN = "0A"
 
 
 def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
-    """Address and port of every TCP socket on which one of these processes listens."""
+    """Returns address and port of every TCP socket on which one of these processes listens."""
     found: dict[str, tuple[str, int]] = {}
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         path = Path(f"/proc/net/{table}")

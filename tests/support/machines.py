@@ -1,5 +1,7 @@
-"""Machines of a test: network namespaces with addresses of their own on one bridge, each with its own name, /dev/shm,
-home folder and installation of this package. Needs root on Linux."""
+"""The machines of a test: network namespaces with their own addresses on one bridge.
+
+Each has its own host name, /dev/shm, home folder and installation of this package. Needs root on Linux.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ INSTALLED = {"python": 'exec {python} "$@"', "apex": 'exec {python} -m apex "$@"
 
 
 class Machines:
-    """They, and all that runs on them, end with this object."""
+    """The machines; they and their programs end with this object."""
 
     def __init__(self, folder: Path, *names: str) -> None:
-        """The first is where people sit: it is the bridge too."""
+        """The first machine is the one where users work; it also has the bridge."""
         self.folder = folder
         self._holders = {}
         self._programs = []
@@ -66,20 +68,20 @@ class Machines:
         return [*where, "sh", "-c", f"cd {self.home(name)} && {script}"]
 
     def run(self, name, script):
-        """Runs it there to its end."""
+        """Runs the script there and waits for its end."""
         return subprocess.run(
             self.command(name, script), check=True, capture_output=True, text=True, timeout=100
         ).stdout
 
     def start(self, name, script, log):
-        """Starts it there, in the installation's folder; returns the process, which writes to `log`."""
+        """Starts a program there, in the folder of the installation; returns the process, which writes to `log`."""
         with open(log, "w") as file:
             process = subprocess.Popen(self.command(name, f"exec {script}"), stdout=file, stderr=subprocess.STDOUT)
         self._programs.append(process)
         return process
 
     def processes(self, name, *words):
-        """Those on a machine that are not the test's own, with all `words` on their command line."""
+        """Returns the processes of a machine whose command lines contain all `words`, except those of the test."""
         own = os.readlink(f"/proc/{self.pid(name)}/ns/net")
         found = []
         for path in Path("/proc").glob("[0-9]*"):
@@ -104,7 +106,7 @@ class Machines:
 
 
 def can_make_machines():
-    """Whether this user may, and has the programs."""
+    """Returns whether this user can create machines, and has the programs."""
     if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "ip", "setsid"))):
         return False
     script = "ip link add name bridge type bridge && ip link add one type veth peer two && hostname trial"

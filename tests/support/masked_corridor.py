@@ -1,6 +1,7 @@
-"""A corridor of five rooms with doors in each; a wrong door ends the game, and `info["action_mask"]` forbids it.
+"""A corridor of five rooms with doors. A wrong door ends the game, and `info["action_mask"]` forbids it.
 
-Door 0 always leads on. Each room allows two doors: the first stays where it is, so only door 0 earns anything.
+Door 0 always leads on. Each room allows two doors: with the other one, the agent stays where it is. Only door 0 gives a
+reward.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Control messages, statuses and results in which everything is known; each field can be changed by its name."""
+"""Control messages, statuses and results with known contents; keyword arguments change fields."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_heartbeat(
     resources=None,
     **status,
 ):
-    """A heartbeat; `status` are figures of its status."""
+    """Returns a heartbeat; `status` changes fields of its status."""
     return HEARTBEATS[role](
         session=session, run_id=run_id, host=host, pid=7, shard=shard, streams=list(streams),
         endpoints=endpoints or {}, resources=resources, status=replace(STATUSES[role], **status),
@@ -51,12 +51,12 @@ def make_heartbeat(
 
 
 def as_json(message):
-    """A message as the dictionary that is sent for it."""
+    """Returns a message as the dictionary that is sent."""
     return msgspec.json.decode(msgspec.json.encode(message))
 
 
 def make_run_status(**changes):
-    """The status of a run; a dictionary changes fields of a part of it."""
+    """Returns the status of a run; a dictionary changes fields of a part."""
     status = {
         "run": "pong-20250131-235959",
         "folder": "runs/pong-20250131-235959",
@@ -110,7 +110,7 @@ def make_run_status(**changes):
 
 
 def make_row(role, *, shard=None, host="one", seen=0.3, waiting=None, resources=None, **figures):
-    """One program in the status of a run."""
+    """Returns one program in the status of a run."""
     return {
         "role": role, "shard": shard, "host": host, "pid": 12, "last_seen_seconds": seen,
         "waiting": waiting, "resources": resources and as_json(resources), **figures,

@@ -1,4 +1,4 @@
-"""The compiled loops, which not every machine has."""
+"""Tests of the compiled loops, which not every machine has."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from apex.dqn.kernels.convolution import load_convolution
 
 
 def skip_without_convolution():
-    """Skips the calling test, or the calling module, where the native convolution is missing."""
+    """Skips the calling test or module if the native convolution is missing."""
     if load_convolution() is None:
         pytest.skip("installed without a C compiler, or the processor has no AVX2", allow_module_level=True)

@@ -1,4 +1,4 @@
-"""A test process that has the loopback's ports and the memory files to itself, where it may: with root on Linux."""
+"""Gives a test process its own loopback ports and memory files, if it is root on Linux."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEMORY = b"/dev/shm"
 
 
 def enter_namespaces() -> None:
-    """Leaves the host's network and /dev/shm for empty ones, for this process and its children. Raises OSError."""
+    """Moves this process and its children to an empty network and an empty /dev/shm. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(name: str, *arguments: object) -> None:
@@ -30,7 +30,7 @@ def enter_namespaces() -> None:
 
 
 def can_enter_namespaces() -> bool:
-    """Tries it in a child."""
+    """Tries it in a child process."""
     child = os.fork()
     if not child:
         try:

@@ -1,4 +1,4 @@
-"""Run folders with policies in them, written by what writes them in a real run."""
+"""Run folders with policies, written by the product's own functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CARTPOLE = EnvironmentConfig(id="CartPole-v1")
 
 
 def make_run(folder, *, environment=CARTPOLE, name="mine", best=None, last=()):
-    """A run with a policy that always pushes to the right: `best` and `last` are its updates."""
+    """Creates a run with a policy that always pushes to the right. `best` and `last` are its updates."""
     config = Config(environment=environment, network=NETWORK, run=RunConfig(name=name, folder=str(folder)))
     schema = describe(environment, config.actor.n_step)
     run = RunFolder.create(config, schema, argv=[])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def is_running(pid):
-    """Whether the process does anything still: a zombie does not."""
+    """Returns whether the process is running; a zombie is not."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")

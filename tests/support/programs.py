@@ -1,4 +1,4 @@
-"""Programs of a run, as people start them; none of them outlives its test."""
+"""Programs of a run, started as users start them; all end with their test."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from apex.runtime.ports import choose_ports, is_free
 
 DEADLINE = 120.0
 TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", "300", "--learner.batch-size", "32"]
-TINY += ["--replay.samples-per-insert", "0", "--replay.no-inserts-wait"]  # Nobody waits for a learner that is done.
-FEW_GAMES = ["--evaluator.episodes", "3", "--evaluator.num-envs", "3"]  # The preset plays 100 at once, all the time.
-# A score, which depends on chance, must not end a test's run; with `none`, the evaluator would have a low CPU priority.
+TINY += ["--replay.samples-per-insert", "0", "--replay.no-inserts-wait"]  # Do not wait after the learner has ended.
+# The preset plays 100 games at once, all the time.
+FEW_GAMES = ["--evaluator.episodes", "3", "--evaluator.num-envs", "3"]
+# A score depends on chance and must not end a run. Without a limit, the evaluator would have a low CPU priority.
 TINY += [*FEW_GAMES, "--run.stop-score", "501"]
-# The same at a tenth of the load, for tests of how programs start, end and come back, which it is not about.
+# The same with a tenth of the load, for tests of the start, end and restart of programs.
 CALM = [*TINY, "--env", "calm:Calm", "--replay.samples-per-insert", "8"]
 CALM_FILE = """
 import time
@@ -45,7 +46,7 @@ def offset():
 
 
 class Programs:
-    """Programs in a folder of their own; none of them outlives the test."""
+    """The programs in a folder of their own; all end with the test."""
 
     def __init__(self, folder, offset):
         self.folder = folder
@@ -69,7 +70,7 @@ class Programs:
         return (self.folder / f"{name}.log").read_text()
 
     def status(self, wanted):
-        """Waits until the run's status is as wanted."""
+        """Waits until the run's status satisfies the condition."""
 
         def found():
             status = ask(self.endpoint, 1.0)
@@ -81,7 +82,7 @@ class Programs:
                 return status
             if all(process.poll() is not None for process in self.running.values()):
                 break
-            time.sleep(0.05)  # The learner, which answers, has better to do.
+            time.sleep(0.05)  # The learner, which answers, is busy.
         pytest.fail("".join(f"--- {name}\n{self.said(name)}" for name in self.running))
 
     def end(self):
@@ -96,19 +97,19 @@ def programs(tmp_path, offset):
     programs = Programs(tmp_path, offset)
     yield programs
     programs.end()
-    for path in Path("/dev/shm").glob("apex-*"):  # What a killed replay server of this test left.
+    for path in Path("/dev/shm").glob("apex-*"):  # the files of this test's killed replay servers
         runs = list((tmp_path / "runs").glob("*/manifest.json"))
         if any(f"{json.loads(run.read_text())['run_id']:016x}" in path.name for run in runs):
             path.unlink()
 
 
 def children_of(pid):
-    """Process ids of a process's children."""
+    """Returns the process ids of a process's children."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def running_in(folder):
-    """Processes whose working directory is the test's own."""
+    """Returns the processes whose working directory is that of the test."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

@@ -1,4 +1,4 @@
-"""Ray clusters of several nodes on this machine; none of their processes outlives its test. Never `ray stop`."""
+"""Ray clusters with several nodes on this machine; all processes end with their test. It never runs `ray stop`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = ["--object-store-memory", "80000000", "--disable-usage-stats"]
 
 
 class RayCluster:
-    """Raylets, each a node of its own to Ray; and the programs of a test that use them."""
+    """Raylets, each of which is a node to Ray, and the programs that use them."""
 
     def __init__(self, folder, num_cpus, *, dashboard=False, token=True):
         self.folder = folder
@@ -57,7 +57,7 @@ class RayCluster:
         return node
 
     def kill_node(self, node):
-        """Loses a node with all that runs on it, as when its machine is switched off."""
+        """Kills a node and all its processes, as if its machine were switched off."""
         processes = self._session(self.nodes[node].pid)
         for pid in [*processes, *self._descendants(processes)]:
             with suppress(ProcessLookupError):
@@ -65,7 +65,7 @@ class RayCluster:
         self.nodes[node].wait()
 
     def start(self, name, *words, cwd=None):
-        """Starts a program of this package there, or another one."""
+        """Starts a program of this package there, or another program."""
         command = [sys.executable, "-m", *words] if words[0] == "apex" else words
         log = self.folder / f"{name}.log"
         with open(log, "w") as file:
@@ -118,7 +118,7 @@ needs_ray = pytest.mark.skipif(not RAY.exists(), reason="needs Ray: pip install 
 
 
 def apex_processes(folder):
-    """Guards and programs of runs below a folder, by process id, with their command lines."""
+    """Returns guards and programs of runs below a folder, as process id and command line."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

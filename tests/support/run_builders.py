@@ -1,4 +1,4 @@
-"""Run folders with curves, written by what writes them in a real run."""
+"""Run folders with curves, written by the product's own functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ EVALUATOR, ACTOR = "evaluator/score", "actor_highest_id/score"
 
 
 def make_config(folder, *, name="", seed=1, **branches):
-    """CartPole until 475, with what is not tuned for it; `learner={"batch_size": 64}` changes settings of a branch."""
+    """Returns settings of CartPole until 475, without tuning; `learner={"batch_size": 64}` changes settings of a
+    branch.
+    """
     config = replace(
         VECTOR,
         environment=EnvironmentConfig(id="CartPole-v1", clip_rewards=False),
@@ -29,14 +31,14 @@ def make_config(folder, *, name="", seed=1, **branches):
 
 
 def make_run(folder, scores=(), *, role="evaluator", tag=EVALUATOR, argv=("--preset", "cartpole"), **config):
-    """A run that was started at NOON; `scores` are (seconds since then, steps, score)."""
+    """Creates a run that started at NOON; `scores` are (seconds since then, steps, score)."""
     run = RunFolder.create(make_config(folder, **config), VECTORS, argv=list(argv), started=NOON)
     add_rows(run, role, [(seconds, steps, {tag: score}) for seconds, steps, score in scores])
     return run
 
 
 def add_rows(run, role, rows, *, since=None):
-    """Writes rows of curves: (seconds since `since`, by default since NOON, steps, scalars)."""
+    """Writes rows of curves: (seconds since `since`, by default NOON, steps, scalars)."""
     began = (NOON.astimezone() if since is None else since).timestamp()
     writer = MetricsWriter(run.path)
     for seconds, steps, scalars in rows:

@@ -1,4 +1,4 @@
-"""A vector environment that pays what it was told to: rewards by environment, game and step."""
+"""A vector environment with scripted rewards by environment, game and step."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from apex.types import Step
 
 
 class ScriptedEnvironment:
-    """games[i][k] are the rewards of environment i's game k; after its last game it plays the first one again.
+    """games[i][k] are the rewards of environment i's game k; after its last game, it plays the first one again.
 
-    The observation [E, 1, 1] is the number of the step within its game. If `masked`, the mask allows this action alone.
+    The observation [E, 1, 1] is the number of the step within its game. With `masked`, the mask allows only this
+    action.
     """
 
     def __init__(self, games, *, truncates=False, loses_lives=False, masked=False):
         self.num_envs = len(games)
-        self.actions = []  # the tape
-        self.rested = []  # (environment, steps of all until then)
+        self.actions = []  # record of the calls
+        self.rested = []  # (environment, number of its steps)
         self.closed = False
         self._games = games
         self._truncates = truncates

@@ -1,4 +1,4 @@
-"""Messages that were changed and whose checksum was made right again, as an attacker would."""
+"""Messages that were changed and have a correct checksum again, as an attacker would send."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from apex.transport.header import HEADER
 
 
 def reseal(frames, **fields):
-    """The message with header fields changed."""
+    """Returns the message with changed header fields."""
     names = ["magic", "version", "kind", "shard", "run_id", "sender", "schema", "incarnation", "number", "count"]
     values = dict(zip([*names, "length", "crc"], HEADER.unpack_from(frames[0]), strict=True))
     bodies = [bytes(frames[0])[HEADER.size :], *map(bytes, frames[1:])]
@@ -23,10 +23,10 @@ def reseal(frames, **fields):
 
 
 def with_body(frames, body):
-    """The message with another body after the header."""
+    """Returns the message with another body after the header."""
     return reseal([bytes(frames[0])[: HEADER.size] + body, *frames[1:]])
 
 
 def with_json(frames, message):
-    """The message with this JSON after the header: bytes as they are, all else by the standard library."""
+    """Returns the message with this JSON after the header; bytes are inserted unchanged."""
     return with_body(frames, message if isinstance(message, bytes) else json.dumps(message).encode())

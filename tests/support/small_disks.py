@@ -1,4 +1,4 @@
-"""Disks that are soon full: mounted for one program, which needs root on Linux."""
+"""Disks that are soon full, each mounted for one program; needs root on Linux."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ needs_mounts = pytest.mark.skipif(
 
 
 def run_on_a_small_disk(folder, script, **environment):
-    """Runs a Python script in `folder`, on a disk of 64 KiB that nobody else sees; its standard output."""
+    """Runs a Python script in `folder`, on a disk of 64 KiB that only this program sees; returns its output."""
     process = subprocess.run(
         [*MOUNT, str(folder), sys.executable, "-c", textwrap.dedent(script)],
         cwd=Path(apex.__file__).parent.parent,

@@ -1,4 +1,4 @@
-"""Segments whose every byte tells where it belongs, a store to put them in, and its naive twin."""
+"""Segments whose bytes identify their place, a store for them, and its naive twin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = ["watermark", "evict", "bytes", "records", "row", "commit", "leaves"]
 
 
 def write_number(path, offset, number, kind="<q"):
-    """Changes 8 bytes of the file behind everybody's back."""
+    """Changes 8 bytes of the file."""
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(struct.pack(kind, number))
@@ -41,7 +41,7 @@ def attach(path: Path, *, steps=UNINTERRUPTED, schema=SCHEMA, **sizes):
 
 
 def make_frame(actor_id, number, index):
-    """0 ... 32 bytes, as compressed frames differ in length."""
+    """Returns 0 ... 32 bytes, because the lengths of compressed frames differ."""
     return (f"{actor_id}:{number}:{index};".encode() * 8)[: (7 * number + 5 * index) % 33]
 
 
@@ -50,7 +50,7 @@ def make_frames(actor_id, number, count):
 
 
 def make_segment(number, actor_id=0, incarnation=1, base=0, count=None, **fields):
-    """A segment of 1 ... 6 transitions that is told by its stream and number, with integer priorities."""
+    """Returns a segment of 1 ... 6 transitions with integer priorities, identified by stream and number."""
     rng = np.random.default_rng([actor_id, incarnation, number])
     count = int(rng.integers(1, 7)) if count is None else count
     num_frames = int(rng.integers(2, 12))
@@ -80,7 +80,9 @@ def weigh(priority, exponent=1.0):
 
 
 class NaiveStore:
-    """A dictionary of everything, and an arena of words that each know who wrote them last."""
+    """The naive store: a dictionary of all transitions, and an arena of words that each have the number of their last
+    writer.
+    """
 
     def __init__(self, capacity=40, max_bytes=4000, num_streams=3, **_):
         self.capacity, self.num_words, self.num_streams = capacity, max_bytes // 8, num_streams
@@ -90,7 +92,7 @@ class NaiveStore:
         self.streams = {}  # actor id -> (incarnation, base, numbers)
 
     def insert(self, segment, *, crash=False):
-        """With `crash`, room is made and nothing is stored."""
+        """`crash`: stop after the eviction, before the first byte."""
         actor_id, incarnation = segment.stream
         if actor_id >= self.num_streams:
             return InsertOutcome.UNKNOWN_ACTOR
@@ -125,12 +127,12 @@ class NaiveStore:
         self.next_word = words.stop
 
     def forget_last(self):
-        """After a crash: room was made for it, and it never came."""
+        """Removes the last segment, as after a crash between the eviction and the insert."""
         self.segments.pop()
 
     @property
     def bytes_used(self):
-        """From the oldest blob to the end of the newest, skipped words included."""
+        """Returns the words from the oldest blob to the end of the newest, with skipped words."""
         return 8 * ((self.next_word - self.segments[0][1].start - 1) % self.num_words + 1) if self.segments else 0
 
     def _evict(self):
@@ -154,14 +156,14 @@ class NaiveStore:
         return base
 
     def receipt(self, actor_id):
-        """Incarnation, contiguous number, and the set of those above it."""
+        """Returns incarnation, contiguous number, and the set of later numbers."""
         incarnation, base, numbers = self.streams.get(actor_id, (0, 0, frozenset()))
         contiguous = self.contiguous(base, numbers)
         return incarnation, contiguous, {number for number in numbers if number > contiguous}
 
 
 def decode(drawn):
-    """Key -> all that is known of the transition, its frames included; checks that copies of it are equal."""
+    """Returns all facts of each transition by key, with its frames; checks that copies are equal."""
     table = np.frombuffer(drawn.blob, "<u4", int.from_bytes(drawn.blob[:4], "little") // 4)
     frames = [drawn.blob[start:stop] for start, stop in itertools.pairwise(table)]
     assert table[-1] == len(drawn.blob)
@@ -185,7 +187,7 @@ def decode(drawn):
 
 
 def expect(segment, index):
-    """What `decode` is to find for a transition."""
+    """Returns the expected result of `decode` for a transition."""
     record = segment.records[index]
     frames = make_frames(segment.stream.actor_id, segment.number, int(record["next_frame"]) + 1)
     return (
@@ -199,10 +201,10 @@ def expect(segment, index):
 
 
 def assert_same(writer, reader, naive, rng):
-    """Everything that can be asked of the store is as the naive one says.
+    """Asserts that the store agrees with the naive one in every respect.
 
-    Weights are multiples of a half, so a draw from each quarter of a unit of their sum meets each transition
-    exactly four times its weight.
+    Weights are multiples of a half, so a draw from each quarter of a unit of their sum selects each transition exactly
+    four times its weight.
     """
     assert (writer.num_inserted, writer.size) == (naive.num_inserted, len(naive.transitions))
     assert writer.first_key == naive.num_inserted - len(naive.transitions)

@@ -1,4 +1,4 @@
-"""Trainers whose batches, priorities and parameters go by a tape."""
+"""Trainers whose batches, priorities and parameters are recorded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_batch(number, seed=0):
 
 
 class Tape:
-    """Batches, priorities and publishing in one."""
+    """Batches, priorities and publications in one object."""
 
     def __init__(self, *batches):
         self.batches = list(batches)

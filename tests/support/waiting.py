@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a deadline."""
+"""Waits for a condition, with a deadline."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import time
 
 import pytest
 
-DEADLINE = 30.0  # seconds; only what fails waits that long
+DEADLINE = 30.0  # seconds; only failing tests wait that long
 
 
 def until(get, what="end of the wait", seconds=DEADLINE):
-    """Calls `get` until it returns something."""
+    """Calls `get` until it returns a true value."""
     deadline, pause = time.monotonic() + seconds, 0.005
     while time.monotonic() < deadline:
         if found := get():
             return found
-        time.sleep(pause)  # What it waits for needs the core.
+        time.sleep(pause)  # The condition may need this core.
         pause = min(1.5 * pause, 0.1)
     pytest.fail(f"no {what} within {seconds} s")
 
 
 def slowdown():
-    """How many times as long as on an idle machine the start of a program takes: its seconds by its processor's."""
+    """Returns the slowdown of the start of a program relative to an idle machine: seconds per second of CPU time."""
     began = time.monotonic()
     program = subprocess.Popen([sys.executable, "-c", "import torch"])
     _, program.returncode, used = os.wait4(program.pid, 0)
