@@ -91,7 +91,7 @@ def _play(
     command_line = [*TRAIN, "--seed", str(options.seed), *train]
     config = parse_config(command_line, prog="python -m chaos")
     own = config.environment.id in (ID, PACED_ID)
-    require(own, f"python -m chaos supports {ID} only: transitions of other games may be equal")
+    require(own, f"unsupported environment {config.environment.id}: only transitions of {ID} all differ")
     config = choose_ports(config, is_free, reporter.say)
     folder = _make_folder(config)
     command_line += ["--transport.port-offset", str(config.transport.port_offset)]

@@ -102,7 +102,7 @@ def decode_segment(schema, records, blob):
         one["depth"], one["next_depth"] = row["depth"], row["next_depth"]
         offsets = np.cumsum([4 * (len(frames) + 1), *map(len, frames)]).astype("<u4")
         single = np.empty((2, 1, *schema.observation_shape), np.uint8)
-        StackDecoder(schema, single).decode(one, b"".join([offsets.tobytes(), *frames]))
+        StackDecoder(schema, single).decode(one, b"".join([offsets.tobytes(), *frames]), np.zeros(1, np.int64))
         stacks[:, place] = single[:, 0]
     return stacks
 
