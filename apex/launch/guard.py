@@ -62,7 +62,7 @@ def main() -> int:
 
 
 class Lifeline:
-    """Requests `stop` when the scheduler is gone; reports new lines of the logs to it."""
+    """Requests `stop` when the scheduler is gone; sends reports to it."""
 
     def __init__(self, descriptor: int, reports: TextIO, signals: Stop) -> None:
         """`descriptor`: file descriptor that the scheduler keeps open.
@@ -71,18 +71,23 @@ class Lifeline:
         """
         self.stop = Stop(self._check)
         self.logs: list[LogTail] = []
+        self.config_file: Path | None = None  # of the run, if this host runs its head
+        self._config = ""  # the last reported configuration
         self._descriptor = descriptor
         self._reports = reports
         self._signals = signals
 
-    def report_logs(self) -> None:
-        """Reports the new lines of the logs."""
-        with suppress(OSError):  # The scheduler is gone.
+    def report(self) -> None:
+        """Reports the new lines of the logs, and the run's configuration if it is new."""
+        with suppress(OSError):  # The scheduler is gone, or there is no run folder yet.
             for path, line in [found for tail in self.logs for found in tail.new_lines()]:
-                self._reports.write(Report(path.stem, clean(line)).encode())
+                self._reports.write(Report(log=path.stem, line=clean(line)).encode())
+            if self.config_file is not None and (text := self.config_file.read_text()) != self._config:
+                self._config = text
+                self._reports.write(Report(config_toml=text).encode())
 
     def _check(self) -> None:
-        self.report_logs()
+        self.report()
         gone = select.select([self._descriptor], [], [], 0)[0] and not os.read(self._descriptor, 4096)
         if gone or self._signals.poll():
             self.stop.request()
@@ -116,7 +121,7 @@ def guard(order: Order, lifeline: Lifeline) -> Ending:
             return supervise([program], stop, logs=home)
         finally:
             shutil.rmtree(home / "keys", ignore_errors=True)
-            lifeline.report_logs()
+            lifeline.report()
 
 
 def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
@@ -124,11 +129,11 @@ def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
     config = from_dict(order.run or {})
     path = Path(config.run.folder) / config.run.name
     config = replace(config, transport=replace(config.transport, keys=str(keys)))
+    lifeline.config_file = path / "config.toml"
     if (path / "manifest.json").exists():
         here = ("--transport.keys", str(keys), "--transport.bind", config.transport.bind)
-        folder, config = reopen(str(path), here)
-        start = Start(config=config, argv=here, folder=folder.path)
-        lifeline.logs.append(LogTail(folder.logs))
+        _, config = reopen(str(path), here)
+        start = Start(config=config, argv=here, folder=path)
     else:
         require(
             not order.begun,
@@ -139,7 +144,7 @@ def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
         machine = replace(machine, cores=order.cores or machine.cores)
         sized = size_to_machine(config, machine, describe(config.environment, config.actor.n_step))
         start = Start(config=sized.config, argv=order.argv)
-        lifeline.logs.append(LogTail(path / "logs"))  # This folder does not exist yet.
+    lifeline.logs.append(LogTail(path / "logs"))
     with open(os.devnull, "w") as nowhere:
         outcome = execute(start, lifeline.stop, nowhere)
     return Ending(FINISHED) if outcome is None else outcome.ending

@@ -15,12 +15,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +30,7 @@ from apex.config import Config, dump_toml, from_dict, to_dict
 from apex.config.algorithm_choice import choose_algorithm
 from apex.errors import DataError, UsageError
 from apex.facts import EndReason
+from apex.runs.new_folder import make_folder
 from apex.runtime.atomic_files import replace_file, seal, unseal
 from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
 from apex.types import Schema
@@ -154,53 +154,36 @@ class RunFolder:
             "format": FORMAT,
             "run_id": secrets.randbelow(2**64 - 1) + 1,
             "name": path.name,
-            "started": started.isoformat(timespec="seconds"),
             "environment": config.environment.id,
             "seed": config.seed,
-            "argv": list(argv),
             "schema": schema.to_dict(),
-            "versions": describe_versions(),
-            "git": describe_checkout(Path(__file__).parent),
             "hardware": describe_hardware(),
             "config": to_dict(config),
+            **_describe_start(argv, started),
         }
-        try:
+        with _reports_writing(path):
             for name in ("curves", "logs", "tensorboard", "checkpoints"):
                 (path / name).mkdir()
-            replace_file(path / "config.toml", dump_toml(config).encode(errors="surrogateescape"))
+            replace_file(path / "config.toml", _encode_config(config))
             replace_file(path / _MANIFEST, seal(manifest))
-        except OSError as error:
-            raise DataError(
-                f"cannot write the run folder {path}: {error.strerror}; set run.folder to another folder"
-            ) from error
         return cls(path, unseal(seal(manifest)))  # The same as `open` reads: JSON has no tuples.
 
     def record_resume(self, config: Config, *, argv: Sequence[str] = sys.argv) -> None:
         """Records that the run is resumed, with its arguments and versions; raises UsageError if writing fails."""
-        again = {
-            "elapsed_seconds": self.elapsed_seconds,
-            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "argv": list(argv),
-            "versions": describe_versions(),
-            "git": describe_checkout(Path(__file__).parent),
-        }
+        again = {"elapsed_seconds": self.elapsed_seconds, **_describe_start(argv, datetime.now().astimezone())}
         self.manifest["resumed"] = [*self.manifest.get("resumed", []), again]
         self.manifest["config"] = to_dict(config)
-        try:
+        with _reports_writing(self.path):
             replace_file(self.path / _MANIFEST, seal(self.manifest))
-            replace_file(self.config_file, dump_toml(config).encode(errors="surrogateescape"))
-        except OSError as error:
-            raise DataError(f"cannot write the run folder {self.path}: {error.strerror}") from error
+            replace_file(self.config_file, _encode_config(config))
 
     def restore_config_file(self) -> None:
         """Writes config.toml again and warns if it differs from the manifest; raises UsageError if writing fails."""
-        text = dump_toml(self.config).encode(errors="surrogateescape")
-        try:
+        text = _encode_config(self.config)
+        with _reports_writing(self.config_file):
             if self.config_file.exists() and self.config_file.read_bytes() == text:
                 return
             replace_file(self.config_file, text)
-        except OSError as error:
-            raise DataError(f"cannot write {self.config_file}: {error.strerror}") from error
         log.warning(
             "%s differed from the settings in %s and was overwritten. To change a setting, pass it with --resume",
             self.config_file,
@@ -213,23 +196,22 @@ class RunFolder:
         named = Path(path)
         here = next((p for p in (named, Path(folder) / named) if (p / _MANIFEST).is_file()), None)
         if here is None:
-            why = f"no {_MANIFEST}" if named.is_dir() else "no such folder"
-            newest = [path.name for path in _list_runs(Path(folder))[:3]]
-            known = f"; the newest runs in {folder}: {', '.join(newest)}" if newest else ""
-            raise DataError(f"{path} is not a run folder: {why}{known}")
+            problem = f"{path} is not a run folder: {f'no {_MANIFEST}' if named.is_dir() else 'no such folder'}"
+            newest = ", ".join(run.name for run in _list_runs(Path(folder))[:3])
+            raise DataError(problem, f"choose one of the newest runs in {folder}: {newest}" if newest else "")
         try:
             manifest = unseal((here / _MANIFEST).read_bytes())
             if manifest["format"] == FORMAT:
                 return cls(here, manifest)
         except (OSError, KeyError, TypeError, ValueError) as error:
             cause = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
-            raise DataError(
-                f"{here / _MANIFEST} cannot be read: {cause}. Restore it from a copy of the run folder"
-            ) from error
+            remedy = "restore it from a copy of the run folder"
+            raise DataError(f"{here / _MANIFEST} cannot be read: {cause}", remedy) from error
         raise DataError(
             f"{here} was made by {_maker(manifest)} in format {manifest['format']}, but this version reads only format "
-            f"{FORMAT}. Use the version that made it, or only evaluate the policy: "
-            f"apex evaluate {here}/checkpoints/best.safetensors"
+            f"{FORMAT}",
+            "use the version that made it, or only evaluate the policy: "
+            f"apex evaluate {here}/checkpoints/best.safetensors",
         )
 
     @classmethod
@@ -237,7 +219,31 @@ class RunFolder:
         """Opens the run below `folder` that was started last; raises UsageError if there is none."""
         for path in _list_runs(Path(folder)):
             return cls.open(path)
-        raise UsageError(f"no run in {folder}; start one with apex train")
+        raise UsageError(f"no run in {folder}", "start one with apex train")
+
+
+def _describe_start(argv: Sequence[str], started: datetime) -> dict[str, Any]:
+    """Returns what the manifest records about each start of the run."""
+    return {
+        "started": started.isoformat(timespec="seconds"),
+        "argv": list(argv),
+        "versions": describe_versions(),
+        "git": describe_checkout(Path(__file__).parent),
+    }
+
+
+def _encode_config(config: Config) -> bytes:
+    return dump_toml(config).encode(errors="surrogateescape")
+
+
+@contextmanager
+def _reports_writing(path: Path) -> Iterator[None]:
+    """Turns an OSError into a DataError."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "free disk space, or set run.folder to another folder"
+        raise DataError(f"cannot write {path}: {error.strerror}", remedy) from error
 
 
 def open_run(path: str | Path | None) -> RunFolder:
@@ -250,41 +256,6 @@ def open_run(path: str | Path | None) -> RunFolder:
     newest = RunFolder.find_latest()
     print(f"using the newest run: {newest.path}", file=sys.stderr)
     return newest
-
-
-def make_folder(config: Config, started: datetime | None = None) -> Path:
-    """Makes a new, empty folder with the run's name. A default name gets a number if it is taken.
-
-    Raises UsageError if a configured name is taken, or if the folder cannot be made.
-    """
-    folder, started = Path(config.run.folder), started or datetime.now()
-    name = config.run.name or f"{_game(config.environment.id)}-{started:%Y%m%d-%H%M%S}"
-    number = 1
-    while True:
-        path = folder / (name if number == 1 else f"{name}-{number}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir(mode=0o700)  # 0700, because a user who can read the run id in the manifest could join the run.
-            return path
-        except FileExistsError as error:
-            if not path.parent.is_dir():
-                raise UsageError(
-                    f"cannot make the run folder {path}: {folder} is not a folder; set run.folder to a folder"
-                ) from error
-            if config.run.name:
-                raise UsageError(
-                    f"run.name {name!r}: {path} exists already, and a run is never overwritten; "
-                    "choose another name, or omit run.name"
-                ) from error
-            number += 1
-        except OSError as error:
-            raise UsageError(f"cannot make the run folder {path}: {error.strerror}; set run.folder") from error
-
-
-def _game(environment_id: str) -> str:
-    """Returns the game's name: ALE/MsPacman-v5 -> mspacman; package.module:make_maze -> make-maze."""
-    name = re.split(r"[/:]", environment_id)[-1]
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"-v\d+$", "", name).lower()).strip("-") or "run"
 
 
 def _maker(manifest: dict[str, Any]) -> str:

@@ -31,13 +31,12 @@ def hold(folder: Path, *, or_parent: bool = False) -> Iterator[None]:
     except UsageError as error:
         holder = path.read_text(errors="replace") or "started a moment ago"
         if not or_parent or holder != _name(os.getppid()):
-            raise UsageError(f"{folder}: this run is still running ({holder}); stop it first") from error
+            raise UsageError(f"{folder}: this run is still running ({holder})", "stop it first") from error
     except OSError as error:
         if ownership is not None:
             ownership.release()
-        raise UsageError(
-            f"cannot lock the run with {path}: {error.strerror}; free disk space, or move the run to another disk"
-        ) from error
+        remedy = "free disk space, or move the run to another disk"
+        raise UsageError(f"cannot lock the run with {path}: {error.strerror}", remedy) from error
     try:
         yield
     finally:

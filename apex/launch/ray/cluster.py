@@ -129,4 +129,4 @@ def make_actor_host(ray: Any, num_cpus: int) -> Any:
 
 
 def _remote(ray: Any) -> Any:
-    return ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=5, runtime_env=UNIT_ENVIRONMENT)(Unit)
+    return ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=4, runtime_env=UNIT_ENVIRONMENT)(Unit)

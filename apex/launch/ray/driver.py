@@ -29,8 +29,8 @@ from apex.launch.resume import OPTION
 from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import WARNING, open_view, say
-from apex.runs.folder import make_folder
 from apex.runs.lock import hold
+from apex.runs.new_folder import make_folder
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, log_to
 from apex.sentences import describe_unit
 from apex.sizing import ENVS_PER_PROCESS, TRANSITIONS_PER_ACTOR

@@ -29,7 +29,7 @@ from apex.version import VERSION
 
 PENDING_SECONDS = 5.0  # time a unit may wait for a node before a message names what it waits for
 AGAIN_SECONDS = 1.0  # time between two requests to a unit that Ray is restarting
-READ_SECONDS = 2.0  # time between two reads of the address of the head's control socket, and of a unit's reports
+READ_SECONDS = 1.0  # time between two reads of a unit's reports
 GRACE_SECONDS = 15.0  # time for units to end their programs, which normally need less
 
 log = logging.getLogger("apex")
@@ -63,8 +63,6 @@ class Fleet:
         self._argv = tuple(argv)
         self._begun = begun
         self._learner = ""  # HOST:PORT of the learner's control socket; "" while unknown
-        self._reading: Any = None  # pending read of the head's configuration
-        self._read_at = 0.0
         device, gpus = config.learner.device, ray.cluster_resources().get("GPU", 0)
         gpu = device == "cuda" or (device == "auto" and gpus >= 1)
         handle, self._group = make_head(ray, engine.head_cpus, gpu=gpu)
@@ -82,7 +80,6 @@ class Fleet:
             return ending
         if self._head.running and not self._actors:  # Created earlier, they might take the head's CPUs.
             self._actors = self._make_actor_hosts()
-        self._follow_head()
         for member in list(self._actors):
             if (ending := member.check()) is None:
                 continue
@@ -106,25 +103,12 @@ class Fleet:
                 member.give_back(deadline)
         self.ray.util.remove_placement_group(self._group)
 
-    def _follow_head(self) -> None:
-        """Reads the address of the head's control socket. If it has changed, actors get new orders."""
-        if not self._head.running:
-            self._reading = None
-        elif self._reading is None and time.monotonic() >= self._read_at:
-            self._read_at = time.monotonic() + READ_SECONDS
-            path = Path(self.config.run.folder) / self.config.run.name / "config.toml"
-            self._reading = self._head.handle.read.remote(str(path))
-        if self._reading is None or not self.ray.wait([self._reading], timeout=0)[0]:
-            return
-        reading, self._reading = self._reading, None
-        try:
-            text = self.ray.get(reading)
-        except self.ray.exceptions.RayError:  # The head was lost meanwhile.
-            return
-        self._begun = self._begun or bool(text)
-        config = from_dict(tomllib.loads(text))
+    def follow_head(self, config_toml: str) -> None:
+        """Reads the address of the learner from the head's configuration. If it is new, actors get new orders."""
+        self._begun = True
+        config = from_dict(tomllib.loads(config_toml))
         learner = f"{config.transport.bind}:{config.transport.port('control')}"
-        if not text or learner == self._learner:
+        if learner == self._learner:
             return
         self._learner = learner
         curves = f"{config.run.tensorboard_bind}:{config.run.tensorboard_port}" if config.run.tensorboard else ""
@@ -211,7 +195,7 @@ class Member:
 
     def _check(self, now: float) -> Ending | None:
         if self._run is not None:
-            self._read_lines(now)
+            self._read_reports(now)
             result = self._take(self._run)
             return None if result is None else self._handle_end(*result)
         if now < self._again_at:
@@ -231,22 +215,25 @@ class Member:
             self._run = self.handle.run.remote(order.encode(), os.getcwd())
         return None
 
-    def _read_lines(self, now: float) -> None:
+    def _read_reports(self, now: float) -> None:
         if self._reading is None and now >= self._read_at:
             self._read_at = now + READ_SECONDS
-            self._reading = self.handle.read_lines.remote()
-        if self._reading is not None and (lines := self._take(self._reading)) is not None:
+            self._reading = self.handle.read_reports.remote()
+        if self._reading is not None and (reports := self._take(self._reading)) is not None:
             self._reading = None
-            self._show(lines)
+            self._handle_reports(reports)
 
-    def _show(self, lines: list[str]) -> None:
-        for report in map(Report.decode, lines):
-            self._fleet.show(report)
+    def _handle_reports(self, reports: list[str]) -> None:
+        for report in map(Report.decode, reports):
+            if report.config_toml:
+                self._fleet.follow_head(report.config_toml)
+            else:
+                self._fleet.show(report)
 
-    def _handle_end(self, status: int, report: str, lines: list[str]) -> Ending | None:
+    def _handle_end(self, status: int, last: str, reports: list[str]) -> Ending | None:
         """Decides after the guard has ended: returns an ending, or None to run its programs again."""
-        self._show(lines)
-        ending = Report.decode(report).ending if report else None
+        self._handle_reports(reports)
+        ending = Report.decode(last).ending if last else None
         if status == NEIGHBOUR_GONE:
             self.rest(AGAIN_SECONDS)
             return None
@@ -293,7 +280,7 @@ class Member:
             self._ray.wait([self._run], timeout=max(0.0, deadline - time.monotonic()))
             with suppress(self._ray.exceptions.RayError):
                 if (result := self._take(self._run)) is not None:
-                    self._show(result[2])
+                    self._handle_reports(result[2])
         self._ray.kill(self.handle)
 
     def _take(self, reference: Any) -> Any:

@@ -32,10 +32,11 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One line of a guard's standard output: a line of a program's log, or how the guard's programs ended."""
+    """A line of a guard's standard output: a log line, the head's new configuration, or how the programs ended."""
 
     log: str = ""  # name of the log
     line: str = ""
+    config_toml: str = ""
     ending: Ending | None = None
 
     def encode(self) -> str:

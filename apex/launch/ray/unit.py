@@ -10,7 +10,6 @@ import sys
 import threading
 from collections import deque
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from apex.launch.ray.order import Report
@@ -18,7 +17,7 @@ from apex.runtime.lifecycle import POLL_SECONDS
 from apex.version import VERSION
 
 GUARD = "apex.launch.guard"
-MAX_LINES = 10_000  # log lines that are kept until the driver reads them
+MAX_REPORTS = 10_000  # reports that are kept until the driver reads them
 
 
 class Place(NamedTuple):
@@ -35,7 +34,7 @@ class Unit:
     def __init__(self) -> None:
         self._stopping = threading.Event()
         self._ending = ""  # the guard's last report
-        self._lines: deque[str] = deque(maxlen=MAX_LINES)
+        self._reports: deque[str] = deque(maxlen=MAX_REPORTS)
 
     def where(self) -> Place:
         """Returns the host on which Ray has placed this unit."""
@@ -43,14 +42,8 @@ class Unit:
 
         return Place(ray.util.get_node_ip_address(), socket.gethostname(), VERSION)
 
-    def read(self, path: str) -> str:
-        """Returns the text of a small file on this host; "" if it does not exist."""
-        with suppress(OSError):
-            return Path(path).read_text(errors="surrogateescape")
-        return ""
-
     def run(self, order: str, folder: str) -> tuple[int, str, list[str]]:
-        """Runs a guard with this order until the guard ends; returns its status, last report and lines not yet read.
+        """Runs a guard with this order until the guard ends; returns its status, last report and reports not yet read.
 
         The guard receives keys through a pipe. If this process dies, the pipe closes and the guard ends its programs.
         `folder`: current folder of the programs, if this user may enter it.
@@ -76,14 +69,14 @@ class Unit:
             guard.stdin.close()
             guard.wait()
             reader.join()
-        return guard.returncode, self._ending, self.read_lines()
+        return guard.returncode, self._ending, self.read_reports()
 
-    def read_lines(self) -> list[str]:
-        """Returns the log lines that the guard has reported since the last call, each as an encoded `Report`."""
-        lines: list[str] = []
-        while self._lines:
-            lines.append(self._lines.popleft())
-        return lines
+    def read_reports(self) -> list[str]:
+        """Returns the guard's reports since the last call, each as an encoded `Report`."""
+        reports: list[str] = []
+        while self._reports:
+            reports.append(self._reports.popleft())
+        return reports
 
     def _read_reports(self, stream: IO[bytes]) -> None:
         with io.BufferedReader(cast(io.RawIOBase, stream)) as lines:
@@ -92,7 +85,8 @@ class Unit:
                 if report.ending is not None:
                     self._ending = data.decode()
                 else:
-                    self._lines.append(data.decode())
+                    self._reports.append(data.decode())
+                if report.log:
                     print(f"{report.log}: {report.line}")  # for Ray's own logs
 
     def stop(self) -> None:

@@ -22,16 +22,21 @@ def test_a_guard_stops_after_the_end_of_its_input():
     os.close(reading)
 
 
-def test_a_guard_stops_after_a_signal_and_reports_log_lines(tmp_path):
+def test_a_guard_reports_lines_and_configuration_until_a_signal(tmp_path):
     reading, writing = os.pipe()
     reports, signals = io.StringIO(), Stop()
     lifeline = Lifeline(reading, reports, signals)
     lifeline.logs.append(LogTail(tmp_path))
     (tmp_path / "role.log").write_text("one\n\x1btwo\nunfinished")
+    lifeline.config_file = tmp_path / "config.toml"
+    assert not lifeline.stop.poll()
+    lifeline.config_file.write_text("seed = 1")
+    assert not lifeline.stop.poll()
     assert not lifeline.stop.poll()
     assert [Report.decode(line) for line in reports.getvalue().splitlines()] == [
         Report("role", "one"),
         Report("role", " two"),
+        Report(config_toml="seed = 1"),
     ]
     signals.request()
     assert lifeline.stop.poll()

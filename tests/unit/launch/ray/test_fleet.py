@@ -125,7 +125,7 @@ class Scene:
     def begin_training(self, address="10.0.0.0"):
         self.check()
         transport = f'[transport]\nbind = "{address}"\nkeys = "k"\n'
-        self.answer(0, "read", transport)
+        self.answer(0, "read_reports", [Report(config_toml=transport).encode()])
         return self.check()
 
 
@@ -290,7 +290,7 @@ def test_a_unit_that_ray_cannot_start_ends_the_run_with_the_cause(scene):
 
 
 def test_log_lines_of_units_are_shown_while_they_run_and_at_their_end(training):
-    training.answer(1, "read_lines", [Report("actor", "one").encode()])
+    training.answer(1, "read_reports", [Report("actor", "one").encode()])
     training.check()
     training.end(1, FINISHED, Ending(FINISHED, "actor"), ["two"])
     training.check()

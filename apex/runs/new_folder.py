@@ -1,0 +1,41 @@
+"""Makes and names the folder of a new run."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import Path
+
+from apex.config import Config
+from apex.errors import UsageError
+
+
+def make_folder(config: Config, started: datetime | None = None) -> Path:
+    """Makes a new, empty folder with the run's name. A default name gets a number if it is taken.
+
+    Raises UsageError if a configured name is taken, or if the folder cannot be made.
+    """
+    started = started or datetime.now()
+    first = Path(config.run.folder) / (config.run.name or f"{_game(config.environment.id)}-{started:%Y%m%d-%H%M%S}")
+    path, number = first, 1
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir(mode=0o700)  # 0700, because a user who can read the run id in the manifest could join it.
+                return path
+            except FileExistsError as error:
+                if config.run.name:
+                    problem = f"run.name {config.run.name!r}: {path} exists already, and a run is never overwritten"
+                    raise UsageError(problem, "choose another name, or omit run.name") from error
+            number += 1
+            path = first.with_name(f"{first.name}-{number}")
+    except OSError as error:
+        problem = f"cannot make the run folder {path}: {error.filename}: {error.strerror}"
+        raise UsageError(problem, "set run.folder to another folder") from error
+
+
+def _game(environment_id: str) -> str:
+    """Returns the game's name: ALE/MsPacman-v5 -> mspacman; package.module:make_maze -> make-maze."""
+    name = re.split(r"[/:]", environment_id)[-1]
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"-v\d+$", "", name).lower()).strip("-") or "run"
