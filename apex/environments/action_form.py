@@ -49,7 +49,7 @@ def read_actions(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> Act
         return _read_combinations(space, np.full(space.shape, 2), np.zeros(space.shape, np.int64), subject)
     if isinstance(space, spaces.Box):
         return _read_box(space, subject)
-    raise UsageError(f"{subject}: only Discrete, MultiDiscrete, MultiBinary and Box are supported; use a wrapper")
+    raise UsageError(f"{subject}: only Discrete, MultiDiscrete, MultiBinary and Box are supported", "use a wrapper")
 
 
 def _read_combinations(space: spaces.Space[Any], counts: Array, first: Array, subject: str) -> ActionForm:
@@ -57,8 +57,8 @@ def _read_combinations(space: spaces.Space[Any], counts: Array, first: Array, su
     values = [int(count) for count in counts.flat]
     require(
         prod(values) <= MAX_COMBINATIONS,
-        f"{subject}: {prod(values):,} combinations, each of which becomes one action; at most {MAX_COMBINATIONS:,} are "
-        "supported: use fewer values, or a Box of continuous values",
+        f"{subject}: {prod(values):,} combinations, each of which becomes one action; maximum is {MAX_COMBINATIONS:,}",
+        remedy="use fewer values, or a Box of continuous values",
     )
 
     def convert(action: int) -> Array:
@@ -74,13 +74,14 @@ def _read_box(space: spaces.Box, subject: str) -> ActionForm:
     require(1 <= size <= MAX_ACTION_VALUES, f"{subject}: {size:,} values; 1 ... {MAX_ACTION_VALUES:,} are supported")
     require(
         np.issubdtype(space.dtype, np.floating),
-        f"{subject}: a Box of integers is not supported; declare a Box of float32, or a MultiDiscrete",
+        f"{subject}: a Box of integers is not supported",
+        remedy="declare a Box of float32, or a MultiDiscrete",
     )
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     require(
         bool((np.abs([low, high]) <= MAX_BOUND).all()),
-        f"{subject} with a bound that is infinite or beyond {MAX_BOUND:g}: actions are scaled to low ... high, so set "
-        "the real bounds with a wrapper (gymnasium.wrappers.TransformAction)",
+        f"{subject} with a bound that is infinite or beyond {MAX_BOUND:g}, but actions are scaled to low ... high",
+        remedy="set the real bounds with a wrapper (gymnasium.wrappers.TransformAction)",
     )
 
     def convert(action: Array) -> Array:

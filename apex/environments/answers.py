@@ -1,7 +1,8 @@
-"""Checks and converts what an environment returns: observations, rewards, flags and action masks."""
+"""Checks and converts the values that an environment returns: observations, rewards, flags and action masks."""
 
 from __future__ import annotations
 
+import logging
 import math
 from functools import reduce
 from typing import Any
@@ -9,17 +10,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.environments.fault_budget import BadAnswerError
 from apex.types import Array
 
-MAX_REWARD = (
-    1e13  # maximum |reward| of a step; with n <= 64, returns stay below 1e15, beyond which the learner skips them
-)
+# Maximum |reward| of a step. With n <= 64, returns stay below 1e15, beyond which the learner skips them.
+MAX_REWARD = 1e13
 MAX_VALUE = float(np.finfo(np.float32).max)  # maximum |value| in an observation
 MASK = "action_mask"  # key in `info`, as in Gymnasium's own environments
 
+NUM_CHECKED_STEPS = 1_000  # number of steps of the first environment whose scale is checked
+LARGE_OBSERVATION = 100.0  # networks for vectors expect values of about 1
+LARGE_REWARD = 200.0  # Q-values in the thousands are learned slowly, because every gradient is clipped
 
-def tell(value: Any) -> str:
+log = logging.getLogger("apex")
+
+
+class BadAnswerError(ValueError):
+    """An environment returned a bad value. The text continues the sentence "environment 3 of 16 ..."."""
+
+
+def describe_type(value: Any) -> str:
     """Returns a short description of the type and size of a value, for messages."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
@@ -48,8 +57,8 @@ def read_reward(reward: Any) -> float:
         reward = array.reshape(-1)[0]
     value = float(reward)
     if not abs(value) <= MAX_REWARD:
-        told = f"not within +-{MAX_REWARD:g}" if np.isfinite(value) else "not finite"
-        raise BadAnswerError(f"returned the reward {value:g}, which is {told}")
+        reason = f"not within +-{MAX_REWARD:g}" if np.isfinite(value) else "not finite"
+        raise BadAnswerError(f"returned the reward {value:g}, which is {reason}")
     return value
 
 
@@ -88,3 +97,27 @@ def read_mask(info: Any, num_actions: int) -> NDArray[np.bool_]:
     if not mask.any():
         raise BadAnswerError(f"returned an {MASK} that allows no action, although the episode has not ended")
     return mask.astype(np.bool_)
+
+
+class ScaleCheck:
+    """Checks the first steps of one environment; logs at most one warning each for observations and rewards."""
+
+    def __init__(self, name: str, *, clip_rewards: bool) -> None:
+        """`name`: id of the environment. Clipped rewards are not checked."""
+        self._name = name
+        self._steps_left = NUM_CHECKED_STEPS
+        self._limits = {"observations": LARGE_OBSERVATION, "rewards": math.inf if clip_rewards else LARGE_REWARD}
+
+    def check(self, frame: Array, reward: float) -> None:
+        """Checks the frame [*F] of one step, if it is a vector, and its raw reward."""
+        if self._steps_left:
+            self._steps_left -= 1
+            largest = float(np.abs(frame).max()) if frame.dtype != np.uint8 else 0.0
+            self._check("observations", largest, "TransformObservation")
+            self._check("rewards", reward, "TransformReward, or set --environment.clip-rewards")
+
+    def _check(self, kind: str, value: float, remedy: str) -> None:
+        if abs(value) > self._limits[kind]:
+            self._limits[kind] = math.inf  # Warn once.
+            text = "%s: %s reach %.3g; values of about 1 are learned faster. Scale them with gymnasium.wrappers.%s"
+            log.warning(text, self._name, kind, value, remedy)

@@ -24,21 +24,19 @@ from apex.environments.interface import VectorEnvironment
 from apex.environments.mujoco import prepare, require_picture, uses_mujoco
 from apex.environments.observation_form import read_observations
 from apex.environments.sync_vector import SyncVectorEnvironment
-from apex.errors import EnvironmentFailure, UsageError, require
+from apex.errors import UsageError, require
 from apex.types import Schema
 
 gymnasium.register_envs(ale_py)  # Importing ale_py has registered its games; this marks the import as used.
 
 log = logging.getLogger("apex")
 
-__all__ = ["EnvironmentFailure", "VectorEnvironment", "describe", "kind", "make_environment"]
 
-
-def describe(config: EnvironmentConfig, n_step: int, tell: Callable[[str], None] = lambda sentence: None) -> Schema:
+def describe(config: EnvironmentConfig, n_step: int, report: Callable[[str], None] = lambda change: None) -> Schema:
     """Returns the schema of this environment's transitions; raises UsageError if the environment cannot be used.
 
     Creates at most one environment, resets it to find out whether it has action masks, and closes it. Leaves no thread
-    behind. `tell` is called with one sentence if the environment's images are converted for the agent.
+    behind. `report` is called with one sentence if the environment's images are converted for the agent.
     """
     game = _atari_game(config)
     if game is not None:
@@ -54,7 +52,7 @@ def describe(config: EnvironmentConfig, n_step: int, tell: Callable[[str], None]
         form, actions = read_observations(env, config), read_actions(env, config)
         masked = actions.num_actions > 0 and _gives_masks(env, config)
     if form.change:
-        tell(f"{config.id}: {form.change}")
+        report(f"{config.id}: {form.change}")
     return Schema(
         frame_shape=form.shape,
         frame_dtype=form.dtype,
@@ -103,7 +101,7 @@ def _one(config: EnvironmentConfig) -> Iterator[gymnasium.Env[Any, Any]]:
         try:
             env.close()
         except Exception as error:
-            log.warning("%s: raised %s: %s (in its close); ignored", config.id, type(error).__name__, error)
+            log.warning("%s: raised %s: %s (in its close). Ignored", config.id, type(error).__name__, error)
 
 
 def _gives_masks(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> bool:
@@ -188,7 +186,7 @@ def _plain(name: str) -> str:
 
 
 def _suggest(name: str) -> str:
-    """Returns suggestions for an unknown name."""
+    """Returns the remedy for an unknown name."""
     known = {_plain(i): i for i, spec in gymnasium.registry.items() if not _is_atari(spec) or spec.namespace == "ALE"}
     near = [known[plain] for plain in difflib.get_close_matches(_plain(name), known, n=3)]
     if near:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 
+from apex.environments.answers import BadAnswerError
 from apex.errors import EnvironmentFailure
 
 MAX_FAULTS = 10  # highest tolerated level of FaultBudget; a fault beyond it ends the process
 FORGIVEN_STEPS = 1_000  # environment steps in which the level of FaultBudget falls by one fault
 
 log = logging.getLogger("apex")
-
-
-class BadAnswerError(ValueError):
-    """An environment returned a bad value. The text continues the sentence "environment 3 of 16 ..."."""
 
 
 class FaultBudget:
@@ -27,33 +24,33 @@ class FaultBudget:
         self._num_envs = num_envs
         self._num_steps = 0
         self._level = 0.0
-        self._first = ""  # first fault since the bucket was empty
+        self._first = ""  # description of the first fault since the bucket was empty
 
     def step(self) -> None:
         """Records that every environment is about to be stepped once."""
         self._num_steps += 1
         self._level = max(0.0, self._level - self._num_envs / FORGIVEN_STEPS)
 
-    def bear(self, i: int, error: BaseException, where: str = "") -> None:
+    def record(self, i: int, error: BaseException, where: str = "") -> None:
         """Records and logs a fault of environment i; raises EnvironmentFailure if the level exceeds MAX_FAULTS."""
         failure = self.failure(i, error, where)
         if self._level == 0:
-            self._first = str(failure)
+            self._first = failure.problem
         self.num_faults += 1
         self.faults[i] += 1
         self._level += 1
         if self._level > MAX_FAULTS:
             raise EnvironmentFailure(
-                f"{failure}: more than {MAX_FAULTS} faults within a short time; the first fault: {self._first}"
+                f"{failure}: more than {MAX_FAULTS} faults within a short time. First fault: {self._first}"
             ) from error
         if self.num_faults.bit_count() == 1:  # Only the 1st, 2nd, 4th, 8th ...: there may be very many.
-            words = "%s; ending its episode and creating the environment again (fault %d in this process)"
-            log.warning(words, failure, self.num_faults, exc_info=error)
+            message = "%s. Ending its episode and creating the environment again (fault %d in this process)"
+            log.warning(message, failure, self.num_faults, exc_info=error)
 
     def failure(self, i: int, error: BaseException, where: str = "") -> EnvironmentFailure:
         """Returns an EnvironmentFailure that describes the fault."""
-        what = str(error) if isinstance(error, BadAnswerError) else f"raised {type(error).__name__}: {error}"
-        told = f"{what} ({where})" if where else what
+        fault = str(error) if isinstance(error, BadAnswerError) else f"raised {type(error).__name__}: {error}"
+        fault += f" ({where})" if where else ""
         return EnvironmentFailure(
-            f"{self._name}: environment {i} of {self._num_envs} {told}, at step {self._num_steps}"
+            f"{self._name}: environment {i} of {self._num_envs} {fault}, at step {self._num_steps}"
         )

@@ -41,7 +41,7 @@ def prepare(name: str, *, draws: bool, pictures: bool) -> None:
     except ImportError as error:
         extra = "dm-control" if is_dm_control else "mujoco"
         raise UsageError(
-            f"environment.id {name!r} needs the extra {extra}: .venv/bin/pip install -e '.[{extra}]' ({error})"
+            f"environment.id {name!r} needs the extra {extra} ({error})", f"run .venv/bin/pip install -e '.[{extra}]'"
         ) from error
     finally:
         if not (has_choice or pictures):
@@ -56,8 +56,9 @@ def require_picture(env: gymnasium.Env[Any, Any], name: str) -> None:
     except Exception as error:
         cause = f"{type(error).__name__}: {error}".rstrip(".")
         raise UsageError(
-            f"environment.id {name!r} cannot be rendered on this host: {cause}. Without a screen, MuJoCo renders with "
-            f"EGL (install libegl1 and libgl1), or with OSMesa (install libosmesa6 and set {BACKEND}=osmesa)"
+            f"environment.id {name!r} cannot be rendered on this host: {cause}",
+            "to render without a screen, install libegl1 and libgl1 (EGL), or install libosmesa6 and set "
+            f"{BACKEND}=osmesa",
         ) from error
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from apex.config import EnvironmentConfig
-from apex.environments.answers import shorten, tell
-from apex.environments.fault_budget import BadAnswerError
+from apex.environments.answers import BadAnswerError, describe_type, shorten
 from apex.errors import UsageError, require
 from apex.types import Array
 
@@ -49,14 +48,15 @@ def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any
     channels = space.shape[2] if len(space.shape) == 3 else 1
     require(
         channels in CHANNELS,
-        f"environment.id {config.id!r} has images of shape {list(space.shape)}, but "
-        "they must be [height, width] or [height, width, channels], with 1, 3 or 4 channels: transpose them",
+        f"environment.id {config.id!r} has images of shape {list(space.shape)}; supported are [height, width] and "
+        "[height, width, channels], with 1, 3 or 4 channels",
+        remedy="transpose them with a wrapper",
     )
     require(
         min(space.shape[:2]) >= MIN_IMAGE_SIZE,
         f"environment.id {config.id!r} has images of {space.shape[0]} x {space.shape[1]} pixels, which would be "
-        f"resized to {config.image_size} x {config.image_size}. To learn from unchanged cells, return a vector: "
-        "use gymnasium.wrappers.FlattenObservation, or declare the Box as float32",
+        f"resized to {config.image_size} x {config.image_size}",
+        remedy="to learn from unchanged cells, use gymnasium.wrappers.FlattenObservation or declare the Box as float32",
     )
     cv2.setNumThreads(1)  # because images are small, and other processes use the other cores
     to_gray, size = CHANNELS[channels], (config.image_size, config.image_size)
@@ -64,7 +64,7 @@ def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any
     def to_frame(observation: Any) -> Array:
         image = np.ascontiguousarray(observation)
         if image.shape != space.shape or image.dtype != np.uint8:
-            raise BadAnswerError(f"returned an observation {tell(image)}, which does not belong to {space}")
+            raise BadAnswerError(f"returned an observation {describe_type(image)}, which does not belong to {space}")
         gray = image.reshape(image.shape[:2]) if to_gray is None else cv2.cvtColor(image, to_gray)
         return gray if gray.shape == size else cv2.resize(gray, size, interpolation=cv2.INTER_AREA)
 
@@ -75,8 +75,11 @@ def _describe_change(space: spaces.Box, config: EnvironmentConfig) -> str:
     """Returns in words how images are changed for the agent; "" if they are not."""
     height, width, *channels = space.shape
     size = config.image_size
-    changes = ["converted to grayscale"] * (channels not in ([], [1]))
-    changes += [f"resized to {size} x {size}"] * ((height, width) != (size, size))
+    changes = []
+    if channels not in ([], [1]):
+        changes.append("converted to grayscale")
+    if (height, width) != (size, size):
+        changes.append(f"resized to {size} x {size}")
     if not changes:
         return ""
     kind = "RGBA " if channels == [4] else "RGB " if channels == [3] else ""
@@ -95,13 +98,14 @@ def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple
     require(
         1 <= num_values <= MAX_VALUES,
         f"environment.id {config.id!r} has the observation space {space}: {num_values:,} values, but 1 ... "
-        f"{MAX_VALUES:,} are supported; images must be uint8 [height, width] or [height, width, channels]",
+        f"{MAX_VALUES:,} are supported",
+        remedy="return fewer values, or images as uint8 [height, width] or [height, width, channels]",
     )
 
     def from_box(observation: Any) -> Array:
         array = np.asarray(observation)
         if array.shape != space.shape:
-            raise BadAnswerError(f"returned an observation {tell(array)}, which does not belong to {space}")
+            raise BadAnswerError(f"returned an observation {describe_type(array)}, which does not belong to {space}")
         return array.reshape(-1)
 
     def from_other(observation: Any) -> Array:

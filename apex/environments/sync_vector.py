@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.config import EnvironmentConfig
+from apex.environments import answers
 from apex.environments.action_form import read_actions
-from apex.environments.answers import has_mask, read_flag, read_mask, read_reward, tell, write_frame
-from apex.environments.fault_budget import BadAnswerError, FaultBudget
+from apex.environments.answers import BadAnswerError, ScaleCheck
+from apex.environments.fault_budget import FaultBudget
 from apex.environments.observation_form import read_observations
-from apex.environments.scale_check import ScaleCheck
 from apex.types import Array, Step
 
 DEFAULT_FPS = 30  # steps per second for pictures, if the environment has no render_fps
@@ -49,7 +49,7 @@ class SyncVectorEnvironment:
         self._mask: NDArray[np.bool_] = np.ones((self.num_envs, self._actions.num_actions), np.bool_)
         self._masked: bool | None = None  # None: unknown before the first reset
         self._resting: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
-        self._patience = FaultBudget(config.id, self.num_envs)
+        self._budget = FaultBudget(config.id, self.num_envs)
         self._scale = ScaleCheck(config.id, clip_rewards=config.clip_rewards)
 
     @property
@@ -70,7 +70,7 @@ class SyncVectorEnvironment:
     def step(self, actions: Array) -> Step:
         """See VectorEnvironment."""
         self._actions.check(actions)
-        self._patience.step()
+        self._budget.step()
         observation, mask = np.empty_like(self._observation), self._mask.copy() if self._masked else self._mask
         observation[:, :-1] = self._observation[:, 1:]
         reward = np.zeros(self.num_envs, np.float32)
@@ -81,13 +81,13 @@ class SyncVectorEnvironment:
                 continue
             try:
                 frame, reward[i], terminated[i], truncated[i], info = self._ask(i, self._actions.convert(actions[i]))
-                write_frame(frame, observation[i])
+                answers.write_frame(frame, observation[i])
                 if self._masked and not terminated[i]:
-                    mask[i] = read_mask(info, len(mask[i]))
+                    mask[i] = answers.read_mask(info, len(mask[i]))
                 if i == 0:
-                    self._scale.look(frame, float(reward[0]))
+                    self._scale.check(frame, float(reward[0]))
             except (Exception, SystemExit) as error:
-                self._patience.bear(i, error)
+                self._budget.record(i, error)
                 terminated[i], truncated[i], failed[i] = False, False, True
         final_observation, final_mask = observation, mask
         ended = terminated | truncated
@@ -119,10 +119,10 @@ class SyncVectorEnvironment:
         try:
             picture: Any = self._envs[0].render()
         except Exception as error:
-            raise self._patience.failure(0, error, "in its render") from error
+            raise self._budget.failure(0, error, "in its render") from error
         if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
-            told = f"rendered {tell(picture)}, expected uint8[H, W, 3]"
-            raise self._patience.failure(0, BadAnswerError(told))
+            problem = f"rendered {answers.describe_type(picture)}, expected uint8[H, W, 3]"
+            raise self._budget.failure(0, BadAnswerError(problem))
         return picture
 
     def close(self) -> None:
@@ -134,12 +134,11 @@ class SyncVectorEnvironment:
         """Steps environment i; returns frame, reward, terminated, truncated, info. Terminated overrides truncated."""
         answer: Any = self._envs[i].step(action)
         if not (isinstance(answer, tuple) and len(answer) == 5):
-            what = "(observation, reward, terminated, truncated, info)"
-            raise BadAnswerError(f"returned {tell(answer)} from its step, expected {what}")
-        raw, reward, terminated, truncated, info = answer
-        has_terminated = read_flag("terminated", terminated)
-        has_truncated = read_flag("truncated", truncated)
-        return self._form.to_frame(raw), read_reward(reward), has_terminated, has_truncated and not has_terminated, info
+            expected = "(observation, reward, terminated, truncated, info)"
+            raise BadAnswerError(f"returned {answers.describe_type(answer)} from its step, expected {expected}")
+        raw, reward, *flags, info = answer
+        terminated, truncated = map(answers.read_flag, ("terminated", "truncated"), flags)
+        return self._form.to_frame(raw), answers.read_reward(reward), terminated, truncated and not terminated, info
 
     def _begin(
         self, i: int, observation: Array, mask: NDArray[np.bool_], seed: int | None = None, *, renew: bool = False
@@ -151,23 +150,23 @@ class SyncVectorEnvironment:
                     self._close(i)
                     self._envs[i] = self._make(i)
                     # Another seed may avoid the same fault. It follows from the first seed, so runs are reproducible.
-                    seed = int(np.random.SeedSequence([self._seeds[i], self._patience.faults[i]]).generate_state(1)[0])
+                    seed = int(np.random.SeedSequence([self._seeds[i], self._budget.faults[i]]).generate_state(1)[0])
                 answer: Any = self._envs[i].reset(seed=None if seed is None else seed % 2**31)
                 if not (isinstance(answer, tuple) and len(answer) == 2):
-                    raise BadAnswerError(f"returned {tell(answer)}, expected (observation, info)")
-                write_frame(self._form.to_frame(answer[0]), observation[i])
+                    raise BadAnswerError(f"returned {answers.describe_type(answer)}, expected (observation, info)")
+                answers.write_frame(self._form.to_frame(answer[0]), observation[i])
                 observation[i, :-1] = 0
                 if self._masked is None:
-                    self._masked = self._actions.num_actions > 0 and has_mask(answer[1])
+                    self._masked = self._actions.num_actions > 0 and answers.has_mask(answer[1])
                 if self._masked:
-                    mask[i] = read_mask(answer[1], len(mask[i]))
+                    mask[i] = answers.read_mask(answer[1], len(mask[i]))
                 return
             except (Exception, SystemExit) as error:
-                self._patience.bear(i, error, "in its reset")
+                self._budget.record(i, error, "in its reset")
                 renew = True
 
     def _close(self, i: int) -> None:
         try:
             self._envs[i].close()
         except Exception as error:
-            log.warning("%s; ignored", self._patience.failure(i, error, "in its close"))
+            log.warning("%s. Ignored", self._budget.failure(i, error, "in its close"))

@@ -13,7 +13,7 @@ from apex.algorithms.interface import Agent
 from apex.algorithms.parameters import load_parameters
 from apex.config import Config
 from apex.environments import factory
-from apex.environments.factory import VectorEnvironment
+from apex.environments.interface import VectorEnvironment
 from apex.errors import EnvironmentFailure, UsageError
 from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, play, summarize
 from apex.facts import Waiting

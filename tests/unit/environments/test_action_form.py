@@ -1,4 +1,4 @@
-"""Whatever an environment's action space is, the agent acts by numbers 0 ... A - 1 or by values in [-1, 1]."""
+"""Tests the conversion of the agent's actions, 0 ... A - 1 or values in [-1, 1], for every kind of action space."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from apex.errors import UsageError
 
 
 class Recorder(Counter):
-    """Keeps what it is told; each reward is 1."""
+    """Keeps its actions; each reward is 1."""
 
     def __init__(self):
         super().__init__(length=1_000)
-        self.told = []
+        self.actions = []
         RECORDERS.append(self)
 
     def step(self, action):
         assert self.action_space.contains(action), action
-        self.told.append(action)
+        self.actions.append(action)
         return super().step(1)
 
 
@@ -81,30 +81,30 @@ class Both(Counter):
     action_space = spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)])
 
 
-def told_by(factory, actions):
-    """What one environment is told for each action in turn."""
+def convert(factory, actions):
+    """Returns the environment's own action for each of the agent's actions."""
     environment = make(here(factory), 1)
     environment.reset()
     for action in actions:
         environment.step(action[None])
-    return RECORDERS[-1].told
+    return RECORDERS[-1].actions
 
 
 def test_actions_are_scaled_to_the_bounds_and_shape_of_the_space():
     schema = describe(make_config(here(Arm)), 3)
     assert (schema.num_actions, schema.action_size, schema.masked) == (0, 4, False)
     actions = np.array([[-1, -1, -1, -1], [1, 1, 1, 1], [0, 0, 0, 0], [0.5, -0.5, 0.25, -1]], np.float32)
-    told = told_by(Arm, actions)
+    converted = convert(Arm, actions)
     expected = [[[-2, 0], [10, -1]], [[2, 1], [30, 1]], [[0, 0.5], [20, 0]], [[1, 0.25], [22.5, -1]]]
-    assert [action.tolist() for action in told] == expected
+    assert [action.tolist() for action in converted] == expected
 
 
 def test_rounding_does_not_exceed_the_bounds():
-    """`Recorder` refuses what its space does not contain."""
+    """`Recorder` refuses actions outside of its space."""
     rng = np.random.default_rng(0)
     edges = np.float32([-1, 1, np.nextafter(np.float32(1), np.float32(0))])[:, None]
-    told = told_by(Precise, np.concatenate([edges, rng.uniform(-1, 1, (500, 1)).astype(np.float32)]))
-    assert (told[0], told[1]) == (np.float32(-0.1), np.float32(0.3))
+    converted = convert(Precise, np.concatenate([edges, rng.uniform(-1, 1, (500, 1)).astype(np.float32)]))
+    assert (converted[0], converted[1]) == (np.float32(-0.1), np.float32(0.3))
 
 
 def test_pendulum_is_described_and_stepped():
@@ -132,25 +132,25 @@ def test_pendulum_is_described_and_stepped():
 def test_each_combination_of_values_is_an_action(factory, num_actions, action, expected):
     schema = describe(make_config(here(factory)), 3)
     assert (schema.num_actions, schema.action_size) == (num_actions, 0)
-    (told,) = told_by(factory, np.array([action]))
-    assert told.tolist() == expected
+    (converted,) = convert(factory, np.array([action]))
+    assert converted.tolist() == expected
 
 
 @pytest.mark.parametrize(
-    ("factory", "message"),
+    ("factory", "named"),
     [
-        (Largest, r"with a bound that is infinite or beyond 1e\+09"),
-        (Endless, r"Box\(.*inf.*with a bound that is infinite or beyond 1e\+09: actions are scaled to low ... high"),
-        (Whole, "a Box of integers is not supported; declare a Box of float32, or a MultiDiscrete"),
-        (Empty, "0 values; 1 ... 1,024 are supported"),
-        (Vast, "1,025 combinations, each of which becomes one action; at most 1,024 are supported"),
+        (Largest, r"1e\+09.*TransformAction"),
+        (Endless, r"Box\(.*inf.*1e\+09.*TransformAction"),
+        (Whole, "int32.*float32.*MultiDiscrete"),
+        (Empty, r"\b0 values.*1,024"),
+        (Vast, "1,025 .*1,024"),
         (ManySwitches, "2,048 combinations"),
-        (ManyActions, "actions; maximum is 65536"),
-        (Both, "only Discrete, MultiDiscrete, MultiBinary and Box are supported"),
+        (ManyActions, "65537 .*65536"),
+        (Both, "Tuple.*MultiBinary"),
     ],
 )
-def test_unsupported_action_spaces_are_refused(factory, message):
-    with pytest.raises(UsageError, match=f"environment.id '{here(factory)}' has .*{message}"):
+def test_unsupported_action_spaces_are_refused(factory, named):
+    with pytest.raises(UsageError, match=f"environment.id '{here(factory)}'.*{named}"):
         describe(make_config(here(factory)), 3)
 
 
@@ -158,7 +158,7 @@ def test_unsupported_action_spaces_are_refused(factory, message):
 def test_invalid_actions_are_refused(action):
     environment = make(here(Arm), 1)
     environment.reset()
-    with pytest.raises(ValueError, match=r"each action must be 4 values within \[-1, 1\]"):
+    with pytest.raises(ValueError, match=r"\b4 values.*\[-1, 1\]"):
         environment.step(np.array([action], np.float32))
 
 
@@ -168,7 +168,7 @@ def test_agent_environment_takes_scaled_actions():
     assert environment.action_space == spaces.Box(-1, 1, (4,), np.float32)
     environment.reset(seed=3)
     environment.step(environment.action_space.low)
-    assert RECORDERS[-1].told[0].tolist() == [[-2, 0], [10, -1]]
+    assert RECORDERS[-1].actions[0].tolist() == [[-2, 0], [10, -1]]
     environment.close()
 
 

@@ -1,4 +1,4 @@
-"""Masks of allowed actions belong to the state in which the agent acts, and a wrong one is the environment's fault."""
+"""Tests masks of allowed actions: a mask belongs to the state of the next action, and an invalid one is a fault."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_masks_are_part_of_the_schema():
 
 
 def test_environment_that_cannot_be_reset_is_refused():
-    with pytest.raises(UsageError, match="cannot be reset: OSError: no such level"):
+    with pytest.raises(UsageError, match=r"Unstartable'.*OSError: no such level"):
         describe(make_config(here(Unstartable)), 3)
 
 
@@ -73,7 +73,7 @@ def test_mask_belongs_to_its_state_and_final_mask_to_the_last(factory):
     assert [allowed(step.action_mask) for step in steps] == [[[1]] * 2, [[2]] * 2, [[0]] * 2, [[1]] * 2]
     if factory is cut_gates:
         assert allowed(steps[2].final_mask) == [[0], [0]]  # 3 % 3
-    assert allowed(first) == [[0], [0]]  # What was handed out is never written to.
+    assert allowed(first) == [[0], [0]]  # A returned mask never changes.
     assert environment.action_mask is steps[-1].action_mask
 
 
@@ -89,18 +89,15 @@ def test_discrete_mask_may_be_any_row_of_zeros_and_ones(kind):
 
 
 @pytest.mark.parametrize(
-    ("info", "message"),
+    ("info", "named"),
     [
-        (
-            {"action_mask": np.ones(2, np.int8)},
-            "returned the action_mask array([1, 1], dtype=int8), expected 3 zeros and",
-        ),
-        ({"action_mask": np.array([0, 2, 0])}, "expected 3 zeros and ones"),
-        ({"action_mask": "110"}, "expected 3 zeros and ones"),
-        ({"action_mask": np.zeros(3)}, "an action_mask that allows no action, although the episode has not ended"),
+        ({"action_mask": np.ones(2, np.int8)}, "array([1, 1], dtype=int8)"),
+        ({"action_mask": np.array([0, 2, 0])}, "array([0, 2, 0])"),
+        ({"action_mask": "110"}, "'110'"),
+        ({"action_mask": np.zeros(3)}, "no action"),
     ],
 )
-def test_invalid_mask_is_a_fault(info, message, caplog):
+def test_invalid_mask_is_a_fault(info, named, caplog):
     made = []
 
     def factory():
@@ -114,7 +111,8 @@ def test_invalid_mask_is_a_fault(info, message, caplog):
     step = environment.step(np.zeros(3, np.int64))
     assert step.failed.tolist() == [False, True, False]
     assert allowed(step.action_mask) == [[2], [0], [2]]
-    assert message in caplog.text
+    assert "action_mask" in caplog.messages[0]
+    assert named in caplog.messages[0]
 
 
 def test_missing_mask_is_a_fault(caplog):
@@ -126,7 +124,7 @@ def test_missing_mask_is_a_fault(caplog):
     environment = make(here(made_by_the_test), 1)
     environment.reset()
     assert environment.step(np.zeros(1, np.int64)).failed.tolist() == [True]
-    assert "returned an info without 'action_mask', although an earlier info had one" in caplog.text
+    assert "'action_mask'" in caplog.messages[0]
     with pytest.raises(EnvironmentFailure):
         play_on(environment, 20)
 

@@ -1,8 +1,9 @@
-"""Environments answer as ALE and Gymnasium do, pixel by pixel and flag by flag; what cannot be learned is refused."""
+"""Compares environments with ALE and Gymnasium, pixel by pixel and flag by flag; unusable ones are refused."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 
@@ -33,7 +34,7 @@ gymnasium.register_envs(ale_py)
 
 
 def check_equal(step, other):
-    """Says where two answers differ; what did not end has no final observation to compare."""
+    """Compares two steps; only ended episodes have a final observation."""
     for field in ("observation", "reward", "terminated", "truncated", "life_lost"):
         assert np.array_equal(getattr(step, field), getattr(other, field)), field
     ended = step.terminated | step.truncated
@@ -108,7 +109,7 @@ def not_an_environment():
 
 
 def broken_factory():
-    raise OSError("no such level")
+    raise OSError("cannot open a.txt; 3 other maps: b, c")
 
 
 # Names
@@ -132,31 +133,33 @@ def test_gymnasium_id_takes_precedence_over_an_atari_game():
     assert kind(make_config("ALE/Blackjack-v5")) == kind(make_config("blackjack")) == "atari"
 
 
-@pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")  # Gymnasium's, before it refuses.
+@pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")  # by Gymnasium, before it refuses
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "named", "remedy"),
     [
-        ("ALE/Pnog-v5", r"'ALE/Pnog-v5' is unknown; did you mean .*ALE/Pong-v5"),
-        ("breakuot", "'breakuot' is unknown; did you mean .*ALE/Breakout-v5"),
-        ("cartpole-v1", "'cartpole-v1' is unknown; did you mean .*CartPole-v1"),
-        ("LunarLander-v2", "'LunarLander-v2' is unknown; did you mean .*LunarLander-v3"),
-        ("Pong-ram-v4", "did you mean .*ALE/Pong-v5"),
-        ("Qqqqqqqq-v0", r"Qqqqqqqq-v0.*package\.module:factory"),
-        (
-            "no_such_module:make",
-            "'no_such_module:make': cannot import 'no_such_module' in the folder .*ModuleNotFoundError",
-        ),
-        ("no_such_module:Name-v0", "'no_such_module:Name-v0' cannot be made: ModuleNotFoundError"),
-        (f"{__name__}:nothing", "has no function or class 'nothing'"),
-        (here(not_an_environment), "must return a gymnasium.Env, got int"),
-        (here(broken_factory), "cannot be made: OSError: no such level"),
-        (here(ChannelsFirst), r"images of shape \[3, 50, 60\], but they must be \[height, width\]"),
-        (here(Sentences), "has the observation space Sequence"),
+        ("ALE/Pnog-v5", "'ALE/Pnog-v5'", "ALE/Pong-v5"),
+        ("breakuot", "'breakuot'", "ALE/Breakout-v5"),
+        ("cartpole-v1", "'cartpole-v1'", "CartPole-v1"),
+        ("LunarLander-v2", "'LunarLander-v2'", "LunarLander-v3"),
+        ("Pong-ram-v4", "'Pong-ram-v4'", "ALE/Pong-v5"),
+        ("Qqqqqqqq-v0", "'Qqqqqqqq-v0'", r"ALE/Pong-v5.*package\.module:factory"),
+        ("no_such_module:make", "'no_such_module:make'.*ModuleNotFoundError", ""),
+        ("no_such_module:Name-v0", "'no_such_module:Name-v0'.*ModuleNotFoundError", ""),
+        (f"{__name__}:nothing", "'nothing'", ""),
+        (here(not_an_environment), "gymnasium.Env.* int", ""),
+        (here(broken_factory), r"OSError: cannot open a\.txt; 3 other maps: b, c$", ""),
+        (here(ChannelsFirst), r"\[3, 50, 60\]", "transpose"),
+        (here(Sentences), "Sequence", ""),
     ],
 )
-def test_unusable_environments_are_refused(name, message):
-    with pytest.raises(UsageError, match=message):
+def test_unusable_environments_are_refused(name, named, remedy):
+    """An exception of the environment is part of the problem, and never of the remedy."""
+    with pytest.raises(UsageError) as refused:
         describe(make_config(name), 3)
+    assert name in refused.value.problem
+    assert re.search(named, refused.value.problem)
+    assert bool(refused.value.remedy) == bool(remedy)
+    assert re.search(remedy, refused.value.remedy)
 
 
 class Sized(Counter):
@@ -176,19 +179,19 @@ def test_arguments_reach_the_factory_and_gymnasium():
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "message"),
+    ("name", "args", "named"),
     [
-        (here(Sized), {}, "cannot be made: TypeError: .*missing 1 required positional argument: 'length'"),
-        (here(Sized), {"size": 3}, "cannot be made: TypeError: .*unexpected keyword argument 'size'"),
-        ("CartPole-v1", {"size": 3}, "cannot be made: TypeError: .*unexpected keyword argument 'size'"),
-        ("ALE/Pong-v5", {"mode": 3}, r"environment.args \{'mode': 3\}: ALE/Pong-v5 takes no arguments"),
+        (here(Sized), {}, "TypeError: .*'length'"),
+        (here(Sized), {"size": 3}, "TypeError: .*'size'"),
+        ("CartPole-v1", {"size": 3}, "TypeError: .*'size'"),
+        ("ALE/Pong-v5", {"mode": 3}, r"environment.args \{'mode': 3\}.*ALE/Pong-v5"),
     ],
 )
-def test_unknown_arguments_are_refused(name, args, message):
+def test_unknown_arguments_are_refused(name, args, named):
     config = make_config(name, args=args)
-    for look in (lambda: describe(config, 3), lambda: kind(config), lambda: make_environment(config, 1, seed=0)):
-        with pytest.raises(UsageError, match=message):
-            look()
+    for create in (lambda: describe(config, 3), lambda: kind(config), lambda: make_environment(config, 1, seed=0)):
+        with pytest.raises(UsageError, match=named):
+            create()
 
 
 def test_factory_in_the_current_folder_is_found(tmp_path, monkeypatch):
@@ -231,10 +234,6 @@ def test_schema_of_images_is_that_of_an_atari_game():
     assert kind(make_config(here(Pictures))) == "image"
 
 
-class ReadyPictures(Pictures):
-    shape = (84, 84)
-
-
 class NarrowPictures(Pictures):
     shape = (84, 40, 1)
 
@@ -244,21 +243,23 @@ class Grid(Pictures):
 
 
 @pytest.mark.parametrize(
-    ("game", "told"),
+    ("game", "parts"),
     [
-        (Pictures, ["RGB images of 100 x 120 are converted to grayscale and resized to 84 x 84"]),
-        (NarrowPictures, ["images of 84 x 40 are resized to 84 x 84"]),
-        (ReadyPictures, []),
+        (Pictures, ["RGB", "100 x 120", "grayscale", "84 x 84"]),
+        (NarrowPictures, ["84 x 40", "84 x 84"]),
+        (GrayPictures, []),
     ],
 )
-def test_conversion_of_images_is_described(game, told):
-    heard = []
-    describe(make_config(here(game)), 3, heard.append)
-    assert heard == [f"{here(game)}: {sentence} (--environment.image-size)" for sentence in told]
+def test_conversion_of_images_is_described(game, parts):
+    changes = []
+    describe(make_config(here(game)), 3, changes.append)
+    assert len(changes) == bool(parts)
+    assert all(part in change for change in changes for part in (here(game), *parts))
+    assert all(("grayscale" in change) == ("grayscale" in parts) for change in changes)
 
 
 def test_small_grid_of_cells_is_refused():
-    with pytest.raises(UsageError, match=r"15 x 84 pixels.*resized to 84 x 84.*FlattenObservation"):
+    with pytest.raises(UsageError, match=r"15 x 84 .*84 x 84.*FlattenObservation"):
         describe(make_config(here(Grid)), 3)
 
 
@@ -308,7 +309,7 @@ def test_atari_frames_equal_ales():
 
 
 def test_atari_frames_equal_those_of_gymnasiums_wrappers():
-    # Freeway, as these wrappers press no FIRE; without no-ops, as they draw other ones.
+    # Freeway, because these wrappers play no FIRE; without no-ops, because they draw others.
     single = gymnasium.make("ALE/Freeway-v5", frameskip=1, repeat_action_probability=0.0)
     oracle = gymnasium.wrappers.AtariPreprocessing(single, noop_max=0, frame_skip=4, screen_size=84)
     frames = [oracle.reset(seed=0)[0]]
@@ -379,7 +380,7 @@ def test_lost_life_differs_from_the_end_of_the_game():
 
 
 def test_life_lost_at_the_frame_limit_is_not_reported():
-    """Once ALE tells them apart, AtariEnvironment can report such a life."""
+    """In this step, ALE returns the lives of the next game. If ALE changes, AtariEnvironment can report such a life."""
     games = AtariVectorEnv(
         "breakout", 1, autoreset_mode="SameStep", max_num_frames_per_episode=400, episodic_life=False
     )
@@ -403,7 +404,7 @@ def test_breakout_continues_after_a_lost_life_only_with_fire():
 
 @pytest.mark.parametrize(("game", "fire"), [("breakout", 1), ("ms_pacman", None)])
 def test_fire_replaces_one_action_after_a_lost_life(game, fire):
-    """As a loop does that presses it by hand; where the game has no FIRE, the action is played."""
+    """Equal to a loop that plays FIRE itself. In a game without FIRE, the chosen action is played."""
     by_itself, by_hand = (make(game, 3, fire_after_life_loss=setting) for setting in (True, False))
     assert np.array_equal(by_itself.reset(), by_hand.reset())
     lost = np.zeros(3, np.bool_)
@@ -415,7 +416,7 @@ def test_fire_replaces_one_action_after_a_lost_life(game, fire):
         assert np.array_equal(step.played, pressed)
         lost = other.life_lost
         num_lost += lost.sum()
-        if lost.any() and t > 500:  # A game that is begun anew owes nothing to the one before.
+        if lost.any() and t > 500:  # A reset also forgets the lost life.
             assert np.array_equal(by_itself.reset(), by_hand.reset())
             lost = np.zeros(3, np.bool_)
     assert num_lost > 3
@@ -430,7 +431,7 @@ def test_atari_rewards_are_not_clipped():
 
 @pytest.mark.parametrize("settings", [{"sticky_actions": 0.25}, {"fire_after_life_loss": True}])
 def test_picture_shows_the_same_atari_game_in_colour(settings):
-    # The gray frame that is played must follow from the picture, also through stickiness, lives and new games.
+    # The gray frame must follow from the picture, also with sticky actions, lost lives and new games.
     plain, drawn = (make("breakout", 2, **settings, pictures=pictures) for pictures in (False, True))
     assert np.array_equal(plain.reset(), drawn.reset())
     num_ended = 0
@@ -452,7 +453,7 @@ def test_picture_shows_the_same_atari_game_in_colour(settings):
 def test_invalid_atari_action_is_refused(action):
     environment = make()
     environment.reset()
-    with pytest.raises(ValueError, match=f"actions must be 0 ... 5, got .*{action}"):
+    with pytest.raises(ValueError, match=rf"\b5\b.*{action}"):
         environment.step(np.array([0, action]))
 
 
@@ -477,7 +478,7 @@ def test_game_does_not_depend_on_the_number_of_environments(name):
 
 
 def test_neighbouring_seeds_share_no_game():
-    # Where ALE's seeds run from `seed` on, environment 1 of seed 1 would be environment 0 of seed 2.
+    # With ALE's seeds, seed, seed + 1 ..., environment 1 of seed 1 would be environment 0 of seed 2.
     firsts = [make("CartPole-v1", 8, seed=seed).reset() for seed in range(8)]
     assert len({row.tobytes() for first in firsts for row in first}) == 64
 
@@ -494,7 +495,7 @@ def test_second_reset_begins_other_but_reproducible_episodes(name):
 # Gymnasium
 
 
-@pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")  # Box2D dies of it when it is an error.
+@pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")  # As an error, it ends Box2D.
 @pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1", "LunarLander-v3"])
 def test_steps_equal_a_loop_over_one_gymnasium_environment(name):
     schema = describe(make_config(name), 3)
@@ -563,7 +564,7 @@ def test_step_limit_truncates_with_the_true_last_observation():
 
 
 def test_gymnasiums_time_limit_truncates():
-    # Swinging to and fro, MountainCar stays in its valley until the 200 steps of its TimeLimit are over.
+    # These actions keep MountainCar in its valley until its TimeLimit of 200 steps.
     _, steps = play(make("MountainCar-v0", 1), np.tile([[0], [2]], (100, 1)))
     assert [t for t, step in enumerate(steps, start=1) if step.truncated[0]] == [200]
     assert not any(step.terminated.any() for step in steps)
@@ -576,14 +577,14 @@ def test_terminated_takes_precedence_over_truncated():
 
 def test_actions_begin_at_the_start_of_the_space():
     _, (step,) = play(make(here(make_counter), 3), np.array([[0, 1, 2]]))
-    assert step.reward.tolist() == [5, 6, 7]  # A Counter pays what its action is called.
+    assert step.reward.tolist() == [5, 6, 7]  # The reward of a Counter is the number of its action.
 
 
 @pytest.mark.parametrize("action", [-1, 3])
 def test_invalid_action_is_refused(action):
     environment = make(here(make_counter))
     environment.reset()
-    with pytest.raises(ValueError, match=r"actions must be 0 ... 2, got \[0, " + str(action)):
+    with pytest.raises(ValueError, match=rf"\b2\b.*\[0, {action}"):
         environment.step(np.array([0, action]))
 
 
@@ -677,9 +678,9 @@ def test_picture_without_pictures_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("factory", "message"),
-    [(make_counter, "cannot be made with render_mode='rgb_array': TypeError"), (Undrawable, "cannot be drawn.*None")],
+    ("factory", "named"),
+    [(make_counter, "'rgb_array'.*TypeError"), (Undrawable, "'rgb_array'.*None")],
 )
-def test_environment_that_cannot_be_drawn_is_refused(factory, message):
-    with pytest.raises(UsageError, match=message):
+def test_environment_that_cannot_be_drawn_is_refused(factory, named):
+    with pytest.raises(UsageError, match=named):
         make(here(factory), pictures=True)

@@ -1,8 +1,9 @@
-"""Environments that fail: no false step is learned from, no other stream is disturbed, and what is wrong has a name."""
+"""Tests faults of environments: a fault ends only its own episode, and its message names environment and step."""
 
 from __future__ import annotations
 
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ NAME = here(made_by_the_test)
 
 
 def make_faulty(fault, *, at=2, kind=Counter, num_envs=3, **options):
-    """Environments of which number 1, the first one there, has a fault at one of its steps."""
+    """Returns environments; the first instance of number 1 has the fault at step `at`."""
     made = []
 
     def factory():
@@ -43,47 +44,39 @@ def play_on(environment, actions):
     return [environment.step(row) for row in actions]
 
 
-def warnings_of(caplog):
-    return [record.getMessage() for record in caplog.records]
-
-
-BAD_ANSWERS = [
-    ({"error": KeyError("door")}, "raised KeyError: 'door'"),
-    ({"error": SystemExit(0)}, "raised SystemExit: 0"),
-    ({"reward": float("nan")}, "returned the reward nan, which is not finite"),
-    ({"reward": float("-inf")}, "returned the reward -inf, which is not finite"),
-    ({"reward": 1e14}, r"returned the reward 1e+14, which is not within +-1e+13"),
-    ({"reward": None}, "returned the reward None, which is not a number"),
-    ({"reward": "much"}, "returned the reward 'much', which is not a number"),
-    ({"reward": np.ones(2)}, "returned the reward array([1., 1.]), which is not a number"),
-    ({"observation": np.array([1, np.nan])}, "returned the observation [1.0, nan], which is not finite"),
-    ({"observation": np.array([1, 1e300])}, "returned the observation [1.0, 1e+300], which is too large for float32"),
-    ({"observation": np.zeros(3)}, "returned an observation float64[3], which does not belong to Box"),
-    ({"observation": np.zeros((1, 2))}, "returned an observation float64[1, 2], which does not belong to Box"),
-    ({"observation": None}, "returned an observation object[], which does not belong to Box"),
-    ({"observation": "ab"}, "returned an observation <U2[], which does not belong to Box"),
-    ({"observation": np.array(["a", "b"])}, "raised TypeError: must be real number, not str"),
-    ({"terminated": None}, "returned terminated None, expected True or False"),
-    ({"truncated": np.array([True, False])}, "returned truncated array([ True, False]), expected"),
-    ({"answer": (np.zeros(2), 1.0, False, {})}, "returned tuple of 4 from its step, expected (observation, reward, "),
-    ({"answer": None}, "returned NoneType from its step, expected (observation, reward, terminated, truncated, info)"),
+BAD_ANSWERS = [  # fault, and what the message names
+    ({"error": KeyError("door")}, "KeyError: 'door'"),
+    ({"error": SystemExit(0)}, "SystemExit: 0"),
+    ({"reward": float("nan")}, "reward nan"),
+    ({"reward": float("-inf")}, "reward -inf"),
+    ({"reward": 1e14}, "reward 1e+14"),
+    ({"reward": None}, "reward None"),
+    ({"reward": "much"}, "reward 'much'"),
+    ({"reward": np.ones(2)}, "reward array([1., 1.])"),
+    ({"observation": np.array([1, np.nan])}, "observation [1.0, nan]"),
+    ({"observation": np.array([1, 1e300])}, "observation [1.0, 1e+300]"),
+    ({"observation": np.zeros(3)}, "observation float64[3]"),
+    ({"observation": np.zeros((1, 2))}, "observation float64[1, 2]"),
+    ({"observation": None}, "observation object[]"),
+    ({"observation": "ab"}, "observation <U2[]"),
+    ({"observation": np.array(["a", "b"])}, "TypeError"),
+    ({"terminated": None}, "terminated None"),
+    ({"truncated": np.array([True, False])}, "truncated array([ True, False])"),
+    ({"answer": (np.zeros(2), 1.0, False, {})}, "tuple of 4"),
+    ({"answer": None}, "NoneType"),
 ]
 
 
-@pytest.mark.parametrize(("fault", "words"), BAD_ANSWERS)
-def test_fault_ends_the_episode_of_its_stream_only(fault, words, caplog):
+@pytest.mark.parametrize(("fault", "named"), BAD_ANSWERS)
+def test_fault_ends_the_episode_of_its_stream_only(fault, named, caplog):
     environment, made = make_faulty(fault, length=9)
     environment.reset()
     steps = [environment.step(np.zeros(3, np.int64)) for _ in range(3)]
-    (said,) = warnings_of(caplog)
-    assert f"{NAME}: environment 1 of 3 {words}" in said
-    assert "at step 2; ending its episode and creating the environment again (fault 1 in this process)" in said
-    assert [None if step.failed is None else step.failed.tolist() for step in steps] == [
-        None,
-        [False, True, False],
-        None,
-    ]
-    # Observed: (episode, step). The others go on; the new environment is in its first episode.
+    (message,) = caplog.messages
+    assert all(part in message for part in (f"{NAME}: environment 1 of 3 ", named, "step 2", "fault 1 "))
+    assert [step.failed is None for step in steps] == [True, False, True]
+    assert steps[1].failed.tolist() == [False, True, False]
+    # Observed: (episode, step). The others continue; the new environment is in its first episode.
     assert steps[1].observation[:, 0].tolist() == [[1, 2], [1, 0], [1, 2]]
     assert steps[2].observation[:, 0].tolist() == [[1, 3], [1, 1], [1, 3]]
     assert steps[1].reward[[0, 2]].tolist() == [5, 5]
@@ -91,10 +84,11 @@ def test_fault_ends_the_episode_of_its_stream_only(fault, words, caplog):
     assert [env.closed for env in made] == [False, True, False, False]
 
 
-def test_log_contains_the_environments_traceback(caplog):
+def test_fault_is_logged_as_a_warning_with_its_traceback(caplog):
     environment, _ = make_faulty({"error": KeyError("door")})
     play(environment, np.zeros((2, 3), np.int64))
     assert 'raise fault["error"]' in caplog.text
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 @pytest.mark.parametrize(
@@ -183,19 +177,20 @@ def test_image_of_another_shape_or_dtype_is_a_fault(caplog):
         environment, _ = make_faulty({"observation": image}, at=1, kind=Pictures)
         _, (step,) = play(environment, np.zeros((1, 3), np.int64))
         assert step.failed.tolist() == [False, True, False]
-        assert f"returned an observation {image.dtype}[100, 120" in caplog.records[-1].getMessage()
+        assert f"observation {image.dtype}[100, 120" in caplog.messages[-1]
 
 
 def test_observation_outside_a_discrete_space_is_a_fault(caplog):
     play(make(here(Tokens), 1), np.zeros((4, 1), np.int64))
-    assert "returned the observation 14, which does not belong to Discrete(4, start=10)" in caplog.text
+    assert "observation 14, " in caplog.text
+    assert "Discrete(4, start=10)" in caplog.text
 
 
 # Resets
 
 
 class Stubborn(Counter):
-    """Fails in so many resets of all its kind, and then no more."""
+    """Raises in the next `failures` resets of all environments of this class."""
 
     failures = 0
 
@@ -212,7 +207,8 @@ def test_failed_reset_is_repeated_with_a_new_environment(caplog, monkeypatch):
     first, steps = play(make(NAME), np.zeros((4, 2), np.int64))
     assert first[:, 0].tolist() == [[1, 0], [1, 0]]
     assert all(step.failed is None for step in steps)
-    assert f"{NAME}: environment 0 of 2 raised OSError: locked (in its reset), at step 0" in caplog.text
+    message = caplog.messages[0]
+    assert all(part in message for part in (NAME, "environment 0 of 2 ", "OSError: locked", "reset", "step 0"))
 
 
 def test_failed_reset_after_an_episode_loses_no_transition(monkeypatch):
@@ -232,7 +228,7 @@ def test_reset_without_info_is_a_fault():
             return np.zeros(2)
 
     FACTORY.make = Old
-    with pytest.raises(EnvironmentFailure, match=r"returned float64\[2\], expected \(observation, info\)"):
+    with pytest.raises(EnvironmentFailure, match=r"float64\[2\]"):
         make(NAME).reset()
 
 
@@ -248,7 +244,7 @@ def test_new_environment_plays_another_but_reproducible_game():
     assert all(0 <= seed < 2**31 for seed in used)
 
 
-# Too many
+# Frequent faults
 
 
 def test_frequent_faults_are_raised_with_the_first_cause():
@@ -263,10 +259,9 @@ def test_frequent_faults_are_raised_with_the_first_cause():
     Broken.failed = True
     with pytest.raises(EnvironmentFailure) as raised:
         play_on(environment, np.zeros((MAX_FAULTS, 2), np.int64))
-    assert str(raised.value) == (
-        f"{NAME}: environment 0 of 2 raised ValueError: later, at step 6: more than 10 faults within a short time; "
-        f"the first fault: {NAME}: environment 0 of 2 raised KeyError: 'first', at step 1"
-    )
+    last, _, first = raised.value.problem.rpartition(NAME)
+    assert all(part in last for part in (NAME, "environment 0 of 2 ", "ValueError: later", "step 6", f" {MAX_FAULTS} "))
+    assert all(part in first for part in ("environment 0 of 2 ", "KeyError: 'first'", "step 1"))
     assert isinstance(raised.value.__cause__, ValueError)
 
 
@@ -282,23 +277,21 @@ def test_environment_that_cannot_be_created_again_is_a_failure():
     FACTORY.make = factory
     environment = make_environment(make_config(NAME), 2, seed=1)
     environment.reset()
-    with pytest.raises(EnvironmentFailure, match=r"no licence.*the first fault: .*KeyError: 'door', at step 1"):
+    with pytest.raises(EnvironmentFailure, match=r"no licence.*KeyError: 'door'.*step 1\b"):
         environment.step(np.zeros(2, np.int64))
 
 
 def test_rare_faults_are_tolerated_and_the_log_stays_short(caplog):
-    patience = FaultBudget("maze", 2)
+    budget = FaultBudget("maze", 2)
     for _ in range(2 * MAX_FAULTS):
         for _ in range(FORGIVEN_STEPS // 2):
-            patience.step()
-        patience.bear(1, KeyError("now and then"))
-    assert patience.num_faults == 2 * MAX_FAULTS
-    assert [said.rpartition("(")[2] for said in warnings_of(caplog)] == [
-        f"fault {n} in this process)" for n in (1, 2, 4, 8, 16)
-    ]
+            budget.step()
+        budget.record(1, KeyError("door"))
+    assert budget.num_faults == 2 * MAX_FAULTS
+    assert [int(re.search(r"\(fault (\d+) ", message)[1]) for message in caplog.messages] == [1, 2, 4, 8, 16]
 
 
-# The rest
+# Closing, rendering and spaces
 
 
 def test_failed_close_does_not_keep_others_open(caplog):
@@ -314,41 +307,36 @@ def test_failed_close_does_not_keep_others_open(caplog):
     environment.reset()
     environment.close()
     assert [env.closed for env in made] == [True] * 3
-    assert all("OSError: jammed (in its close)" in said for said in warnings_of(caplog))
-    assert len(caplog.records) == 3
+    assert ["OSError: jammed (in its close)" in message for message in caplog.messages] == [True] * 3
 
 
 @pytest.mark.parametrize(
-    ("render", "words"),
-    [
-        (lambda self: [[0, 0, 0]], r"rendered list of 1, expected uint8\[H, W, 3\]"),
-        (lambda self: 1 / 0, r"raised ZeroDivisionError: division by zero \(in its render\)"),
-    ],
+    ("render", "named"), [(lambda self: [[0, 0, 0]], "list of 1"), (lambda self: 1 / 0, "ZeroDivisionError.*render")]
 )
-def test_failed_or_invalid_rendering_is_a_failure(render, words, monkeypatch):
+def test_failed_or_invalid_rendering_is_a_failure(render, named, monkeypatch):
     monkeypatch.setattr(Pictures, "render", render)
     FACTORY.make = lambda: Pictures("rgb_array")
     environment = make(here(Pictures), pictures=True)
     environment.reset()
-    with pytest.raises(EnvironmentFailure, match=f"environment 0 of 2 {words}"):
+    with pytest.raises(EnvironmentFailure, match=f"environment 0 of 2 .*{named}"):
         environment.picture()
 
 
 @pytest.mark.parametrize(
-    ("space", "words"),
+    ("space", "named"),
     [
-        (spaces.Box(0, 1, (2_000, 1_000), np.float32), "2,000,000 values, but 1 ... 1,048,576 are supported"),
+        (spaces.Box(0, 1, (2_000, 1_000), np.float32), "2,000,000 .*1,048,576"),
         (spaces.Box(0, 255, (0, 5, 3), np.uint8), "empty"),
         (spaces.Graph(spaces.Discrete(2), None), "Graph"),
         (spaces.Tuple([spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2)]), "Sequence"),
     ],
 )
-def test_unsupported_observation_spaces_are_refused(space, words):
+def test_unsupported_observation_spaces_are_refused(space, named):
     class Odd(Counter):
         observation_space = space
 
     FACTORY.make = Odd
-    with pytest.raises(UsageError, match=f"(?s)environment.id '{NAME}' has .*{words}"):
+    with pytest.raises(UsageError, match=f"(?s)environment.id '{NAME}'.*{named}"):
         describe(make_config(NAME), 3)
 
 
@@ -373,10 +361,3 @@ def test_large_images_are_resized():
     first = make(NAME, 1).reset()
     assert first.shape == (1, 4, 84, 84)
     assert (first[0, -1] == 200).all()
-
-
-def test_fault_is_logged_as_a_warning(caplog):
-    """Its view shows what is logged as a warning or worse."""
-    environment, _ = make_faulty({"error": KeyError("door")})
-    play(environment, np.zeros((2, 3), np.int64))
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]

@@ -1,4 +1,4 @@
-"""MuJoCo's environments and dm_control's are played by name and drawn without a screen, or say what is missing."""
+"""Tests environments of MuJoCo and dm_control: they run and render without a screen, or name what is missing."""
 
 from __future__ import annotations
 
@@ -38,24 +38,23 @@ CHOICES = ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")
 
 def play(name, drawn, folder=None, **variables):
     kept = {key: value for key, value in os.environ.items() if key not in CHOICES}
-    words = [sys.executable, "-c", PLAY, name, "drawn" if drawn else "played"]
+    command = [sys.executable, "-c", PLAY, name, "drawn" if drawn else "played"]
     variables = {**kept, "PYTHONPATH": str(Path(__file__).parents[3]), **variables}
-    return subprocess.run(words, env=variables, cwd=folder, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, timeout=100)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "output"),
     [
         ("InvertedPendulum-v5", "(4,) 1 float32 None 480 480 3"),
         ("dm_control/cartpole-swingup-v0", "(5,) 1 float32 None 240 320 3"),
     ],
 )
-def test_mujoco_task_runs_and_renders_without_a_screen(name, told):
+def test_mujoco_task_runs_and_renders_without_a_screen(name, output):
     done = play(name, drawn=True)
-    if done.returncode and "cannot be rendered on this host" in done.stderr:  # As on a host without EGL and OSMesa.
-        assert "install libegl1 and libgl1, or libosmesa6" in done.stderr
-        done, told = play(name, drawn=False), told.rpartition("None")[0] + "None"
-    assert (done.returncode, done.stdout.strip()) == (0, told), done.stderr
+    if done.returncode and "libosmesa6" in done.stderr:  # a host without EGL and OSMesa
+        done, output = play(name, drawn=False), output.rpartition("None")[0] + "None"
+    assert (done.returncode, done.stdout.strip()) == (0, output), done.stderr
 
 
 def test_mujoco_warnings_are_logged_once_without_a_file(tmp_path):
@@ -77,10 +76,9 @@ def test_missing_renderer_is_reported_with_its_remedy(monkeypatch):
         def render(self):
             raise RuntimeError("No OpenGL rendering backend is available.")
 
-    with pytest.raises(
-        UsageError, match=r"'Mine-v0' cannot be rendered on this host: RuntimeError: No OpenGL .* \(install libegl1"
-    ):
+    with pytest.raises(UsageError, match=r"'Mine-v0'.*RuntimeError: No OpenGL") as refused:
         mujoco.require_picture(Undrawable(), "Mine-v0")
+    assert "libegl1" in refused.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -93,8 +91,9 @@ def test_missing_renderer_is_reported_with_its_remedy(monkeypatch):
 )
 def test_missing_extra_is_reported_with_its_command(monkeypatch, name, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UsageError, match=rf"'{name}' needs the extra {extra}: .venv/bin/pip install -e '.\[{extra}\]'"):
+    with pytest.raises(UsageError, match=rf"'{name}'.*\b{extra}\b") as refused:
         describe(make_config(name), 3)
+    assert f"pip install -e '.[{extra}]'" in refused.value.remedy
 
 
 def test_other_environments_do_not_import_mujoco():
