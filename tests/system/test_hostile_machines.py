@@ -233,11 +233,7 @@ def test_a_run_in_odd_surroundings_with_an_environment_that_fails_now_and_then(p
     folder = RunFolder.open(programs.folder / "runs" / "wild")
     assert folder.manifest["git"] is None
     said = (folder.logs / "actor.log").read_text()
-    assert (
-        "raised RuntimeError: unstable, at step 75; "
-        "ending its episode and creating the environment again (fault 1 in this process)" in said
-    )
-    assert "which is not finite, at step 200; " in said
+    assert all(part in said for part in ("RuntimeError: unstable, at step 75", "(fault 1 ", "not finite, at step 200"))
     assert 'raise RuntimeError("unstable")' in said
     assert "actor WARNING wild:Wild: environment " in programs.said("train")
     last = read_curve(folder.curves / "actor.jsonl")[-1]["scalars"]
