@@ -18,7 +18,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 MAX_TEXT = 200  # maximum characters of a text in a record
 MAX_NUMBER = 1e300  # The sum of a few thousand such numbers is still finite.
-Text = Annotated[str, Meta(max_length=MAX_TEXT)]  # In requests, all characters must also be printable.
+Text = Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^[ -~]*\Z")]  # printable ASCII: cannot control a terminal
 Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 
 EndKind = Literal["score", "steps", "updates", "minutes", "interrupted"]

@@ -57,7 +57,6 @@ KINDS = {
     "priorities": Kind(Role.REPLAY, Role.LEARNER),
     "batches": Kind(Role.LEARNER, Role.REPLAY),
     "control": Kind(Role.LEARNER, Role.ACTOR),
-    "metrics": Kind(Role.LEARNER, Role.ACTOR),
     "parameters": Kind(Role.ACTOR, Role.LEARNER),
 }
 

@@ -22,10 +22,10 @@ ADDRESSES = {"actor": "127.0.0.2", "to replay": "127.0.0.3", "replay": "127.0.0.
 TARGET = "127.0.0.1"
 PAIRS = {  # the role and the sockets behind each address
     "actor-replay": ("to replay", ("experience", "receipts")),
-    "actor-learner": ("actor", ("parameters", "control", "metrics")),
+    "actor-learner": ("actor", ("parameters", "control")),
     "learner-replay": ("to replay", ("priorities",)),
     "replay-learner": ("replay", ("batches", "control")),
-    "evaluator-learner": ("evaluator", ("parameters", "control", "metrics")),
+    "evaluator-learner": ("evaluator", ("parameters", "control")),
 }
 CHUNK_BYTES = 65_536
 CHUNKS_ON_THE_WAY = 4_096

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-from apex.acting.episode_scores import EpisodeScores
 from apex.acting.reliable_sender import ReliableSender
 from apex.acting.segment_builder import SegmentBuilder
 from apex.algorithms.interface import Agent, Mask, check_allowed
@@ -17,8 +16,9 @@ from apex.config import ActorConfig
 from apex.environments.interface import VectorEnvironment
 from apex.facts import Waiting
 from apex.runtime.lifecycle import POLL_SECONDS, Wait
+from apex.transport.messages.results import ActorScores, Scores, ScoreSums
 from apex.transport.timing import DRAIN_SECONDS
-from apex.types import Array, Exploration, Parameters, Stream
+from apex.types import Array, Exploration, Parameters, Step, Stream
 
 
 class NewestParameters(Protocol):
@@ -51,6 +51,31 @@ class ActingPolicy:
             load_parameters(self.agent.network, parameters.values)
 
 
+class EpisodeScores(ScoreSums):
+    """Scores of full games per actor: sums of unclipped rewards. A lost life does not end a game."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        super().__init__()
+        self._streams = streams
+        self._score = np.zeros(len(streams))
+        self._length = np.zeros(len(streams), np.int64)
+
+    def add_step(self, step: Step) -> None:
+        """Adds one step of all streams. A game that a fault of the environment ended has no score."""
+        self._score += step.reward
+        self._length += 1
+        finished = step.terminated | step.truncated
+        ended = finished if step.failed is None else finished | step.failed
+        if ended.any():
+            games = [
+                ActorScores(self._streams[i].actor_id, 1, float(self._score[i]), int(self._length[i]))
+                for i in np.flatnonzero(finished).tolist()
+            ]
+            self.add(Scores(games, 0 if step.failed is None else int(step.failed.sum())))
+            self._score[ended] = 0
+            self._length[ended] = 0
+
+
 class Actor:
     """The actor of one process: steps E streams together."""
 
@@ -74,7 +99,7 @@ class Actor:
         self._link = link
         self._rng = rng
         self._exploration = exploration.amounts[[stream.actor_id for stream in streams]]
-        self.scores = EpisodeScores(streams, Exploration(exploration.name, self._exploration), config.num_actors)
+        self.scores = EpisodeScores(streams)
         self._observation: Array | None = None
         self._mask: Mask = None
         self._acted_version = 0  # version of the parameters that chose the last actions
@@ -114,7 +139,7 @@ class Actor:
         final_value = agent.state_value(step.final_observation, step.final_mask) if cut_short.any() else None
         played = decision.action if step.played is None else step.played
         self._builder.append(played, decision.value(played), decision.state_value, step, final_value)
-        self.scores.add(step)
+        self.scores.add_step(step)
         self._observation, self._mask = step.observation, step.action_mask
         self.num_steps += 1
         return True

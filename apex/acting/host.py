@@ -1,10 +1,13 @@
-"""The parent of one host's worker processes: collects the workers' figures, and receives parameters for all workers."""
+"""The parent of one host's worker processes: collects the workers' reports, and receives parameters for all workers."""
 
 from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from socket import SOCK_DGRAM, socketpair
 
 import numpy as np
 
@@ -13,39 +16,64 @@ from apex.facts import Waiting
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.rates import Rates
 from apex.transport.endpoints import ParameterSubscriber
+from apex.transport.json_codec import MAX_JSON_BYTES, decode_json, encode_json
+from apex.transport.messages.results import Scores, ScoreSums
 from apex.transport.messages.status import ActorStatus
 
 
-class WorkerFigures:
-    """Figures of the worker processes for their parent: one row per worker in anonymous shared memory."""
+class WorkerReports:
+    """Reports of the worker processes to their parent: figures and errors in shared memory, scores over sockets."""
 
-    WORDS_BYTES = 2_000
+    MAX_ERROR_BYTES = 2_000
 
     def __init__(self, num_workers: int) -> None:
         """Create this object before the fork."""
         # float64[workers, 2]: steps of each stream, seconds spent waiting
-        self.rows = np.frombuffer(mmap.mmap(-1, 16 * num_workers), np.float64).reshape(num_workers, 2)
-        self._words = [mmap.mmap(-1, self.WORDS_BYTES) for _ in range(num_workers)]
+        self.figures = np.frombuffer(mmap.mmap(-1, 16 * num_workers), np.float64).reshape(num_workers, 2)
+        self._errors = [mmap.mmap(-1, self.MAX_ERROR_BYTES) for _ in range(num_workers)]
+        self._sockets = [socketpair(type=SOCK_DGRAM) for _ in range(num_workers)]
+        for end in chain.from_iterable(self._sockets):
+            end.setblocking(False)
 
-    def leave_words(self, row: int, words: str) -> None:
+    def send_scores(self, worker: int, scores: Scores) -> bool:
+        """Sends scores to the parent without waiting. Returns False if the socket is full; then try again later."""
+        with suppress(BlockingIOError):
+            self._sockets[worker][1].send(encode_json(scores))
+            return True
+        return False
+
+    def receive_scores(self) -> Iterator[Scores]:
+        """Yields all scores that have arrived."""
+        for receiver, _ in self._sockets:
+            with suppress(BlockingIOError):
+                while True:
+                    yield decode_json(memoryview(receiver.recv(MAX_JSON_BYTES)), Scores)
+
+    def record_error(self, worker: int, text: str) -> None:
         """Records why a worker ends; the parent adds this text to its own error."""
-        data = words.encode(errors="replace")[: self.WORDS_BYTES]
-        self._words[row][: len(data)] = data
+        data = text.encode(errors="replace")[: self.MAX_ERROR_BYTES]
+        self._errors[worker][: len(data)] = data
 
     @property
-    def last_words(self) -> str:
+    def error(self) -> str:
         """The text of the first worker that recorded one; "" if none did."""
-        every = (memory[:].rstrip(b"\0").decode(errors="replace") for memory in self._words)
-        return next(filter(None, every), "")
+        texts = (memory[:].rstrip(b"\0").decode(errors="replace") for memory in self._errors)
+        return next(filter(None, texts), "")
+
+    def close(self) -> None:
+        """Closes the sockets."""
+        for end in chain.from_iterable(self._sockets):
+            end.close()
 
 
 class ActorHost:
     """The parent process of the workers: reports their status, and publishes parameters in shared memory."""
 
-    def __init__(self, shared: SharedParameters, figures: WorkerFigures, sizes: Sequence[int]) -> None:
+    def __init__(self, shared: SharedParameters, reports: WorkerReports, sizes: Sequence[int]) -> None:
         """`sizes`: number of streams of each worker."""
         self._shared = shared
-        self._figures = figures
+        self._reports = reports
+        self._scores = ScoreSums()
         self._sizes = np.array(sizes)
         self._received = 0  # received bytes of parameters, shared by all workers
         self._rates = Rates(time.monotonic(), 0.0, 0)
@@ -54,8 +82,8 @@ class ActorHost:
     def status(self) -> ActorStatus:
         """Returns the status for a heartbeat. `wait_share` covers the time since the last call, rates a few seconds."""
         now = time.monotonic()
-        steps = float((self._figures.rows[:, 0] * self._sizes).sum())
-        (then, waited_then), waited = self._waited, float(self._figures.rows[:, 1].sum())
+        steps = float((self._reports.figures[:, 0] * self._sizes).sum())
+        (then, waited_then), waited = self._waited, float(self._reports.figures[:, 1].sum())
         self._waited = (now, waited)
         share = min(1.0, (waited - waited_then) / max(now - then, 1e-3) / len(self._sizes))
         rate, received = self._rates.measure(now, steps, self._received)
@@ -69,6 +97,12 @@ class ActorHost:
             num_steps=steps,
             parameter_bytes_per_second=received,
         )
+
+    def take_scores(self) -> Scores | None:
+        """Returns the scores to send next; None if no game has ended. Call this in one thread only."""
+        for scores in self._reports.receive_scores():
+            self._scores.add(scores)
+        return self._scores.take()
 
     def run(self, subscriber: ParameterSubscriber, stop: Stop, check: Callable[[], None]) -> None:
         """Publishes the newest parameters to the workers until `stop` is requested."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from apex.acting.segment_builder import Cut
 from apex.acting.send_window import SendWindow
 from apex.transport.codec import Codec
-from apex.transport.reconnect_backoff import ReconnectBackoff
+from apex.transport.sockets import ReconnectBackoff
 from apex.types import Receipt, Segment, Stream
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from apex.acting.host import ActorHost, WorkerFigures
+from apex.acting.host import ActorHost, WorkerReports
 from apex.acting.shared_parameters import SharedParameters
 from apex.acting.worker import Work, WorkerTask
 from apex.errors import FINISHED, NEIGHBOUR_GONE, ChildDiedError
@@ -43,16 +43,16 @@ def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int | No
     size = envs or welcome.config.actor.envs_per_process or len(streams)
     blocks = [streams[i : i + size] for i in range(0, len(streams), size)]
     shared = SharedParameters(welcome.num_parameters)
-    figures = WorkerFigures(len(blocks))
+    reports = WorkerReports(len(blocks))
     log.info("actors %d to %d in %d processes", streams[-1].actor_id, streams[0].actor_id, len(blocks))
     children = [
-        start_child(f"actor-{block[0].actor_id}", work, WorkerTask(welcome, block, shared, figures, row))
+        start_child(f"actor-{block[0].actor_id}", work, WorkerTask(welcome, block, shared, reports, row))
         for row, block in enumerate(blocks)
     ]
     session = None
     try:
-        host = ActorHost(shared, figures, [len(block) for block in blocks])
-        session = Session(welcome, Role.ACTOR, stop, host.status)
+        host = ActorHost(shared, reports, [len(block) for block in blocks])
+        session = Session(welcome, Role.ACTOR, stop, host.status, take_scores=host.take_scores)
 
         def check() -> None:
             check_children(children, welcome.config.run.stuck_seconds)
@@ -70,8 +70,9 @@ def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int | No
             return None
         return NEIGHBOUR_GONE if session.lost else FINISHED
     except ChildDiedError as error:
-        raise ChildDiedError(": ".join(filter(None, [str(error), figures.last_words]))) from error
+        raise ChildDiedError(": ".join(filter(None, [str(error), reports.error]))) from error
     finally:
         stop_children(children)
         if session is not None:
-            session.close()
+            session.close()  # Sends the workers' last scores.
+        reports.close()

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from apex.acting.actor import ActingPolicy, Actor, NewestParameters
-from apex.acting.host import WorkerFigures
+from apex.acting.host import WorkerReports
 from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
 from apex.acting.segment_builder import SegmentBuilder
 from apex.acting.shared_parameters import SharedParameters
@@ -25,11 +24,9 @@ from apex.errors import EnvironmentFailure
 from apex.runtime.hardware import read_bfloat16
 from apex.runtime.lifecycle import Stop
 from apex.transport.codec import Codec
-from apex.transport.control_client import MetricsSender
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apex.transport.hello import Welcome
-from apex.transport.messages.results import ActorFigures
 from apex.transport.sockets import open_context
 from apex.transport.timing import REPORT_SECONDS
 from apex.types import Role, Schema, Stream
@@ -41,8 +38,8 @@ class WorkerTask(NamedTuple):
     welcome: Welcome
     streams: list[Stream]
     shared: SharedParameters
-    figures: WorkerFigures
-    row: int
+    reports: WorkerReports
+    number: int  # number of the worker
 
 
 Connect = Callable[[Sequence[Outlet], Receipts], ReliableSender]
@@ -73,11 +70,10 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
             parameters=task.shared,
             rng=rng,
         )
-        metrics = MetricsSender(context, welcome.endpoint("metrics"), codec)
         try:
-            explore(stop, actor, metrics, task.figures.rows[task.row])
+            explore(stop, actor, task.reports, task.number)
         except EnvironmentFailure as failure:
-            task.figures.leave_words(task.row, str(failure))
+            task.reports.record_error(task.number, str(failure))
             raise
         finally:
             environment.close()
@@ -127,10 +123,10 @@ def acts_in_bfloat16(config: Config, schema: Schema, *, has_bfloat16: bool) -> b
     return config.actor.bfloat16 == "on" or (config.actor.bfloat16 == "auto" and pays)
 
 
-def explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[np.float64]) -> None:
-    """Acts until `stop` is requested. Sends the scores once a second and at the end; `figures`: see WorkerFigures."""
+def explore(stop: Stop, actor: Actor, reports: WorkerReports, worker: int) -> None:
+    """Acts until `stop` is requested. Reports scores once a second and at the end; `worker`: number of this worker."""
     actor.begin()
-    report_at = time.monotonic() + REPORT_SECONDS
+    figures, report_at = reports.figures[worker], time.monotonic() + REPORT_SECONDS
     while not stop.poll():
         began = time.monotonic()
         acted = actor.step()
@@ -142,13 +138,13 @@ def explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[n
                 time.sleep(0.01)  # The first parameters have not arrived yet.
         if now >= report_at:
             report_at = now + REPORT_SECONDS
-            _send_scores(actor, metrics)
-    _send_scores(actor, metrics)
+            _report_scores(actor, reports, worker)
+    _report_scores(actor, reports, worker)
     actor.end()
 
 
-def _send_scores(actor: Actor, metrics: MetricsSender) -> None:
-    """Sends the scores of the games that ended since the last call."""
-    scalars = actor.scores.take()
-    if scalars:
-        metrics.send(ActorFigures(role="actor", steps=None, time=time.time(), scalars=scalars))
+def _report_scores(actor: Actor, reports: WorkerReports, worker: int) -> None:
+    while (scores := actor.scores.take()) is not None:
+        if not reports.send_scores(worker, scores):
+            actor.scores.add(scores)
+            return

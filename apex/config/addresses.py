@@ -9,7 +9,7 @@ from apex.errors import ConfigError, require
 
 PORT_STEP = 10  # difference between the same port of two consecutive shards or loaders
 REPLAY_SOCKETS = ("experience", "priorities", "receipts")  # sockets that each replay shard binds
-SOCKETS = (*REPLAY_SOCKETS, "parameters", "batches", "control", "metrics")
+SOCKETS = (*REPLAY_SOCKETS, "parameters", "batches", "control")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,6 @@ class TransportConfig(Branch):
     parameters_port: Port = 22001  # learner, XPUB: network parameters
     batches_port: Port = 22002  # loader, PULL: batches from samplers; 10 higher for each further loader
     control_port: Port = 22003  # learner, ROUTER: joining and heartbeats
-    metrics_port: Port = 22004  # learner, PULL: metrics
     shared_memory: bool = True  # a learner on the same host reads the replay memory directly; off: use TCP
     heartbeat_seconds: PositiveFloat = 1.0  # seconds between two heartbeats on the control socket
     lease_seconds: PositiveFloat = 3.5  # seconds without a heartbeat after which an actor's ids are released

@@ -14,6 +14,8 @@ from apex.config.tree import Config
 from apex.config.validation import Branch, checked, did_you_mean, setting_name
 from apex.errors import ConfigError, require
 
+RETIRED = ("transport.metrics_port",)  # settings of earlier versions; ignored, so that their runs can be resumed
+
 AnyBranch = TypeVar("AnyBranch", bound=Branch)
 
 
@@ -46,6 +48,8 @@ def lay_over(base: AnyBranch, tree: dict[str, Any]) -> AnyBranch:
     result, known = copy(base), base.field_types()
     for name, value in tree.items():
         setting = setting_name(base, name)
+        if setting in RETIRED:
+            continue
         if name not in known:
             raise ConfigError(f"unknown setting {setting}", did_you_mean(setting, [*known, *flatten(Config())]))
         current = getattr(base, name)

@@ -15,8 +15,7 @@ from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import BatchSender
-from apex.transport.reconnect_backoff import ReconnectBackoff
-from apex.transport.sockets import open_context
+from apex.transport.sockets import ReconnectBackoff, open_context
 from apex.types import Role, Schema
 
 IDLE_SECONDS = 0.001  # seconds between two checks whether drawing is allowed

@@ -14,8 +14,8 @@ import numpy as np
 
 from apex.frame_blob import BlobError, check_table, table_bytes
 from apex.transport.header import Frame, Header, MessageKind, WireError, pack, require_field, unpack
-from apex.transport.json_codec import convert, encode_json, parse_json
-from apex.transport.messages.results import ActorFigures, EvaluationResult
+from apex.transport.json_codec import decode_json, encode_json
+from apex.transport.messages.results import EvaluationResult
 from apex.types import (
     Array,
     BatchMessage,
@@ -184,20 +184,8 @@ class Codec:
         require_field(count in (0, num_parameters), "count", f"{count} parameters, expected 0 or {num_parameters}")
         require_field(len(body) >= cut, "length", f"{len(body)} bytes cannot hold {count} parameter values")
         version = _version(header.number)
-        result: EvaluationResult = convert(parse_json(body[cut:]), EvaluationResult)
+        result: EvaluationResult = decode_json(body[cut:], EvaluationResult)
         return result, Parameters(version, _finite(body[:cut])) if count else None
-
-    def encode_metrics(self, figures: ActorFigures) -> list[bytes]:
-        """Returns one frame: header, JSON."""
-        body = encode_json(figures)
-        return self._seal(MessageKind.METRICS, Stream(0, 0), 0, 0, body, schema=0)
-
-    def decode_metrics(self, frames: Sequence[Frame]) -> ActorFigures:
-        """Decodes what `encode_metrics` wrote."""
-        header, (body,) = self._check(frames, MessageKind.METRICS, 1, schema=0)
-        header.require_zero("shard", "sender", "incarnation", "number", "num_items")
-        figures: ActorFigures = convert(parse_json(body), ActorFigures)
-        return figures
 
     def _seal(
         self,

@@ -1,19 +1,15 @@
-"""A program's connections to the coordinator: the control socket and the metrics socket."""
+"""A program's connection to the coordinator: the control socket."""
 
 from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
 
 import zmq
 
-from apex.transport.codec import Codec
-from apex.transport.control_codec import decode_answer, encode_control
 from apex.transport.header import WireError
-from apex.transport.json_codec import MAX_JSON_BYTES
+from apex.transport.json_codec import MAX_JSON_BYTES, decode_answer, encode_control
 from apex.transport.messages.control import Answer, Request
-from apex.transport.messages.results import ActorFigures
 from apex.transport.sockets import Context, Reader, connect, prepare
 from apex.transport.timing import CONTROL_RECONNECT_SECONDS, GOODBYE_SECONDS
 
@@ -60,18 +56,3 @@ class ControlClient(Reader):
     def close(self) -> None:
         """Closes the socket. ZeroMQ still tries to send queued messages for `linger` seconds."""
         self._socket.close()
-
-
-class MetricsSender:
-    """Sends an actor process's metrics to the coordinator. Lost metrics do no harm."""
-
-    def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
-        self._codec = codec
-        self._socket = context.socket(zmq.PUSH)
-        prepare(self._socket, high_water_mark=100, linger=GOODBYE_SECONDS)
-        connect(self._socket, endpoint, "metrics")
-
-    def send(self, figures: ActorFigures) -> None:
-        """Sends without waiting; drops the figures if the send queue is full."""
-        with suppress(zmq.Again):
-            self._socket.send_multipart(self._codec.encode_metrics(figures), zmq.NOBLOCK)

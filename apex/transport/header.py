@@ -31,8 +31,7 @@ class MessageKind(IntEnum):
     PRIORITIES = 4
     PARAMETERS = 5
     CONTROL = 6
-    METRICS = 7
-    EVALUATION = 8
+    EVALUATION = 7
 
 
 class WireError(ValueError):

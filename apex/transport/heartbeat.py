@@ -21,6 +21,7 @@ from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Welcome, host_name
 from apex.transport.messages import control
+from apex.transport.messages.results import Scores
 from apex.transport.messages.status import Resources, RoleStatus
 from apex.transport.sockets import open_context
 from apex.transport.timing import ABSENT_HEARTBEATS
@@ -43,6 +44,8 @@ class Session:
     The thread also watches the main loop. If the loop makes no progress for 1.25 x `run.stuck_seconds`, the thread
     aborts the program. Otherwise, the heartbeats of a stuck program without a supervisor would hold its streams or its
     shard permanently. For each heartbeat, the thread calls `status` and sends the result, which `apex status` shows.
+
+    An actor host also sends scores. While the learner does not answer, they stay with their source, `take_scores`.
     """
 
     def __init__(
@@ -54,12 +57,13 @@ class Session:
         endpoints: dict[str, str] | None = None,
         shard: int = 0,
         *,
+        take_scores: Callable[[], Scores | None] = lambda: None,
         explain_seconds: float = EXPLAIN_SECONDS,
     ) -> None:
         """Starts the thread.
 
-        `endpoints` and `shard`: only for a replay server. If the main loop makes no progress for `explain_seconds`,
-        the status says so.
+        `endpoints` and `shard`: only for a replay server. `take_scores`: only for an actor host; returns the scores to
+        send, or None. If the main loop makes no progress for `explain_seconds`, the status says so.
         """
         self._explain_seconds = explain_seconds
         self.inserts_wanted = False  # whether samplers of another shard wait for inserts
@@ -73,6 +77,7 @@ class Session:
         self._status = status
         self._endpoints = endpoints or {}
         self._shard = shard
+        self._take_scores = take_scores
         self._outbox: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         self._closing = False
         self._meter = ResourceMeter()
@@ -97,17 +102,18 @@ class Session:
         welcome = self._welcome
         period = welcome.config.transport.heartbeat_seconds
         wait = Wait(self._role)
-        heard, beat_at = time.monotonic(), 0.0
+        heard, beat_at, answered = time.monotonic(), 0.0, True
         with open_context(read_keys(welcome.config.transport.keys, self._role)) as context:
             client = ControlClient(context, welcome.route.endpoint)
             while not self._closing:
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + period
-                    client.send(self._heartbeat(), welcome.run_id)
+                    client.send(self._heartbeat(self._take_scores() if answered else None), welcome.run_id)
+                    answered = False
                 self._flush(client)
                 answer = client.receive(min(POLL_SECONDS, period))
                 if answer is not None:
-                    heard = time.monotonic()
+                    heard, answered = time.monotonic(), True
                     wait.over()
                     if not self.finished:
                         self._hear(answer)
@@ -115,6 +121,8 @@ class Session:
                 elif time.monotonic() - heard > ABSENT_HEARTBEATS * period:
                     wait.on(Waiting("learner", welcome.route.endpoint))
             self._flush(client)
+            while (scores := self._take_scores()) is not None:
+                client.send(self._heartbeat(scores), welcome.run_id)
             client.send(control.Goodbye(welcome.session), welcome.run_id)
             client.close()
 
@@ -132,7 +140,7 @@ class Session:
             return None
         return Waiting("own_main_thread", who=self._role, seconds=seconds)
 
-    def _heartbeat(self) -> control.AnyHeartbeat:
+    def _heartbeat(self, scores: Scores | None) -> control.AnyHeartbeat:
         status, welcome = self._status(), self._welcome
         make: Callable[..., control.AnyHeartbeat] = HEARTBEATS[self._role]
         return make(
@@ -145,6 +153,7 @@ class Session:
             endpoints=self._endpoints,
             resources=Resources(**self._meter.measure()._asdict()),
             status=replace(status, waiting=self._watch_main_thread() or status.waiting),
+            **({} if scores is None else {"scores": scores}),
         )
 
     def _flush(self, client: ControlClient) -> None:

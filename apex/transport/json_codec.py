@@ -1,56 +1,36 @@
-"""Encodes and decodes JSON messages. Limits their size and depth, and checks the type of each field."""
+"""Encodes and decodes JSON and the control messages, which consist of it. Checks the type of each field.
+
+The header of a control message has schema 0, because a program joins before it knows the schema.
+"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
+from functools import cache
 from operator import methodcaller
 from typing import Any
 
 import msgspec
 
-from apex.transport.header import WireError, require_field
+from apex.transport.header import WIRE_VERSION, Frame, Header, MessageKind, WireError, pack, require_field, unpack
+from apex.transport.messages.control import Answer, RefusedAnswer, Request
+from apex.types import Stream
 
 MAX_JSON_BYTES = 1 << 20
-MAX_JSON_DEPTH = 16  # The deepest message, the welcome, has 5 levels.
 
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"(\s*:)?')  # The group matches if the string is an object's key.
 _ENCODER = msgspec.json.Encoder(enc_hook=methodcaller("item"))  # Converts NumPy scalars to Python scalars.
+_decoder = cache(msgspec.json.Decoder)
 
 
-def parse_json(body: memoryview) -> dict[str, Any]:
-    """Parses a standard JSON object of at most MAX_JSON_BYTES; raises WireError.
-
-    Refuses duplicate keys, integers of more than 64 bits, numbers that are not finite, and nesting deeper than
-    MAX_JSON_DEPTH.
-    """
+def decode_json(body: Frame, kind: Any) -> Any:
+    """Decodes standard JSON of at most MAX_JSON_BYTES to the type `kind`; raises WireError."""
     require_field(len(body) <= MAX_JSON_BYTES, "length", f"{len(body)} bytes of JSON, maximum is {MAX_JSON_BYTES}")
     try:
-        message = msgspec.json.decode(body)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise WireError("json", str(error)[:80]) from error
-    require_field(isinstance(message, dict), "json", "the message is not a JSON object")
-    names = sum(match[1] is not None for match in _STRING.finditer(body))
-    require_field(_count_names(message, MAX_JSON_DEPTH) == names, "json", "an object has a duplicate key")
-    return dict(message)
-
-
-def convert(message: dict[str, Any], kind: Any) -> Any:
-    """Converts a message to the type `kind`; raises WireError."""
-    try:
-        return msgspec.convert(message, kind)
+        return _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise WireError("fields", str(error)) from error
-
-
-def require_printable(value: Any) -> None:
-    """Raises WireError if a text has unprintable characters, which could control a terminal."""
-    if isinstance(value, dict):
-        require_printable([*value, *value.values()])
-    elif isinstance(value, list):
-        for each in value:
-            require_printable(each)
-    elif isinstance(value, str):
-        require_field(value.isprintable(), "fields", "a text has unprintable characters")
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise WireError("json", str(error)[:80]) from error
 
 
 def encode_json(message: Any) -> bytes:
@@ -72,13 +52,33 @@ def _readable(value: Any) -> Any:
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
-def _count_names(value: Any, depth: int) -> int:
-    """Returns the number of keys in all nested objects; raises WireError for deep nesting or large integers."""
-    require_field(depth > 0, "json", f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels")
-    if isinstance(value, dict):
-        return len(value) + sum(_count_names(each, depth - 1) for each in value.values())
-    if isinstance(value, list):
-        return sum(_count_names(each, depth - 1) for each in value)
-    too_long = isinstance(value, int) and not -(2**63) <= value < 2**64
-    require_field(not too_long, "json", "an integer has more than 64 bits")
-    return 0
+def encode_control(message: Request | Answer, run_id: int = 0) -> list[bytes]:
+    """Returns one frame: header, JSON."""
+    body = encode_json(message)
+    return [pack(MessageKind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
+
+
+def decode_answer(frames: Sequence[Frame]) -> Answer:
+    """Decodes an answer of the coordinator; raises WireError."""
+    answer: Answer = decode_json(_unpack(frames)[1], Answer)
+    return answer
+
+
+def decode_request(frames: Sequence[Frame], run_id: int) -> Request | RefusedAnswer:
+    """Decodes a request to the coordinator of the run `run_id`; raises WireError.
+
+    If the sender has another wire version or run id, returns the RefusedAnswer to send, without reading the body.
+    """
+    header, body = _unpack(frames)
+    if header.version != WIRE_VERSION:
+        return RefusedAnswer(f"wire version {header.version}, expected {WIRE_VERSION}; install the learner's release")
+    if header.run_id not in (0, run_id):
+        return RefusedAnswer("the request is for another run")
+    request: Request = decode_json(body, Request)
+    return request
+
+
+def _unpack(frames: Sequence[Frame]) -> tuple[Header, memoryview]:
+    header, (body,) = unpack(frames, MessageKind.CONTROL, 1)
+    header.require_zero("shard", "sender", "schema", "incarnation", "number", "num_items")
+    return header, body

@@ -30,7 +30,6 @@ _TYPES = {
     "receipts": b"SUB",
     "batches": b"PUSH",
     "control": b"DEALER",
-    "metrics": b"PUSH",
 }
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _CURVE_GREETING = _GREETING.replace(b"NULL\0", b"CURVE")

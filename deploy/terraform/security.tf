@@ -9,7 +9,6 @@ locals {
     parameters = { port = 22001, at = "learner", open_to = ["actor", "evaluator"] }
     batches    = { port = 22002, last = 22632, at = "learner", open_to = ["replay"] } # the port of each further loader is 10 higher
     control    = { port = 22003, at = "learner", open_to = ["replay", "evaluator", "actor"] }
-    metrics    = { port = 22004, at = "learner", open_to = ["actor"] }
   }
 
   kind_of = merge([for kind, host in local.hosts : { for role in host.roles : role => kind }]...)

@@ -29,7 +29,7 @@ from apex.transport.messages.run_status import RunStatus
 
 ADMIN, STRANGER = "203.0.113.7", "203.0.113.8"
 SSH, TENSORBOARD = 22, 6006
-SOCKETS = ("experience", "priorities", "receipts", "parameters", "batches", "control", "metrics")
+SOCKETS = ("experience", "priorities", "receipts", "parameters", "batches", "control")
 END = "start --no-block apex-end.service"  # the learner's host ends the cluster
 CUT_SECONDS = 10.0
 ANSWER_SECONDS = 2.0  # time for a connection to be answered

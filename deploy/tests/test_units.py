@@ -157,7 +157,7 @@ def test_actors_use_the_cores_of_their_own_machine(tmp_path, text, arguments):
 
 def test_the_kernel_reserves_the_ports_of_the_package():
     transport = TransportConfig()
-    names = ("experience", "priorities", "receipts", "parameters", "batches", "control", "metrics")
+    names = ("experience", "priorities", "receipts", "parameters", "batches", "control")
     ports = {transport.port(name) for name in names}
     ports |= {transport.port("batches", loader) for loader in range(MOST_LOADERS)}
     (reserved,) = re.findall(

@@ -10,8 +10,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from apex.transport.codec import Codec
-from apex.transport.control_codec import decode_request
 from apex.transport.header import WIRE_VERSION, MessageKind, pack
+from apex.transport.json_codec import decode_request
 from apex.transport.messages.results import ActorFigures, EvaluationResult
 from apex.types import Parameters, PriorityUpdate, Receipt, Schema, Stream
 

@@ -42,7 +42,7 @@ from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter
 from apex.transport.codec import Codec
-from apex.transport.control_codec import decode_answer, encode_control
+from apex.transport.json_codec import decode_answer, encode_control
 from apex.transport.messages.control import Heartbeat
 from apex.types import BatchMessage, Exploration, Stream
 from tests.fuzz.campaign import CORPUS, Finding, accepted_messages, judge, replay, run

@@ -21,12 +21,12 @@ from apex.runtime.lifecycle import Stop
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
 from apex.transport.codec import Codec
 from apex.transport.control_client import ControlClient
-from apex.transport.control_codec import decode_request, encode_control
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.transport.curve.zap_handler import ZapHandlerError
 from apex.transport.endpoints import BatchReceiver, ExperienceSender, ParameterPublisher, ParameterSubscriber
 from apex.transport.hello import Route, greet
+from apex.transport.json_codec import decode_request, encode_control
 from apex.transport.messages.control import StatusRequest, WelcomeAnswer
 from apex.transport.sockets import InsecureBindWarning, bind, connect, open_context, prepare
 from apex.types import Parameters

@@ -14,7 +14,7 @@ from support.waiting import DEADLINE, until
 
 from apex.config import Config, to_dict
 from apex.runtime.ports import choose_ports, is_free
-from apex.transport.control_codec import decode_request, encode_control
+from apex.transport.json_codec import decode_request, encode_control
 from apex.transport.messages.control import Hello, RefusedAnswer, StateAnswer, WelcomeAnswer
 from apex.types import Schema, Stream
 

@@ -31,7 +31,7 @@ MODULES = (  # modules of learning, store and protocol
     "replay_memory/store/sum_tree", "replay_memory/store/writer", "replay_memory/store/reader",
     "replay_memory/store/deduplication", "replay_memory/store/priority_weights", "replay_memory/store/layout",
     "replay_memory/store/file", "transport/codec", "transport/header", "transport/json_codec", "transport/endpoints",
-    "transport/control_codec", "transport/heartbeat",
+    "transport/heartbeat", "transport/messages/results",
 )  # fmt: skip
 LONGEST_SECONDS = 900.0  # limit for the tests of one module; an error that makes them hang counts as noticed
 MOST_FILES = 12  # test files for one module

@@ -11,7 +11,6 @@ import logging
 import os
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -47,7 +46,7 @@ from apex.runtime.lifecycle import Stop, log_to
 from apex.runtime.rates import Rates
 from apex.transport.hello import host_name
 from apex.transport.messages.control import ReplayHeartbeat
-from apex.transport.messages.results import ActorFigures, EvaluationResult
+from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import RunStatus
 from apex.types import Parameters, Progress
 
@@ -143,9 +142,8 @@ class SerialCoordinator:
             )
         )
         self._describe_training()
-        if scores := self._experience.actor.scores.take():
-            figures = ActorFigures(role="actor", steps=None, time=time.time(), scalars=scores)
-            self._coordinator.keep_figures(figures)
+        if (scores := self._experience.actor.scores.take(None)) is not None:
+            self._coordinator.keep_scores(scores)
         self._coordinator.write_rows()
 
     def report(self) -> RunStatus:

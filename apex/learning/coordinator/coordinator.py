@@ -5,7 +5,6 @@ The coordinator has no socket. `server` passes messages to it; a run in a single
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,17 +13,16 @@ from apex.algorithms.interface import make_algorithm
 from apex.config import to_dict
 from apex.learning.coordinator.leases import LeaseTable
 from apex.learning.coordinator.link import FromTrainer, News, TrainerEnd, TrainerReport, TrainerStart
-from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row
+from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row, score_row
 from apex.learning.coordinator.state import RunState
 from apex.learning.coordinator.status import summarize
-from apex.metric_tags import EPISODES, actor_tags
 from apex.replay_memory.store.location import memory_id
 from apex.runs.checkpoints.best_policy import BestPolicy, games_of
 from apex.runs.folder import RunFolder
-from apex.runs.metrics.writer import MetricRow, MetricsWriter, cut_curves
+from apex.runs.metrics.writer import MetricsWriter, cut_curves
 from apex.transport.header import WireError
 from apex.transport.messages import control
-from apex.transport.messages.results import ActorFigures, EvaluationResult
+from apex.transport.messages.results import EvaluationResult, Scores, ScoreSums
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import LearnerStatus
 from apex.transport.timing import FORGET_SECONDS, TAKEOVER_HEARTBEATS
@@ -70,7 +68,7 @@ class Coordinator:
         self.state.best_score = self._best_policy.score
         self._metrics = MetricsWriter(folder.path)
         self._rows = MetricRows(self.state, OF_A_CLOCK if deterministic else ())
-        self._tags = actor_tags(self.state.exploration.amounts.tolist(), self.state.exploration.name)
+        self._scores = ScoreSums()  # scores for the next row of the curves
         self._curves_began = False  # whether the step from which the curves continue is known
         self._asked: dict[
             int, float
@@ -160,6 +158,8 @@ class Coordinator:
     def _answer_heartbeat(self, heartbeat: control.AnyHeartbeat) -> control.Answer:
         if heartbeat.run_id != self._folder.run_id:
             return control.RefusedAnswer("the request is for another run")
+        if isinstance(heartbeat, control.ActorHeartbeat):
+            self.keep_scores(heartbeat.scores)  # also if another host has the ids now: these games were played
         if self._is_replaced(heartbeat):
             return control.RefusedAnswer("another replay server has taken over this shard")
         if not self._leases.renew(heartbeat.session, heartbeat.streams, self._clock()):
@@ -200,14 +200,12 @@ class Coordinator:
 
     # --- curves and scores ------------------------------------------------------------------------------------------
 
-    def keep_figures(self, figures: ActorFigures) -> None:
-        """Adds an actor's figures to the curves. The number of episodes is the total since the run began."""
-        scalars = {tag: math.nan if x is None else x for tag, x in figures.scalars.items() if tag in self._tags}
-        if 0 <= scalars.get(EPISODES, -1) < 2**31:
-            self.state.num_episodes += int(scalars[EPISODES])
-            scalars[EPISODES] = self.state.num_episodes
-        if self._begin_curves():
-            self._metrics.accept(MetricRow("actor", self.state.num_steps, scalars, figures.time))
+    def keep_scores(self, scores: Scores) -> None:
+        """Keeps scores for the next row of the curves. Ignores ids that the run does not have."""
+        known = [actor for actor in scores.actors if actor.actor_id < self._config.actor.num_actors]
+        self._scores.add(Scores(known, scores.faults))
+        self.state.num_episodes += sum(actor.games for actor in known)
+        self.state.num_faults += scores.faults
 
     def keep_evaluation(self, result: EvaluationResult, parameters: Parameters | None) -> None:
         """Keeps an evaluation, and its parameters if they are the best so far.
@@ -227,6 +225,7 @@ class Coordinator:
     def write_rows(self) -> None:
         """Adds the current figures to the curves. Call this once a second."""
         if self._begin_curves():
+            self._write_scores()
             for row in self._rows.next():
                 self._metrics.accept(row)
             self._metrics.flush()
@@ -238,8 +237,14 @@ class Coordinator:
         self._leases.expire(self._clock())
 
     def close(self) -> None:
-        """Closes the files of the curves."""
+        """Writes the last scores, and closes the files of the curves."""
+        if self._begin_curves():
+            self._write_scores()
         self._metrics.close()
+
+    def _write_scores(self) -> None:
+        if (scores := self._scores.take(None)) is not None:
+            self._metrics.accept(score_row(self.state, scores))
 
     def _begin_curves(self) -> bool:
         """Returns whether rows may be added to the curves. First removes the rows of steps that a resumed run repeats.

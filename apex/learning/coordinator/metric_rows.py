@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 
 from msgspec.structs import asdict
 
 from apex.learning.coordinator.state import RunState
+from apex.metric_tags import EPISODES, FAULTS, LENGTH, MEAN_SCORE, SCORE, score_tag
 from apex.runs.metrics.writer import MetricRow
 from apex.sentences import advise
 from apex.transport.messages.histogram import Histogram
-from apex.transport.messages.results import EvaluationResult
+from apex.transport.messages.results import EvaluationResult, Scores
 from apex.transport.messages.status import LearnerStatus, ReplayStatus
 
 
@@ -43,6 +45,23 @@ class MetricRows:
                 self._histogram, histograms = newest, {"replay/priority": newest}
             scalars = {tag: value for tag, value in scalars.items() if tag not in self._omit}
             yield MetricRow("replay", state.num_steps, scalars, histograms=histograms)
+
+
+def score_row(state: RunState, scores: Scores) -> MetricRow:
+    """Returns the row of the games that actors have finished since the last row: mean scores, and counts in total."""
+    exploration, scalars = state.exploration, {EPISODES: float(state.num_episodes)}
+    total = 0.0
+    for actor_id, games, score, length in scores.actors:
+        score = math.nan if score is None else score
+        total += score
+        scalars[score_tag(actor_id, exploration.amounts[actor_id], exploration.name)] = score / games
+        if actor_id == state.config.actor.num_actors - 1:
+            scalars |= {SCORE: score / games, LENGTH: length / games}
+    if scores.actors:
+        scalars[MEAN_SCORE] = total / sum(actor.games for actor in scores.actors)
+    if state.num_faults:
+        scalars[FAULTS] = float(state.num_faults)
+    return MetricRow("actor", state.num_steps, scalars)
 
 
 def evaluation_row(steps: int, result: EvaluationResult, best: float) -> MetricRow:

@@ -1,4 +1,4 @@
-"""The process of the coordinator: its control and metrics sockets, and its pipe to the trainer.
+"""The process of the coordinator: its control socket, and its pipe to the trainer.
 
 It is a child process of the learner, so that programs get answers even during a long gradient step.
 """
@@ -20,12 +20,11 @@ from apex.runs.folder import RunFolder
 from apex.runtime.gpu import GpuMeter
 from apex.runtime.lifecycle import Stop, Wait
 from apex.runtime.resources import ResourceMeter
-from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver, Peer
+from apex.transport.async_receiver import ROUTER, AsyncReceiver, Peer
 from apex.transport.codec import Codec
-from apex.transport.control_codec import decode_request, encode_control
 from apex.transport.curve.key_store import read_keys
 from apex.transport.header import Frame, MessageKind, WireError, peek_kind
-from apex.transport.json_codec import MAX_JSON_BYTES
+from apex.transport.json_codec import MAX_JSON_BYTES, decode_request, encode_control
 from apex.transport.messages.control import Answer, Goodbye, Heartbeat, Hello, RefusedAnswer, StatusRequest
 from apex.transport.messages.status import Resources
 from apex.transport.sockets import Context, InsecureBindWarning, open_context
@@ -97,31 +96,24 @@ class CoordinatorServer:
                 await asyncio.sleep(0.01)
                 if self._stop.poll() or not self._receive_from_trainer():
                     return
-            max_bytes = 2 * MAX_JSON_BYTES + 4 * self._coordinator.num_parameters
-            self._control = self._bind(context, ROUTER, "control", high_water_mark=1_000, max_bytes=max_bytes)
-            self._figures = self._bind(context, PULL, "metrics", high_water_mark=10_000, max_bytes=MAX_JSON_BYTES)
-            tasks = [asyncio.create_task(work) for work in (self._serve_control(), self._serve_metrics())]
+            max_bytes, endpoint = 2 * MAX_JSON_BYTES + 4 * self._coordinator.num_parameters, self._transport.endpoint
+            self._control = AsyncReceiver(
+                context, ROUTER, endpoint("control"), "control", high_water_mark=1_000, max_bytes=max_bytes
+            )
+            task = asyncio.create_task(self._serve_control())
             try:
-                await self._watch(tasks, context)
+                await self._watch(task, context)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)  # The tasks wait on sockets that are closed next.
+                task.cancel()
+                await asyncio.wait([task])  # The task waits on the socket, which is closed next.
 
-    def _bind(
-        self, context: Context, kind: int, socket_name: str, *, high_water_mark: int, max_bytes: int
-    ) -> AsyncReceiver:
-        endpoint = self._transport.endpoint(socket_name)
-        return AsyncReceiver(context, kind, endpoint, socket_name, high_water_mark=high_water_mark, max_bytes=max_bytes)
-
-    async def _watch(self, tasks: list[asyncio.Task[None]], context: Context) -> None:
+    async def _watch(self, task: asyncio.Task[None], context: Context) -> None:
         warning = InsecureBindWarning(self._transport)
         row_at, end_notice_until = time.monotonic(), 0.0
         while not self._stop.poll():
             await asyncio.sleep(0.05)
-            for task in tasks:
-                if task.done():
-                    task.result()  # Raises the error of the task.
+            if task.done():
+                task.result()  # Raises the error of the task.
             context.check()
             warning.check()
             self._state.refused_connections = context.refused_connections
@@ -142,8 +134,7 @@ class CoordinatorServer:
                     return
 
     def _tick(self) -> None:
-        for name, receiver in (("control", self._control), ("metrics", self._figures)):
-            self._state.refusals[name] = dict(receiver.refused)
+        self._state.refusals["control"] = dict(self._control.refused)
         self._state.learner_resources = self._measure()
         self._coordinator.write_rows()
         self._coordinator.tick()
@@ -214,14 +205,6 @@ class CoordinatorServer:
         elif isinstance(request, StatusRequest) and bytes(identity) not in self._observers:
             self._observers.append(bytes(identity))
         return answer
-
-    async def _serve_metrics(self) -> None:
-        while True:
-            for frames in await self._figures.burst(1.0):
-                try:
-                    self._coordinator.keep_figures(self._codec.decode_metrics(frames))
-                except WireError as error:
-                    self._figures.refuse(error)
 
 
 def _require_role(role: str, claimed: Role) -> None:

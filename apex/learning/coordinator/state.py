@@ -51,6 +51,7 @@ class RunState:
         self.refusals: dict[str, dict[str, int]] = {}  # messages refused by the learner: counts by socket and reason
         self.num_leased = 0
         self.num_episodes = 0  # games that actors have finished in this run
+        self.num_faults = 0  # games that a fault of the environment ended, since the learner started
         self.end: EndReason | None = None  # why the run ends; None while it continues
         self.over = False  # whether training has ended
         self.final: int | None = None  # version of the parameters to evaluate after training; None: no evaluation

@@ -37,7 +37,6 @@ ENDPOINTS = {
     "parameters": Endpoint(Role.LEARNER, (Role.ACTOR, Role.EVALUATOR)),
     "batches": Endpoint(Role.LEARNER, (Role.REPLAY,)),
     "control": Endpoint(Role.LEARNER, (Role.REPLAY, Role.ACTOR, Role.EVALUATOR, Role.OBSERVER)),
-    "metrics": Endpoint(Role.LEARNER, (Role.ACTOR,)),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 from zlib import crc32
 
 from msgspec import Meta
@@ -10,6 +10,7 @@ from msgspec import Meta
 from apex.facts import Record, Text
 from apex.transport.header import WIRE_VERSION
 from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U32, U63, U64, Endpoints
+from apex.transport.messages.results import Scores
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import ActorStatus, EvaluatorStatus, ReplayStatus, Resources
 from apex.types import Role, Schema, Stream
@@ -33,10 +34,10 @@ class Hello(Record, frozen=True, tag="hello", kw_only=True):
             raise ValueError(f"role must be one of {', '.join(JOINING)}, got {self.role}")
 
 
-class Heartbeat(Record, frozen=True, tag_field="role", kw_only=True):
-    """Periodic message of a running program. `role` distinguishes the kinds of heartbeat."""
+class Heartbeat(Record, frozen=True, kw_only=True):
+    """Periodic message of a running program. Each role has its own kind."""
 
-    type: Literal["heartbeat"] = "heartbeat"
+    role: ClassVar[Role]
     session: U63
     run_id: U64
     host: Text
@@ -46,27 +47,26 @@ class Heartbeat(Record, frozen=True, tag_field="role", kw_only=True):
     endpoints: Endpoints  # sockets of a replay server, by name
     resources: Resources | None = None  # None: not measured
 
-    @property
-    def role(self) -> Role:
-        """The role of the program."""
-        return Role(str(self.__struct_config__.tag))
 
-
-class ActorHeartbeat(Heartbeat, frozen=True, tag=Role.ACTOR.value, kw_only=True):
+class ActorHeartbeat(Heartbeat, frozen=True, tag="actor_heartbeat", kw_only=True):
     """Heartbeat of an actor host."""
 
+    role: ClassVar[Role] = Role.ACTOR
     status: ActorStatus
+    scores: Scores = Scores()
 
 
-class EvaluatorHeartbeat(Heartbeat, frozen=True, tag=Role.EVALUATOR.value, kw_only=True):
+class EvaluatorHeartbeat(Heartbeat, frozen=True, tag="evaluator_heartbeat", kw_only=True):
     """Heartbeat of an evaluator."""
 
+    role: ClassVar[Role] = Role.EVALUATOR
     status: EvaluatorStatus
 
 
-class ReplayHeartbeat(Heartbeat, frozen=True, tag=Role.REPLAY.value, kw_only=True):
+class ReplayHeartbeat(Heartbeat, frozen=True, tag="replay_heartbeat", kw_only=True):
     """Heartbeat of a replay server. No other role can send it, because its counters can end the run."""
 
+    role: ClassVar[Role] = Role.REPLAY
     status: ReplayStatus
 
 
@@ -82,7 +82,6 @@ class StatusRequest(Record, frozen=True, tag="status"):
 
 AnyHeartbeat = ActorHeartbeat | EvaluatorHeartbeat | ReplayHeartbeat
 Request = Hello | AnyHeartbeat | Goodbye | StatusRequest
-REQUESTS: dict[str, Any] = {"hello": Hello, "heartbeat": AnyHeartbeat, "goodbye": Goodbye, "status": StatusRequest}
 
 
 class WelcomeAnswer(Record, frozen=True, tag="welcome", kw_only=True):
@@ -117,9 +116,8 @@ class StateAnswer(Record, frozen=True, tag="state"):
     """Answer to a heartbeat; also sent to all programs when the run is over."""
 
     stop: bool  # True: the run is over
-    inserts_wanted: bool = (
-        False  # for replay servers: True if samplers of another shard wait for inserts; then inserts must not wait
-    )
+    # For replay servers: True if samplers of another shard wait for inserts. Then inserts must not wait.
+    inserts_wanted: bool = False
     final: U32 | None = None  # for the evaluator after training: version of the final parameters, to evaluate at once
     generation: U32 = 0  # for actors: result of `generation_of`; 0: some replay endpoints are unknown
 

@@ -1,18 +1,19 @@
-"""Messages with scores: the actors' figures and the results of evaluations."""
+"""Scores of games: those that actors finish, and the results of evaluations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+import math
+from collections.abc import Sequence
+from itertools import islice
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
 from apex.config import MAX_EPISODES
 from apex.facts import Number, Record
-from apex.metric_tags import ACTOR_TAG_PREFIXES
-from apex.transport.messages.fields import U31, U32
+from apex.transport.messages.fields import U31, U32, Count
 
-ActorTag = Annotated[str, Meta(max_length=128, pattern=rf"^({'|'.join(ACTOR_TAG_PREFIXES)})[A-Za-z0-9_./-]*\Z")]
+MAX_SCORES = 1_000  # maximum actors in one message; the scores of others follow with the next message
 
 
 class EvaluationResult(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,10 +34,43 @@ class EvaluationResult(Record, frozen=True, kw_only=True, omit_defaults=True):
     seconds: Number  # duration of the evaluation
 
 
-class ActorFigures(Record, frozen=True, kw_only=True):
-    """Figures of the episodes that one actor process has finished."""
+class ActorScores(NamedTuple):
+    """The games that one actor has finished. A lost life does not end a game."""
 
-    role: Literal["actor"]
-    steps: None  # The coordinator fills in the steps.
-    time: Number  # Unix seconds
-    scalars: Annotated[Mapping[ActorTag, Number | None], Meta(max_length=4_096)]  # by TensorBoard tag; null: not finite
+    actor_id: U32
+    games: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    score: Number | None  # sum of the games' unclipped rewards; None: not finite
+    length: Count  # sum of the games' steps
+
+
+class Scores(Record, frozen=True):
+    """The games that actors have finished since the last message."""
+
+    actors: Annotated[Sequence[ActorScores], Meta(max_length=MAX_SCORES)] = ()
+    faults: Count = 0  # games without a score, because a fault of the environment ended them
+
+
+class ScoreSums:
+    """Adds scores up until they can be passed on. A long wait therefore loses no game and takes little memory."""
+
+    def __init__(self) -> None:
+        self._actors: dict[int, ActorScores] = {}
+        self._faults = 0
+
+    def add(self, scores: Scores) -> None:
+        """Adds scores to those that wait."""
+        self._faults += scores.faults
+        for actor_id, games, score, length in scores.actors:
+            _, more_games, more_score, more_length = self._actors.get(actor_id, (actor_id, 0, 0.0, 0))
+            total = math.nan if score is None or more_score is None else score + more_score
+            self._actors[actor_id] = ActorScores(actor_id, games + more_games, total, length + more_length)
+
+    def take(self, most: int | None = MAX_SCORES) -> Scores | None:
+        """Removes and returns the scores of up to `most` actors (None: of all); None if no scores wait."""
+        if not self._actors and not self._faults:
+            return None
+        scores = Scores(list(islice(self._actors.values(), most)), self._faults)
+        self._faults = 0
+        for actor in scores.actors:
+            del self._actors[actor.actor_id]
+        return scores

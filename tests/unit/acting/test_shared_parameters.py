@@ -1,4 +1,4 @@
-"""The board shows the newest parameters whole, whatever the writer is doing."""
+"""Readers get the newest parameters completely, even while the writer publishes newer ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def parameters(number, size=8):
     return Parameters(10 * number, np.full(size, number, np.float32))
 
 
-def test_nothing_is_there_before_the_first():
+def test_there_are_no_parameters_before_the_first_publication():
     assert SharedParameters(8).newer(0) is None
 
 
-def test_shows_the_newest_only_and_each_once():
+def test_the_newest_parameters_are_returned_once():
     shared = SharedParameters(8)
     for number in range(1, 5):
         shared.publish(parameters(number))
@@ -30,7 +30,7 @@ def test_shows_the_newest_only_and_each_once():
     assert shared.newer(number)[1].version == 50
 
 
-def test_what_was_read_does_not_change_any_more():
+def test_parameters_that_were_read_do_not_change():
     shared = SharedParameters(8)
     shared.publish(parameters(1))
     _, first = shared.newer(0)
@@ -39,7 +39,7 @@ def test_what_was_read_does_not_change_any_more():
     assert (first.values == 1).all()
 
 
-def test_a_reader_in_another_process_never_sees_a_mixture():
+def test_a_reader_in_another_process_never_gets_a_mixture():
     shared = SharedParameters(200_000)
     context = multiprocessing.get_context("fork")
     done = context.Event()

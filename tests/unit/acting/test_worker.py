@@ -1,21 +1,58 @@
-"""What a worker process reports."""
+"""Worker processes report scores and choose their number format."""
+
+from __future__ import annotations
 
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
-from apex.acting.worker import explore
+from apex.acting.worker import acts_in_bfloat16, explore
+from apex.config import ActorConfig, Config, NetworkConfig
 from apex.runtime.lifecycle import Stop
+from apex.transport.messages.results import ActorScores, Scores, ScoreSums
+from apex.types import Schema
 
 
-def test_the_scores_of_the_last_second_are_sent_at_the_end():
-    stop, sent = Stop(), []
-    actor = SimpleNamespace(begin=list, end=list, num_steps=7, scores=SimpleNamespace(take=lambda: {"score": 3.0}))
+def run_worker_once(scores, send):
+    """Runs a worker for a single step, in which games with `scores` end; returns the scores that it could not send."""
+    stop, sums = Stop(), ScoreSums()
+    actor = SimpleNamespace(begin=list, end=list, num_steps=7, scores=sums)
 
-    def step() -> bool:
+    def step():
         stop.request()
+        sums.add(scores)
         return True
 
     actor.step = step
-    explore(stop, actor, SimpleNamespace(send=sent.append), np.zeros(2))
-    assert [figures.scalars for figures in sent] == [{"score": 3.0}]
+    explore(stop, actor, SimpleNamespace(figures=np.zeros((2, 2)), send_scores=send), 1)
+    return sums.take(None)
+
+
+def test_scores_of_the_last_second_are_sent_at_the_end():
+    scores, sent = Scores([ActorScores(actor_id, 1, 3.0, 9) for actor_id in range(1_500)], 2), []
+    assert run_worker_once(scores, lambda worker, part: sent.append((worker, part)) or True) is None
+    assert [worker for worker, _ in sent] == [1, 1]
+    assert [actor for _, part in sent for actor in part.actors] == scores.actors
+    assert sum(part.faults for _, part in sent) == 2
+
+
+def test_scores_are_kept_while_the_socket_is_full():
+    scores = Scores([ActorScores(0, 1, 3.0, 9)], 2)
+    assert run_worker_once(scores, lambda worker, part: False) == scores
+
+
+@pytest.mark.parametrize(
+    ("setting", "width", "has_bfloat16", "expected"),
+    [
+        ("auto", 1.0, True, True),
+        ("auto", 0.25, True, False),  # For a narrow network bfloat16 is slower.
+        ("auto", 1.0, False, False),
+        ("on", 0.25, False, True),
+        ("off", 1.0, True, False),
+    ],
+)
+def test_each_host_chooses_its_number_format(setting, width, has_bfloat16, expected):
+    config = Config(actor=ActorConfig(bfloat16=setting), network=NetworkConfig(width=width))
+    pixels = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
+    assert acts_in_bfloat16(config, pixels, has_bfloat16=has_bfloat16) == expected

@@ -105,7 +105,7 @@ def test_a_server_is_called_by_its_shard_where_there_are_several():
 def test_an_endpoint_is_where_to_bind_or_how_to_reach_a_host():
     transport = TransportConfig(port_offset=100)
     assert transport.endpoint("experience") == "tcp://127.0.0.1:21101"
-    assert transport.endpoint("metrics", "learner.local") == "tcp://learner.local:22104"
+    assert transport.endpoint("control", "learner.local") == "tcp://learner.local:22103"
 
 
 @pytest.mark.parametrize(

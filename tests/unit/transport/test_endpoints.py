@@ -1,4 +1,4 @@
-"""Sockets carry what they are given, wait no longer than told, and refuse strangers by counting them."""
+"""Sockets deliver messages, respect timeouts, and count invalid messages."""
 
 from __future__ import annotations
 
@@ -6,22 +6,12 @@ import asyncio
 import socket
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zmq
-from support.builders import (
-    CONTINUOUS,
-    MASKED,
-    PIXELS,
-    RUN,
-    VALUES,
-    VECTORS,
-    make_batch,
-    make_segment,
-)
+from support.builders import CONTINUOUS, MASKED, PIXELS, RUN, VALUES, VECTORS, make_batch, make_segment
 from support.messages import HELLO
 from support.waiting import DEADLINE, until
 
@@ -29,8 +19,7 @@ from apex.errors import AddressError, UsageError
 from apex.frame_blob import make_blob
 from apex.transport.async_receiver import AsyncReceiver
 from apex.transport.codec import Codec
-from apex.transport.control_client import ControlClient, MetricsSender
-from apex.transport.control_codec import decode_request, encode_control
+from apex.transport.control_client import ControlClient
 from apex.transport.endpoints import (
     CONTROL_MARGIN,
     BatchReceiver,
@@ -44,8 +33,8 @@ from apex.transport.endpoints import (
     max_batch_bytes,
     max_segment_bytes,
 )
+from apex.transport.json_codec import decode_request, encode_control
 from apex.transport.messages.control import StateAnswer
-from apex.transport.messages.results import ActorFigures
 from apex.transport.sockets import bind, local_address, open_context, prepare, split_address
 from apex.types import Parameters, PriorityUpdate, Receipt, Stream
 
@@ -59,7 +48,7 @@ def endpoint():
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
-def test_batches_arrive_and_garbage_is_counted(context, endpoint):
+def test_batches_arrive_and_invalid_messages_are_counted(context, endpoint):
     limit = max_batch_bytes(PIXELS, 4)
     receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=limit)
     assert receiver.receive(0.0) is None
@@ -85,44 +74,44 @@ def test_batches_go_to_all_loaders_in_turn(context):
         receivers.append(
             BatchReceiver(context, endpoints[-1], CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS, 4))
         )
-    sender, got = BatchSender(context, endpoints, CODEC), Counter()
+    sender, served = BatchSender(context, endpoints, CODEC), set()
 
-    def both_get_some():
+    def both_are_served():
         sender.send(make_batch(PIXELS), 0.1)
-        got.update(index for index in range(2) if receivers[index].receive(0.05) is not None)
-        return len(got) == 2
+        served.update(index for index in range(2) if receivers[index].receive(0.05) is not None)
+        return len(served) == 2
 
     for _ in range(2):
-        until(both_get_some, "a batch for each loader")
-        sender.reconnect()  # What lies in the old connections is lost.
-        got.clear()
+        until(both_are_served, "a batch for each loader")
+        sender.reconnect()  # Batches in the old connections are lost.
+        served.clear()
 
 
-def test_who_connects_anew_leaves_no_old_connection_behind(context, endpoint):
+def test_reconnecting_closes_the_old_connection(context, endpoint):
     receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS, 4))
     port = f":{int(endpoint.rpartition(':')[2]):04X}"
 
     def connections():
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        return {row[9] for row in rows if row[2].endswith(port) and row[3] == "01"}  # inodes of what is established
+        return {row[9] for row in rows if row[2].endswith(port) and row[3] == "01"}  # inodes of established connections
 
     sender = BatchSender(context, [endpoint], CODEC)
     assert sender.send(make_batch(PIXELS), DEADLINE)
-    until(lambda: receiver.receive(0.1), "batch")  # Its handshake is over.
+    until(lambda: receiver.receive(0.1), "batch")  # The handshake is complete.
     before = connections()
     sender.reconnect()
 
     def is_replaced():
-        sender.send(make_batch(PIXELS), 0.0)  # The old one ends when the socket is used again.
+        sender.send(make_batch(PIXELS), 0.0)  # The old connection closes when the socket is used again.
         receiver.receive(0.0)
         return len(connections()) == 1 and not connections() & before
 
-    until(is_replaced, "another connection in its place")
+    until(is_replaced, "new connection")
 
 
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS, CONTINUOUS, MASKED])
-def test_the_longest_messages_are_just_below_their_limits(schema):
-    """Frames that do not compress, as many as there can be: of a batch's transitions, or of episodes of one step."""
+def test_size_limits_are_just_above_the_longest_messages(schema):
+    """The messages have as many frames as possible (episodes of one step), and no frame compresses."""
     count, length = 64, 3_000
     num_steps, num_frames = length + schema.n_step, 2 * schema.stack + schema.n_step
     batch = make_batch(schema, count)
@@ -137,7 +126,7 @@ def test_the_longest_messages_are_just_below_their_limits(schema):
         assert 0 <= limit - sum(map(len, message)) < CONTROL_MARGIN
 
 
-def test_a_loader_that_cannot_be_reached_keeps_no_batch_from_the_others(context, endpoint):
+def test_an_unreachable_loader_receives_no_batches(context, endpoint):
     receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS, 4))
     sender = BatchSender(context, [endpoint, "tcp://127.0.0.1:1"], CODEC)
     for number in range(8):
@@ -145,16 +134,16 @@ def test_a_loader_that_cannot_be_reached_keeps_no_batch_from_the_others(context,
         assert until(lambda: receiver.receive(0.1), "batch").number == number
 
 
-def test_a_sampler_without_a_learner_waits_no_longer_than_told(context, endpoint):
+def test_sending_a_batch_without_a_learner_respects_the_timeout(context, endpoint):
     sender, batch = BatchSender(context, [endpoint], CODEC), make_batch(PIXELS)
-    while sender.send(batch, 0.0):  # The high-water mark's worth has room.
+    while sender.send(batch, 0.0):  # until the high-water mark is reached
         pass
     began = time.monotonic()
     assert not sender.send(batch, 0.1)
     assert time.monotonic() - began < 1.0
 
 
-def test_a_message_above_the_limit_never_reaches_the_program(context, endpoint):
+def test_messages_above_the_size_limit_are_not_delivered(context, endpoint):
     receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=1_000)
     stranger = context.socket(zmq.PUSH)
     stranger.connect(endpoint)
@@ -163,7 +152,7 @@ def test_a_message_above_the_limit_never_reaches_the_program(context, endpoint):
     assert receiver.refused == {}
 
 
-def test_parameters_a_newcomer_gets_the_newest_at_once(context, endpoint):
+def test_a_new_subscriber_receives_the_newest_parameters(context, endpoint):
     publisher = ParameterPublisher(context, endpoint, CODEC, repeat_seconds=1_000.0)
     for version in (1, 2):
         publisher.publish(Parameters(version, VALUES))
@@ -179,7 +168,7 @@ def test_parameters_a_newcomer_gets_the_newest_at_once(context, endpoint):
     assert subscriber.receive(0.0) is None
 
 
-def test_parameters_a_slow_reader_skips_what_is_old_and_ends_with_the_newest(context, endpoint):
+def test_a_slow_subscriber_skips_versions_but_receives_the_newest(context, endpoint):
     publisher = ParameterPublisher(context, endpoint, CODEC, repeat_seconds=0.1)
     subscriber = ParameterSubscriber(context, endpoint, CODEC, num_parameters=10)
     publisher.publish(Parameters(0, VALUES))
@@ -192,14 +181,14 @@ def test_parameters_a_slow_reader_skips_what_is_old_and_ends_with_the_newest(con
         return versions and versions[-1] == version
 
     until(lambda: reached(0), "first parameters")
-    for version in range(1, 100):  # More than the high-water mark: the newest of these may be dropped, and is repeated.
+    for version in range(1, 100):  # More than the high-water mark: the newest may be dropped, and is sent again.
         publisher.publish(Parameters(version, VALUES))
     until(lambda: reached(99), "newest")
     assert len(versions) < 50
     assert publisher.num_bytes > 0
 
 
-def test_parameters_of_another_network_are_refused(context, endpoint):
+def test_parameters_of_another_size_are_refused(context, endpoint):
     publisher = ParameterPublisher(context, endpoint, CODEC, repeat_seconds=1_000.0)
     publisher.publish(Parameters(1, VALUES[:5]))
     subscriber = ParameterSubscriber(context, endpoint, CODEC, num_parameters=10)
@@ -212,8 +201,7 @@ def test_parameters_of_another_network_are_refused(context, endpoint):
     assert until(refused, "refusal") == {"count": 1}
 
 
-def test_experience_reaches_the_server_and_its_receipt_the_actor(endpoint):
-    """Two actors; each hears of its own streams only."""
+def test_receipts_reach_only_the_actor_of_their_stream(endpoint):
     receipts_endpoint = endpoint.rsplit(":", 1)[0] + ":" + str(int(endpoint.rsplit(":", 1)[1]) % 60_000 + 1_024)
     segment = make_segment(PIXELS, actor_id=2)
 
@@ -230,19 +218,19 @@ def test_experience_reaches_the_server_and_its_receipt_the_actor(endpoint):
             back = CODEC.decode_segment(messages[0])
             assert back.stream == segment.stream
             receipt = Receipt(back.stream, 1, 4, 0)
-            heard = []
+            received = []
             deadline = time.monotonic() + DEADLINE
-            while not heard and time.monotonic() < deadline:
+            while not received and time.monotonic() < deadline:
                 publisher.publish(receipt)
-                heard = own.receive(0.05)
-            assert heard[0] == receipt
+                received = own.receive(0.05)
+            assert received[0] == receipt
             assert other.receive() == []
             assert await experience.burst(0.0) == []
 
     asyncio.run(scenario())
 
 
-def test_a_burst_waits_for_a_message_not_for_a_peer_and_leaves_the_rest_to_the_next(endpoint):
+def test_a_burst_waits_for_a_message_and_respects_its_limit(endpoint):
     async def scenario():
         with open_context() as server, open_context() as actor:
             experience = AsyncReceiver(server, zmq.PULL, endpoint, "experience", high_water_mark=10, max_bytes=100)
@@ -268,7 +256,7 @@ def test_a_burst_waits_for_a_message_not_for_a_peer_and_leaves_the_rest_to_the_n
     asyncio.run(scenario())
 
 
-def test_one_receiver_hears_each_of_its_streams_from_the_shard_that_keeps_it(endpoint):
+def test_a_receiver_gets_receipts_from_the_shard_of_each_stream(endpoint):
     host, port = endpoint.rsplit(":", 1)
     endpoints = [f"{host}:{int(port) % 60_000 + 3_072 + shard}" for shard in range(2)]
 
@@ -276,26 +264,26 @@ def test_one_receiver_hears_each_of_its_streams_from_the_shard_that_keeps_it(end
         with open_context() as server, open_context() as actor:
             publishers = [ReceiptPublisher(server, endpoint, CODEC) for endpoint in endpoints]
             receiver = ReceiptReceiver(actor, endpoints, CODEC, [Stream(3, 7), Stream(2, 7)])
-            heard = set()
+            received = set()
             deadline = time.monotonic() + DEADLINE
-            while len(heard) < 2 and time.monotonic() < deadline:
+            while len(received) < 2 and time.monotonic() < deadline:
                 for shard, publisher in enumerate(publishers):
-                    for actor_id in (2, 3):  # Each shard says of both streams that so many segments are stored.
+                    for actor_id in (2, 3):  # Both shards publish receipts for both streams.
                         publisher.publish(Receipt(Stream(actor_id, 7), 1, 10 * shard + actor_id, 0), shard)
                 await asyncio.sleep(0)
-                heard |= {(receipt.stream.actor_id, receipt.contiguous) for receipt in receiver.receive(0.05)}
-            assert heard == {(2, 2), (3, 13)}
+                received |= {(receipt.stream.actor_id, receipt.contiguous) for receipt in receiver.receive(0.05)}
+            assert received == {(2, 2), (3, 13)}
 
     asyncio.run(scenario())
 
 
-def test_without_a_server_experience_fills_up_and_says_so(context, endpoint):
+def test_sending_experience_without_a_server_fails_when_the_queue_is_full(context, endpoint):
     sender = ExperienceSender(context, endpoint, num_messages=2)
     message = CODEC.encode_segment(make_segment(PIXELS))
     assert not all(sender.send(message) for _ in range(100))
 
 
-def test_control_answers_and_a_vanished_peer_is_not_missed(endpoint, caplog):
+def test_control_answers_arrive_and_invalid_ones_are_counted(endpoint, caplog):
     async def scenario():
         with open_context() as server, open_context() as role:
             control = AsyncReceiver(server, zmq.ROUTER, endpoint, "control", high_water_mark=10, max_bytes=1_000)
@@ -310,24 +298,20 @@ def test_control_answers_and_a_vanished_peer_is_not_missed(endpoint, caplog):
             assert client.receive(DEADLINE) is None
             assert client.receive(DEADLINE) is None
             assert client.refused == {"length": 2}
-            said = [record.getMessage() for record in caplog.records]
-            assert said == [
-                f"ignored an invalid answer from the learner at {endpoint}: length: 8 bytes, but a header has 52"
-            ]
+            (warning,) = [record.getMessage() for record in caplog.records]
+            assert endpoint in warning
+            assert "length" in warning
             client.close()
-            control.reply(b"nobody", encode_control(StateAnswer(True)))
+            control.reply(b"nobody", encode_control(StateAnswer(True)))  # Does not raise.
 
     asyncio.run(scenario())
 
 
-def test_nothing_said_into_the_void_blocks(context, endpoint):
+def test_sending_without_a_receiver_drops_messages_and_does_not_block(context, endpoint):
     client = ControlClient(context, endpoint)
     for _ in range(100):
         client.send(HELLO)
     assert client.refused["dropped"] > 0
-    metrics = MetricsSender(context, endpoint, CODEC)
-    for _ in range(200):
-        metrics.send(ActorFigures(role="actor", steps=None, time=1.0, scalars={}))
     priorities = PrioritySender(context, CODEC)
     priorities.connect(endpoint)
     for number in range(200):
@@ -335,7 +319,7 @@ def test_nothing_said_into_the_void_blocks(context, endpoint):
     assert priorities.num_dropped > 0
 
 
-def test_priorities_follow_a_replay_server_that_moved(context):
+def test_priorities_follow_a_replay_server_to_its_new_address(context):
     receivers = []
     for _ in range(2):
         receiver = context.socket(zmq.PULL)
@@ -350,7 +334,7 @@ def test_priorities_follow_a_replay_server_that_moved(context):
         assert CODEC.decode_priorities([receiver.recv()]).number == 7
 
 
-def test_priorities_go_to_their_shard_and_are_dropped_before_it_is_known(context):
+def test_priorities_are_dropped_until_their_shard_is_connected(context):
     receivers = []
     sender = PrioritySender(context, CODEC)
     updates = [PriorityUpdate(shard, 1, 0, 7, np.arange(2), np.ones(2, np.float32)) for shard in range(2)]
@@ -370,7 +354,7 @@ def test_priorities_go_to_their_shard_and_are_dropped_before_it_is_known(context
         assert not receiver.poll(50)
 
 
-def test_a_port_that_is_released_in_time_is_bound(context):
+def test_binding_waits_for_a_port_to_be_released(context):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         timer = threading.Timer(0.5, holder.close)
@@ -381,28 +365,24 @@ def test_a_port_that_is_released_in_time_is_bound(context):
         timer.join()
 
 
-def test_a_taken_port_is_named(context, endpoint):
-    first, second = context.socket(zmq.PULL), context.socket(zmq.PULL)
-    bind(first, endpoint, "batches")
-    with pytest.raises(AddressError, match=f"{endpoint} is in use.*port-offset"):
-        bind(second, endpoint, "batches")
-
-
-def test_an_address_that_is_not_ours_is_named(context):
-    with pytest.raises(AddressError, match=r"tcp://nowhere\.invalid:5555"):
-        bind(context.socket(zmq.PULL), "tcp://nowhere.invalid:5555", "batches")
+def test_errors_name_the_address_that_cannot_be_bound(context, endpoint):
+    bind(context.socket(zmq.PULL), endpoint, "batches")
+    for address in (endpoint, "tcp://nowhere.invalid:5555"):
+        with pytest.raises(AddressError) as error:
+            bind(context.socket(zmq.PULL), address, "batches")
+        assert address in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["", ":5", "host:x", "host:0", "host:70000"])
-def test_refuses_what_is_no_address(text):
+def test_invalid_addresses_are_refused(text):
     with pytest.raises(UsageError, match="--learner"):
         split_address(text, 22003)
 
 
-def test_reads_addresses_with_and_without_a_port():
+def test_addresses_are_read_with_and_without_a_port():
     assert split_address("10.0.0.1", 22003) == ("10.0.0.1", 22003)
     assert split_address("learner:7", 22003) == ("learner", 7)
 
 
-def test_knows_this_hosts_address_towards_a_peer():
+def test_the_local_address_towards_a_peer_is_found():
     assert local_address("127.0.0.1") == "127.0.0.1"

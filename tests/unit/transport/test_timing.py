@@ -1,12 +1,19 @@
-"""The timings fit each other. docs/protocol.md includes the module itself."""
+"""Timeouts are consistent, and the time between reconnects doubles until the peer answers."""
 
 from __future__ import annotations
 
 from apex.transport import timing
+from apex.transport.sockets import ReconnectBackoff
 
 
-def test_what_is_waited_for_longer_comes_later():
+def test_longer_waits_have_longer_timeouts():
     assert timing.RECEIPT_SECONDS < timing.RECEIPT_SILENCE_SECONDS < timing.RESEND_SECONDS < timing.MOST_RESEND_SECONDS
     assert timing.MOST_RESEND_SECONDS <= timing.RENEW_SECONDS < timing.STREAM_LIFE_SECONDS
     assert timing.TAKEOVER_HEARTBEATS < timing.ABSENT_HEARTBEATS
     assert timing.HELLO_SECONDS < timing.END_NOTICE_SECONDS < timing.FORGET_SECONDS
+
+
+def test_the_time_between_reconnects_doubles_until_an_answer():
+    backoff = ReconnectBackoff()
+    assert [second for second in range(100) if backoff.is_due(float(second))] == [10, 20, 40, 80]
+    assert [backoff.is_due(silence) for silence in (0.0, 9.9, 10.0, 11.0)] == [False, False, True, False]

@@ -24,7 +24,7 @@ from apex.transport.messages.control import (
     WelcomeAnswer,
     generation_of,
 )
-from apex.transport.messages.results import ActorFigures
+from apex.transport.messages.results import ActorScores, Scores
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
 
@@ -52,13 +52,16 @@ class Scene:
         heartbeat = make_heartbeat(role, session, run_id=self.folder.run_id, **more)
         return self.coordinator.answer(heartbeat)
 
-    def figures(self, **scalars):
-        named = {f"actors/{name}": value for name, value in scalars.items()}
-        self.coordinator.keep_figures(ActorFigures(role="actor", steps=None, time=1.0, scalars=named))
+    def score(self, *actors, faults=0):
+        """Passes on scores, each as actor id, games, score, length; then writes a row of the curves."""
+        self.coordinator.keep_scores(Scores([ActorScores(*actor) for actor in actors], faults))
+        self.coordinator.write_rows()
 
-    def curve(self, role):
-        self.coordinator.close()
-        return read_curve(self.folder.curves / f"{role}.jsonl")
+    def curve(self, role, *, closes=True):
+        if closes:
+            self.coordinator.close()
+        path = self.folder.curves / f"{role}.jsonl"
+        return read_curve(path) if path.exists() else []
 
 
 @pytest.fixture
@@ -253,27 +256,56 @@ def test_the_first_confirmed_score_is_the_last(tmp_path):
     assert [row["scalars"]["evaluator/score"] for row in scene.curve("evaluator")] == [9.0, 4.0]
 
 
-def test_curves_have_the_episodes_of_all_actors_and_only_tags_of_the_run(scene):
-    scene.figures(episodes=2.0, mean_score=None, score_9999_epsilon_1=5.0)
-    scene.figures(episodes=3.0)
+def test_rows_have_mean_scores_and_the_total_number_of_games(scene):
+    scene.score((1, 2, 6.0, 20), (0, 1, 9.0, 5), (9, 7, 1.0, 1))  # There is no actor 9.
+    scene.score((5, 2, 3.0, 7), faults=3)
+    scene.score((1, 1, None, 1))
+    amounts = scene.coordinator.state.exploration.amounts
+    tags = [f"actors/score_{i:04d}_epsilon_{amounts[i]:.5f}" for i in range(6)]
     assert [row["scalars"] for row in scene.curve("actor")] == [
-        {"actors/episodes": 2, "actors/mean_score": None},
-        {"actors/episodes": 5},
+        {tags[1]: 3.0, tags[0]: 9.0, "actors/mean_score": 5.0, "actors/episodes": 3},
+        {
+            tags[5]: 1.5,
+            "actor_highest_id/score": 1.5,
+            "actor_highest_id/length": 3.5,
+            "actors/mean_score": 1.5,
+            "actors/episodes": 5,
+            "actors/environment_faults": 3,
+        },
+        {tags[1]: None, "actors/mean_score": None, "actors/episodes": 6, "actors/environment_faults": 3},
     ]
 
 
-@pytest.mark.parametrize("episodes", [-1.0, 2.0**31, None])
-def test_a_number_of_episodes_that_cannot_be_is_not_counted(scene, episodes):
-    scene.figures(episodes=episodes)
-    assert scene.coordinator.state.num_episodes == 0
+def test_a_row_has_the_scores_of_all_hosts_since_the_last_row(scene):
+    for session in (5, 6):
+        streams = scene.coordinator.answer(replace_fields(HELLO, session=session, num_streams=3)).streams
+        scores = Scores([ActorScores(streams[0].actor_id, 1, 4.0, 2)])
+        assert isinstance(scene.beat("actor", session, streams=streams, scores=scores), StateAnswer)
+    scene.coordinator.write_rows()
+    assert [row["scalars"]["actors/episodes"] for row in scene.curve("actor")] == [2]
 
 
-def test_curves_of_a_resumed_run_begin_when_every_replay_server_has_said_what_it_holds(scene):
+def test_scores_of_a_refused_host_count_but_not_those_of_another_run(scene):
+    scores = Scores([ActorScores(0, 1, 4.0, 2)])
+    streams = scene.coordinator.answer(HELLO).streams
+    assert isinstance(scene.beat("actor", session=6, streams=streams, scores=scores), RefusedAnswer)
+    assert isinstance(scene.coordinator.answer(make_heartbeat("actor", run_id=1, scores=scores)), RefusedAnswer)
+    assert scene.coordinator.state.num_episodes == 1
+
+
+def test_scores_wait_until_all_replay_servers_of_a_resumed_run_report(scene):
     scene.coordinator.receive(TrainerStart(10, 50, Progress(num_steps=100)))
-    scene.figures(episodes=1.0)
+    scene.score((0, 1, 2.0, 1))
+    assert scene.curve("actor", closes=False) == []
     scene.beat(endpoints=THERE, num_inserted=120)
-    scene.figures(episodes=1.0)
-    assert [row["steps"] for row in scene.curve("actor")] == [120]
+    scene.score((0, 1, 4.0, 1))
+    (row,) = scene.curve("actor")
+    assert (row["steps"], row["scalars"]["actors/mean_score"]) == (120, 3.0)
+
+
+def test_closing_writes_the_last_scores(scene):
+    scene.coordinator.keep_scores(Scores([ActorScores(0, 1, 2.0, 1)]))
+    assert len(scene.curve("actor")) == 1
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

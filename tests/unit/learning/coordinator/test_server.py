@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-import zmq
 from msgspec.structs import replace as replace_fields
 from support.messages import HELLO, RESULT, STATUSES, as_json, make_heartbeat
 from support.sealing import reseal, with_json
@@ -34,16 +33,16 @@ from apex.runtime.children import start_child, stop_children
 from apex.runtime.file_lock import FileLock
 from apex.runtime.lifecycle import Stop
 from apex.transport.codec import Codec
-from apex.transport.control_client import ControlClient, MetricsSender
-from apex.transport.control_codec import encode_control
+from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import Keys
 from apex.transport.header import WIRE_VERSION
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, greet
+from apex.transport.json_codec import encode_control
 from apex.transport.messages.control import Goodbye, RefusedAnswer, StateAnswer, StatusRequest
 from apex.transport.messages.histogram import Histogram, bin_edges
-from apex.transport.messages.results import ActorFigures
+from apex.transport.messages.results import ActorScores, Scores
 from apex.transport.messages.status import LearnerStatus
 from apex.transport.sockets import open_context
 from apex.transport.timing import FORGET_SECONDS
@@ -277,17 +276,16 @@ def test_who_lost_its_ids_is_told_and_ends(coordinator):
     session.close()
 
 
-def test_another_wire_version_and_nonsense_are_refused(coordinator):
+def test_requests_of_another_version_or_run_are_refused(coordinator):
     with open_context() as context:
         client = ControlClient(context, coordinator.transport.endpoint("control"))
         client.send_frames(reseal(encode_control(HELLO), version=WIRE_VERSION + 1))
-        reason = f"wire version {WIRE_VERSION + 1}, expected {WIRE_VERSION}; install the learner's release"
-        assert client.receive(5.0) == RefusedAnswer(reason)
-        for nonsense in ({"type": "hello"}, {"type": "what", "session": 1}, {"type": "heartbeat", "session": "x"}):
-            client.send_frames(with_json(encode_control(HELLO), nonsense))
+        assert isinstance(client.receive(5.0), RefusedAnswer)
+        for invalid in ({"type": "hello"}, {"type": "what", "session": 1}, {"type": "actor_heartbeat", "session": "x"}):
+            client.send_frames(with_json(encode_control(HELLO), invalid))
         client.send_frames([b"garbage"])
         client.send(make_heartbeat("actor", run_id=5))
-        assert client.receive(5.0) == RefusedAnswer("the request is for another run")
+        assert isinstance(client.receive(5.0), RefusedAnswer)
 
 
 def test_the_best_evaluation_is_kept_and_shown(coordinator):
@@ -327,23 +325,20 @@ def test_the_first_confirmed_score_ends_the_run_whatever_evaluation_comes_with_i
     assert [row["scalars"]["evaluator/score"] for row in rows] == [9.0, 12.0]
 
 
-def test_metrics_reach_the_curves_with_the_steps_that_are_known(coordinator):
-    # As all that is replay says where it is, curves begin, whichever came first: this heartbeat or the first row.
+def test_scores_reach_the_curves_with_the_known_number_of_steps(coordinator):
+    # Curves begin when all replay servers have reported.
     endpoints = {"priorities": "tcp://127.0.0.1:1"}
     replay, _ = session_of(coordinator.welcome("replay"), "replay", {"num_inserted": 42}, endpoints)
     coordinator.news(lambda news: news.progress.num_steps == 42)
-    scalars = {"actor_highest_id/score": 17.0, "actors/score_0006_epsilon_0.10000": 1.0, "actors/steps_per_second": 2.0}
-    with open_context() as context:
-        metrics = MetricsSender(
-            context, coordinator.transport.endpoint("metrics"), Codec(coordinator.folder.run_id, SCHEMA)
-        )
-        metrics.send(ActorFigures(role="actor", steps=None, time=1.0, scalars=scalars))
-        until(lambda: coordinator.status().actors.score == 17.0, "score")
+    waiting = [Scores([ActorScores(5, 2, 34.0, 8)])]
+    actor, _ = session_of(coordinator.welcome("actor"), "actor", take_scores=lambda: waiting.pop() if waiting else None)
+    until(lambda: coordinator.status().actors.score == 17.0, "score")
+    waiting.append(Scores([ActorScores(5, 1, 3.0, 8)]))
+    actor.close()  # Sends the last scores.
+    until(lambda: coordinator.status().actors.score == 3.0, "score")
     replay.close()
-    curve = coordinator.folder.curves / "actor.jsonl"
-    until(lambda: curve.exists() and read_curve(curve), "curve")
-    assert read_curve(curve)[0]["steps"] == 42
-    assert read_curve(curve)[0]["scalars"] == {"actor_highest_id/score": 17.0}  # Six actors have no other tags.
+    curve = read_curve(coordinator.folder.curves / "actor.jsonl")
+    assert [(row["steps"], row["scalars"]["actors/episodes"]) for row in curve] == [(42, 2), (42, 3)]
 
 
 def test_a_key_says_hello_reports_and_leaves_for_its_own_role_only(tmp_path, transport):
@@ -374,31 +369,21 @@ def test_a_key_says_hello_reports_and_leaves_for_its_own_role_only(tmp_path, tra
         stop_children([coordinator.child])
 
 
-def test_no_message_ends_the_coordinator_and_all_are_counted(coordinator):
-    """Each of these did, by an error that nobody caught, at once or when its figures were summed up."""
+def test_invalid_messages_are_counted_and_do_not_end_the_coordinator(coordinator):
     codec = Codec(coordinator.folder.run_id, SCHEMA)
-    huge = 10**400
-    figures = ActorFigures(role="actor", steps=None, time=1.0, scalars={})
-    beat = as_json(make_heartbeat("replay", run_id=coordinator.folder.run_id))
+    huge, run_id = 10**400, coordinator.folder.run_id
+    replay, actor = (as_json(make_heartbeat(role, run_id=run_id)) for role in ("replay", "actor"))
     with open_context() as context:
-        metrics = context.socket(zmq.PUSH)
-        metrics.connect(coordinator.transport.endpoint("metrics"))
-        for field in ({"scalars": {"actors/x": huge}}, {"scalars": {"learner/loss": 1.0}}, {"time": huge}):
-            metrics.send_multipart(with_json(codec.encode_metrics(figures), {**as_json(figures), **field}))
         client = ControlClient(context, coordinator.transport.endpoint("control"))
         client.send_frames(with_json(codec.encode_evaluation(RESULT, None), {**as_json(RESULT), "mean": [1]}))
         for field in ({"size": huge}, {"num_inserted": 1e308}, {"busy_share": [1]}):
-            status = {**beat["status"], **field}
-            client.send_frames(with_json(encode_control(HELLO), {**beat, "status": status}))
-        client.send(make_heartbeat("replay", run_id=coordinator.folder.run_id, shard=1))  # The run has one.
-
-        def refused():
-            counts = coordinator.status().refusals
-            return sum(counts.get("control", {}).values()) == 5 and sum(counts.get("metrics", {}).values()) == 3
-
-        until(refused, "refusals")
-    assert coordinator.status().refusals["metrics"] == {"json": 2, "fields": 1}
-    assert coordinator.status().refusals["control"] == {"json": 1, "fields": 4}
+            client.send_frames(with_json(encode_control(HELLO), {**replay, "status": {**replay["status"], **field}}))
+        for scores in ({"actors": [[0, 1, huge, 1]]}, {"actors": [[0, 0, 1.0, 1]]}, {"faults": huge}):
+            client.send_frames(with_json(encode_control(HELLO), {**actor, "scores": scores}))
+        client.send(make_heartbeat("replay", run_id=run_id, shard=1))  # The run has one shard.
+        client.send_frames(with_json(encode_control(HELLO), b"{"))
+        until(lambda: sum(coordinator.status().refusals.get("control", {}).values()) == 9, "refusals")
+    assert coordinator.status().refusals["control"] == {"fields": 8, "json": 1}
 
 
 def test_a_histogram_is_written_once_however_often_it_comes(coordinator):

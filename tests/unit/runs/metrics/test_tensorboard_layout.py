@@ -8,7 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
-from apex.metric_tags import actor_tags
+from apex.metric_tags import EPISODES, FAULTS, LENGTH, MEAN_SCORE, SCORE, score_tag
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
 from apex.runs.metrics.writer import MetricRow, MetricsWriter
 
@@ -53,5 +53,5 @@ def test_chart_has_a_short_title_and_an_unambiguous_pattern(title, tag):
 
 def test_layout_shows_every_tag_of_the_actors_but_the_episodes():
     shown = re.compile("|".join(tag for _, tag in CHARTS))
-    hidden = {tag for tag in actor_tags([0.4, 0.1]) if not shown.match(tag)}
-    assert hidden == {"actors/episodes"}
+    tags = (EPISODES, FAULTS, LENGTH, MEAN_SCORE, SCORE, score_tag(0, 0.4, "epsilon"))
+    assert {tag for tag in tags if not shown.match(tag)} == {EPISODES}
