@@ -1,4 +1,7 @@
-"""A campaign against one message type: mutates, decodes, asks the reference, and keeps messages with new coverage."""
+"""A campaign against one message type: mutates messages and compares the decoder with the reference.
+
+Messages that reach new lines of the decoder are mutated further.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,22 @@ from random import Random
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from apex.transport import codec, control_codec, header, json_codec
+from apex.transport import codec, header, json_codec
 from apex.transport.header import WireError
 
 from .mutations import Mutator
 from .reference import accepts
 from .seeds import DECODE, SIDES, Seed, make_seeds
 
-CORPUS = Path(__file__).with_name("corpus")
-DECODERS = {module.__file__ for module in (codec, control_codec, header, json_codec)}
-TRACED_SHARE = 0.02  # share of the messages that are traced; tracing makes decoding ten times as slow
-MEASURED_SHARE = 0.005  # share of the messages whose allocations are measured
+DECODERS = {module.__file__ for module in (codec, header, json_codec)}
+TRACED_SHARE = 0.02  # share of messages whose lines are traced, which takes ten times as long
+MEASURED_SHARE = 0.005  # share of messages whose memory is measured
 MOST_CORPUS = 2_000
-BASE_BYTES, BYTES_PER_BYTE = 100_000, 100  # Parsed JSON takes about 60 bytes for each `1,`.
+BASE_BYTES, BYTES_PER_BYTE = 100_000, 100  # Decoded JSON takes about 60 bytes for each `1,`.
 
 
 class Finding(NamedTuple):
-    """A message on which the decoder failed."""
+    """A message that the decoder treats wrongly."""
 
     kind: str
     side: str
@@ -37,7 +39,7 @@ class Finding(NamedTuple):
     problem: str
 
     def to_json(self) -> str:
-        """Returns the contents of its file in the corpus folder."""
+        """Returns the finding as JSON, for `replay`."""
         parts = [part.hex() for part in self.parts]
         return json.dumps({"type": self.kind, "side": self.side, "parts": parts, "problem": self.problem})
 
@@ -49,13 +51,13 @@ class Report(NamedTuple):
     messages: int
     accepted: int
     reasons: dict[str, int]  # refusals by reason
-    arcs: int  # pairs of successive lines of the decoders
+    arcs: int  # transitions between lines of the decoders
     corpus: int
     findings: list[Finding]
 
 
 def judge(kind: str, side_name: str, parts: list[bytes]) -> tuple[str, str]:
-    """Returns the decoder's reason of refusal, "" if it accepts; and the problem, or ""."""
+    """Returns the decoder's reason for refusing ("" if it accepts), and the problem with that, or ""."""
     side = SIDES[side_name]
     try:
         DECODE[kind](side, parts)
@@ -66,13 +68,13 @@ def judge(kind: str, side_name: str, parts: list[bytes]) -> tuple[str, str]:
         return "crash", f"{type(error).__name__}: {error}"[:200]
     if accepts(kind, parts, side.facts) == (not reason):
         return reason, ""
-    return reason, f"the reference refuses what is accepted{reason}" if not reason else f"refused for {reason} alone"
+    return reason, f"only the decoder refuses: {reason}" if reason else "only the reference refuses"
 
 
 class Arcs:
-    """Records steps from line to line within the decoders, with the interpreter's trace function.
+    """Transitions from line to line within the decoders, recorded by the interpreter's trace function.
 
-    msgspec is not written in Python: each of its messages, without numbers, counts as one step.
+    msgspec is not traced. Instead, each of its error messages counts as one transition, without its numbers.
     """
 
     def __init__(self) -> None:
@@ -80,7 +82,7 @@ class Arcs:
         self._new = False
 
     def watch(self, call: Callable[[], Any]) -> bool:
-        """Returns whether the call takes a new step."""
+        """Returns whether the call makes a new transition."""
         self._new = False
         before = sys.gettrace()
         sys.settrace(self._enter)
@@ -114,7 +116,7 @@ class Arcs:
 
 
 def _measure(kind: str, seed: Seed) -> str:
-    """Returns the problem if decoding takes far more memory than the message; else ""."""
+    """Returns a problem if decoding takes much more memory than the message; else ""."""
     tracemalloc.start()
     try:
         judge(kind, seed.side, seed.parts)
@@ -126,7 +128,7 @@ def _measure(kind: str, seed: Seed) -> str:
 
 
 def run(kind: str, messages: int, seed: int, *, most_findings: int = 10) -> Report:
-    """Runs the same messages for the same arguments. Ends early after the given number of findings."""
+    """Runs a campaign, deterministic for its arguments. Ends early after `most_findings` findings."""
     rng = Random(f"{kind} {seed}")
     corpus = make_seeds(kind)
     grown = len(corpus)
@@ -141,7 +143,7 @@ def run(kind: str, messages: int, seed: int, *, most_findings: int = 10) -> Repo
             arcs.watch(lambda origin=origin: DECODE[kind](SIDES[origin.side], origin.parts))
         if problem or reason:
             findings.append(Finding(kind, origin.side, origin.parts, problem or f"a seed is refused: {reason}"))
-    for num_done in range(1, messages + 1):  # noqa: B007 - how far it came
+    for num_done in range(1, messages + 1):  # noqa: B007 - used after the loop
         # Half of the messages mutate recent finds or our few hand-made seeds, which would otherwise be chosen too
         # rarely.
         first = rng.random()
@@ -168,7 +170,7 @@ def run(kind: str, messages: int, seed: int, *, most_findings: int = 10) -> Repo
 
 
 def accepted_messages(kind: str, messages: int, seed: int) -> Iterator[tuple[Seed, Any]]:
-    """Returns the accepted ones of this number of mutated messages, with their decoded values."""
+    """Yields the accepted ones of `messages` mutated messages, each with the decoded value."""
     rng = Random(f"accepted {kind} {seed}")
     seeds = make_seeds(kind)
     mutator = Mutator(kind, rng)
@@ -183,7 +185,7 @@ def accepted_messages(kind: str, messages: int, seed: int) -> Iterator[tuple[See
 
 
 def replay(path: Path) -> str:
-    """Returns the present problem of a message of the corpus folder; "" if it has none."""
+    """Returns the problem of a finding in a file; "" if it is mended."""
     entry = json.loads(path.read_text())
     parts = [bytes.fromhex(part) for part in entry["parts"]]
     return judge(entry["type"], entry["side"], parts)[1] or _measure(entry["type"], Seed(entry["side"], parts))

@@ -1,4 +1,4 @@
-"""Mutations of messages: most keep lengths and checksum correct, so that decoders read further."""
+"""Mutations of messages. Most keep lengths and checksum correct, so that later checks are reached."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 HEADER_BYTES = 52
-# offset and width of each field of the header: version, kind, shard, run, sender, schema, incarnation, number, items
+# Offset and width of each field of the header: version, kind, shard, run, sender, schema, incarnation, number, items.
 FIELDS = ((4, 1), (5, 1), (6, 2), (8, 8), (16, 4), (20, 4), (24, 8), (32, 8), (40, 4))
 WHOLES = (0, 1, 2, 3, 4, 5, 8, 255, 256, 4_095, 4_096, 4_097, 8_192, 65_535, 2**31 - 1, 2**31, 2**32 - 1)
 WIDE = (2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -31,28 +31,28 @@ LITERALS = [
     '"ß"'.encode(), b'"\xff"', b'"\xed\xa0\x80"', '"😀"'.encode(), b'"\\ue000"',
     b"[" * 12 + b"]" * 12, b"[" * 13 + b"]" * 13, b"[" * 14 + b"]" * 14, b"[" * 15 + b"]" * 15, b"[" * 16 + b"]" * 16,
     b"[" * 2_000 + b"]" * 2_000, b'{"a":' * 15 + b"{}" + b"}" * 15,
-    b'"actor"', b'"replay"', b'"learner"', b'"hello"', b'"heartbeat"', b'"status"', b'"goodbye"', b'"actors/x"',
+    b'"actor"', b'"replay"', b'"learner"', b'"hello"', b'"actor_heartbeat"', b'"status"', b'"goodbye"',
+    b"[[0,1,2.5,3]]", b"[[0,1,null,3]]", b"[[0,0,1,1]]", b"[[4294967296,1,1,1]]", b"[0,1,1,1]", b'{"faults":2}',
     b'{"counts":[1],"edges":[1,2]}', b'{"counts":[1],"edges":[1,1]}', b'{"counts":[1e16],"edges":[1,2]}',
     b'{"counts":[-1],"edges":[1,2]}', b'{"counts":[],"edges":[1]}', b'{"counts":[1],"edges":[0,2]}',
     b'{"counts":[1],"edges":[1,1e31]}', b'{"counts":"x","edges":[1,2]}', b'{"counts":[1]}',
-    b'{"actors/x":null}', b'{"actors/x":1,"actors/x":2}', b'{"learner/loss":1}', b'{"actors/ x":1}', b'{"actors/":1}',
-    b'{"num_inserted":1.5}',
-    b'{"what":"receipts"}', b'{"waiting":null}', b'{"inserts_wait":0}', b'{"refusals":{"a":-1}}',
+    b'{"actors":[]}', b'{"actors":[[0,1,1,1]],"actors":[]}', b'{"actors":[[0]]}', b'{"crc":1,"crc":2}',
+    b'{"num_inserted":1.5}', b'{"what":"receipts"}', b'{"waiting":null}', b'{"inserts_wait":0}', b'{"refusals":{"a":-1}}',
     b'{"busy_share":[]}', b'{"Size":1}', b'{"size":-1}', b'{"loss":null}', b'{"loss":"high"}', b'{"loss":{}}',
 ]  # fmt: skip
 NAMES = [
     b'"type"', b'"session"', b'"status"', b'"what"', b'"num_inserted"', b'"priority_histogram"', b'"mean"', b'"scores"',
-    b'"scalars"', b'"actors/y"', b'"epsilon"', b'"x"', b'"sess\\u0069on"', b'"refusals"', b'"waiting"', b'"steps"',
+    b'"actors"', b'"faults"', b'"epsilon"', b'"x"', b'"sess\\u0069on"', b'"refusals"', b'"waiting"', b'"steps"',
     b'""', b'"__class__"', b'"A"',
 ]  # fmt: skip
 _VALUE = re.compile(rb'(?<=[:\[,])\s*("(?:[^"\\]|\\.)*"|-?[0-9][-+.0-9eE]*|true|false|null|\[\]|\{\})')
 _NAME = re.compile(rb'"(?:[^"\\]|\\.)*"(?=\s*:)')
 
-JSON_KINDS = ("control", "metrics", "evaluation")
+JSON_KINDS = ("control", "evaluation")
 
 
 class Mutator:
-    """Makes a new message of another."""
+    """Makes a message from another."""
 
     def __init__(self, kind: str, rng: Random) -> None:
         self._rng = rng
@@ -62,7 +62,7 @@ class Mutator:
         self._body_changes += [self._cut, self._insert, self._repeat, self._swap]
 
     def mutate(self, parts: Sequence[bytes], others: Sequence[Sequence[bytes]]) -> list[bytes]:
-        """`others`: messages to take pieces from."""
+        """`others`: messages whose pieces may be used."""
         rng, message = self._rng, [bytearray(part) for part in parts]
         count = 1 if rng.random() < 0.5 else rng.randrange(2, 6)
         reframed = False
@@ -116,7 +116,7 @@ class Mutator:
             message[at : at + 1] = [message[at][:cut], message[at][cut:]]
 
     def _splice(self, message: list[bytearray], other: Sequence[bytes]) -> None:
-        """Combines the header of one message with the body of another, or inserts a piece of it."""
+        """Replaces the body, or a piece of it, by that of another message."""
         rng = self._rng
         if len(message) != len(other):
             return
@@ -139,7 +139,7 @@ class Mutator:
         message[at] = head + body
 
     def _at(self, body: bytearray, width: int) -> int:
-        """Returns a place for a field, most often the beginning of one."""
+        """An offset of a field, most often an aligned one."""
         room = len(body) - width
         if room < 0:
             return -1
@@ -162,7 +162,7 @@ class Mutator:
             body[at : at + width] = number.to_bytes(width, "little")
 
     def _nudge(self, body: bytearray) -> None:
-        """Changes a number by one, so that lengths and counts do not fit."""
+        """Increments or decrements a number, so that lengths and counts are wrong."""
         width = self._rng.choice((1, 2, 4))
         at = self._at(body, width)
         if at >= 0:
@@ -209,11 +209,11 @@ class Mutator:
             text = self._replace(_VALUE, text, rng.choice(LITERALS))
         elif change < 0.65:
             text = self._replace(_NAME, text, rng.choice(NAMES))
-        elif change < 0.80:  # one more field, perhaps an existing one
+        elif change < 0.80:  # adds a field, possibly a second time
             at = rng.choice([match.end() for match in re.finditer(rb"\{", text)] or [0])
             comma = b"" if text[at : at + 1] == b"}" else b","
             text = text[:at] + rng.choice(NAMES) + b":" + rng.choice(LITERALS) + comma + text[at:]
-        elif change < 0.88:  # one field less
+        elif change < 0.88:  # removes a field
             fields = list(re.finditer(rb'"[^"]*"\s*:\s*[^,{}\[\]]*,\s*', text))
             if fields:
                 gone = rng.choice(fields)

@@ -1,7 +1,7 @@
-"""The rules of docs/protocol.md, message by message: plain Python, one value at a time.
+"""The rules of docs/protocol.md in plain Python, one value at a time.
 
-It imports nothing of apex/, because a common error would not be noticed. It is slow, and meant to be read with the
-protocol.
+This file imports only the names of waits from apex/, because an error in shared code would not be noticed. It is slow;
+read it beside the protocol.
 """
 
 from __future__ import annotations
@@ -9,25 +9,16 @@ from __future__ import annotations
 import binascii
 import math
 import struct
-import unicodedata
+from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
 from apex.facts import WaitKind
 
-KINDS = {
-    "segment": 1,
-    "receipt": 2,
-    "batch": 3,
-    "priorities": 4,
-    "parameters": 5,
-    "control": 6,
-    "metrics": 7,
-    "evaluation": 8,
-}
+KINDS = ("segment", "receipt", "batch", "priorities", "parameters", "control", "evaluation")  # numbered from 1
 
 
 class Facts(NamedTuple):
-    """The facts that the receiver knows beforehand."""
+    """What the receiver knows before a message arrives."""
 
     run_id: int
     fingerprint: int  # fields of the schema
@@ -59,7 +50,7 @@ class Facts(NamedTuple):
 
 
 class Refused(Exception):  # noqa: N818 - it is no error
-    """The protocol forbids this message."""
+    """The protocol does not allow this message."""
 
 
 def must(condition: bool) -> None:
@@ -68,9 +59,9 @@ def must(condition: bool) -> None:
 
 
 def accepts(kind: str, parts: list[bytes], facts: Facts) -> bool:
-    """Returns whether a message is allowed where `kind` is expected."""
+    """Whether a message is valid where `kind` is expected."""
     try:
-        header, body, rest = read_header(kind, parts)
+        header, body, rest = read_header(kind, parts, facts)
         READERS[kind](header, body, rest, facts)
     except Refused:
         return False
@@ -88,11 +79,12 @@ class Header(NamedTuple):
     items: int
 
 
-def read_header(kind: str, parts: list[bytes]) -> tuple[Header, bytes, list[bytes]]:
+def read_header(kind: str, parts: list[bytes], facts: Facts) -> tuple[Header, bytes, list[bytes]]:
     must(len(parts) == (2 if kind == "batch" else 1))
     first = parts[0]
     must(len(first) >= 52)
-    must(first[:4] == b"ApeX" and (first[4] == 3 or kind == "control") and first[5] == KINDS[kind])
+    must(first[:4] == b"ApeX" and (first[4] == facts.wire_version or kind == "control"))
+    must(first[5] == KINDS.index(kind) + 1)
     shard, run_id, sender, schema, incarnation, number, items, length, crc = struct.unpack("<HQIIQQIII", first[6:52])
     must(length == sum(len(part) for part in parts) - 52)
     must(crc == binascii.crc32(first[:48] + first[52:] + b"".join(parts[1:])))
@@ -102,7 +94,7 @@ def read_header(kind: str, parts: list[bytes]) -> tuple[Header, bytes, list[byte
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
-def read_image(blob: bytes, most: int, facts: Facts) -> int:
+def read_blob(blob: bytes, most: int, facts: Facts) -> int:
     """Returns the number of frames."""
     must(len(blob) >= 8)
     start = int.from_bytes(blob[:4], "little")
@@ -150,7 +142,7 @@ def read_segment(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
     end = 12 + struct.calcsize(form) * header.items
     must(len(body) >= end)
     must(int.from_bytes(body[:8], "little") <= header.number)
-    num_frames = read_image(body[end:], 8192, facts)
+    num_frames = read_blob(body[end:], 8192, facts)
     for fields in struct.iter_unpack(form, body[12:end]):
         n_step_return, discount, priority, reward, step_discount, *action, frame, following, depth, next_depth, mask = (
             fields
@@ -197,7 +189,7 @@ def read_batch(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> 
         must(num_frames <= most)
         check_transition(n_step_return, discount, action, frame, following, depth, next_depth, mask, num_frames, facts)
         total += num_frames
-    must(read_image(rest[0], most * facts.batch_size, facts) == total)
+    must(read_blob(rest[0], most * facts.batch_size, facts) == total)
 
 
 def read_priorities(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
@@ -211,13 +203,13 @@ def read_values(body: bytes) -> None:
         must(math.isfinite(value))
 
 
-def must_be_of_nobody(header: Header, facts: Facts) -> None:
+def must_have_no_sender(header: Header, facts: Facts) -> None:
     must(header.run_id == facts.run_id and header.schema == facts.fingerprint)
     must(header.shard == header.sender == header.incarnation == 0)
 
 
 def read_parameters(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
-    must_be_of_nobody(header, facts)
+    must_have_no_sender(header, facts)
     must(header.number < 2**32)
     must(header.items == facts.num_parameters and len(body) == 4 * facts.num_parameters)
     read_values(body)
@@ -226,16 +218,31 @@ def read_parameters(header: Header, body: bytes, rest: list[bytes], facts: Facts
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
+def readings(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yields the object of a JSON text. If it repeats a name, yields an object for each of the values.
+
+    The receiver checks all values, and uses the last one.
+    """
+    choice = most = 0
+    while choice <= most:
+        text = Text(data, choice)
+        yield text.read_all()
+        choice, most = choice + 1, text.most
+
+
 class Text:
     """A JSON text, read from left to right."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, choice: int) -> None:
+        """`choice`: which of the values of a repeated name to use."""
         must(len(data) <= 2**20)
         try:
             self.text = data.decode("utf-8", "strict")
         except UnicodeDecodeError:
             raise Refused from None
         self.at = 0
+        self.choice = choice
+        self.most = 0  # highest number of repetitions of a name
 
     def read_all(self) -> dict[str, Any]:
         self.skip()
@@ -258,7 +265,7 @@ class Text:
         self.at += len(expected)
 
     def value(self, depth: int) -> Any:
-        must(depth <= 16)
+        must(depth <= 16)  # No message is deeper.
         first = self.peek()
         if first == "{":
             return self.object(depth)
@@ -273,25 +280,24 @@ class Text:
         return self.number()
 
     def object(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        found: dict[str, list[Any]] = {}
         self.take("{")
         self.skip()
         if self.peek() == "}":
             self.take("}")
-            return found
-        must(depth < 16)
+            return {}
         while True:
             self.skip()
             name = self.string()
-            must(name not in found)
             self.skip()
             self.take(":")
             self.skip()
-            found[name] = self.value(depth + 1)
+            found.setdefault(name, []).append(self.value(depth + 1))
             self.skip()
             if self.peek() == "}":
                 self.take("}")
-                return found
+                self.most = max(self.most, *(len(values) - 1 for values in found.values()))
+                return {name: values[min(self.choice, len(values) - 1)] for name, values in found.items()}
             self.take(",")
 
     def array(self, depth: int) -> list[Any]:
@@ -367,13 +373,10 @@ class Text:
                 self.at += 1
             self.digits()
         written = self.text[start : self.at]
-        if not is_whole:
-            value = float(written)
-            must(math.isfinite(value))
-            return value
-        must(len(whole) <= 20)
-        must(-(2**63) <= int(written) < 2**64)
-        return int(written)
+        if is_whole:
+            return int(written)
+        must(math.isfinite(float(written)))
+        return float(written)
 
 
 def is_whole(value: Any, least: int, most: int) -> bool:
@@ -385,9 +388,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_text(value: Any) -> bool:
-    if type(value) is not str or len(value) > 200:
-        return False
-    return all(character == " " or unicodedata.category(character)[0] not in "CZ" for character in value)
+    return type(value) is str and len(value) <= 200 and all(" " <= character <= "~" for character in value)
 
 
 def is_endpoint(value: Any) -> bool:
@@ -428,7 +429,7 @@ RATES = ("inserts_per_second", "samples_per_second", "busy_share")
 OF_REPLAY = (*COUNTS, *RATES, "store_incarnation", "refusals", "refused_connections", "samplers_wait_for")
 OF_REPLAY += ("inserts_wait", "priority_histogram")
 OF_ACTOR = ("num_steps", "steps_per_second", "wait_share", "parameter_bytes_per_second")
-OF_ROLE = {"replay": OF_REPLAY, "actor": OF_ACTOR, "evaluator": ("num_evaluations",)}
+OF_ROLE: dict[str, tuple[str, ...]] = {"replay": OF_REPLAY, "actor": OF_ACTOR, "evaluator": ("num_evaluations",)}
 WAITING = {"what", "subject", "have", "need", "who", "seconds"}
 
 
@@ -464,39 +465,56 @@ def check_status(status: Any, role: str) -> None:
             must(is_number(value))
 
 
-def check_who(message: dict[str, Any]) -> None:
-    must(type(message["role"]) is str and message["role"] in OF_ROLE)
+def check_sender(message: dict[str, Any]) -> None:
+    must(is_whole(message["session"], 0, 2**63 - 1))
     must(is_text(message["host"]))
     must(is_whole(message["pid"], 0, 2**31 - 1))
     must(is_whole(message["shard"], -(2**31), 2**31 - 1))
 
 
+def check_scores(scores: Any) -> None:
+    must(type(scores) is dict and scores.keys() <= {"actors", "faults"})
+    must(is_whole(scores.get("faults", 0), 0, 2**62))
+    actors = scores.get("actors", [])
+    must(type(actors) is list and len(actors) <= 1_000)
+    for each in actors:
+        must(type(each) is list and len(each) == 4)
+        actor_id, games, score, length = each
+        must(is_whole(actor_id, 0, 2**32 - 1) and is_whole(games, 1, 2**31 - 1))
+        must(score is None or is_number(score))
+        must(is_whole(length, 0, 2**62))
+
+
 def read_control(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
-    """Checks a request to the coordinator."""
     must(header.shard == header.sender == header.schema == header.incarnation == header.number == header.items == 0)
-    if header.version != facts.wire_version or header.run_id not in (0, facts.run_id):
-        return  # The coordinator answers with an explanation.
-    message = Text(body).read_all()
-    kind = message.get("type")
-    if kind == "status":
+    if header.version == facts.wire_version and header.run_id in (0, facts.run_id):  # Others get a reply.
+        for message in readings(body):
+            check_request(message, facts)
+
+
+def check_request(message: dict[str, Any], facts: Facts) -> None:
+    must(type(message.get("type")) is str)
+    kind, _, suffix = message["type"].partition("_")
+    if message["type"] == "status":
         must(sorted(message) == ["type"])
-    elif kind == "goodbye":
+    elif message["type"] == "goodbye":
         must(sorted(message) == ["session", "type"])
         must(is_whole(message["session"], 0, 2**63 - 1))
-    elif kind == "hello":
+    elif message["type"] == "hello":
         must(sorted(message) == ["host", "num_streams", "pid", "role", "session", "shard", "type", "wire"])
         must(is_whole(message["wire"], facts.wire_version, facts.wire_version))
-        must(is_whole(message["session"], 0, 2**63 - 1))
-        check_who(message)
+        must(type(message["role"]) is str and message["role"] in OF_ROLE)
+        check_sender(message)
         must(is_whole(message["num_streams"], 0, 65_536))
-    elif kind == "heartbeat":
-        names = "endpoints host pid role run_id session shard status streams type"
+    else:
+        must(kind in OF_ROLE and suffix == "heartbeat")
         resources = message.pop("resources", None)
-        must(sorted(message) == names.split())
         must(resources is None or is_resources(resources))
-        must(is_whole(message["run_id"], 0, 2**64 - 1))
-        must(is_whole(message["session"], 0, 2**63 - 1))
-        check_who(message)
+        if kind == "actor":
+            check_scores(message.pop("scores", {}))
+        must(sorted(message) == ["endpoints", "host", "pid", "run_id", "session", "shard", "status", "streams", "type"])
+        must(type(message["run_id"]) is int and message["run_id"] >= 0)
+        check_sender(message)
         must(type(message["streams"]) is list and len(message["streams"]) <= 65_536)
         for stream in message["streams"]:
             must(type(stream) is list and len(stream) == 2)
@@ -504,38 +522,21 @@ def read_control(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
         must(type(message["endpoints"]) is dict and len(message["endpoints"]) <= 16)
         for name, endpoint in message["endpoints"].items():
             must(is_text(name) and is_endpoint(endpoint))
-        check_status(message["status"], message["role"])
-    else:
-        raise Refused
-
-
-def is_tag(text: str) -> bool:
-    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
-    known = text[:7] == "actors/" or text[:17] == "actor_highest_id/"
-    return known and len(text) <= 128 and all(each in letters + "./-" for each in text)
-
-
-def read_metrics(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
-    must(header.run_id == facts.run_id and header.schema == 0)
-    must(header.shard == header.sender == header.incarnation == header.number == header.items == 0)
-    message = Text(body).read_all()
-    must(sorted(message) == ["role", "scalars", "steps", "time"])
-    must(message["role"] == "actor")
-    must(message["steps"] is None)
-    must(is_number(message["time"]))
-    must(type(message["scalars"]) is dict and len(message["scalars"]) <= 4096)
-    for tag, value in message["scalars"].items():
-        must(is_tag(tag) and (value is None or is_number(value)))
+        check_status(message["status"], kind)
 
 
 def read_evaluation(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
-    must_be_of_nobody(header, facts)
+    must_have_no_sender(header, facts)
     must(header.number < 2**32)
     must(header.items in (0, facts.num_parameters))
     cut = 4 * header.items
     must(len(body) >= cut)
     read_values(body[:cut])
-    result = Text(body[cut:]).read_all()
+    for result in readings(body[cut:]):
+        check_result(result)
+
+
+def check_result(result: dict[str, Any]) -> None:
     needed = "confirmed episodes epsilon length mean median num_envs scores seconds seed updates"
     must(set(result) >= set(needed.split()))
     for name, value in result.items():
@@ -566,6 +567,5 @@ READERS = {
     "priorities": read_priorities,
     "parameters": read_parameters,
     "control": read_control,
-    "metrics": read_metrics,
     "evaluation": read_evaluation,
 }

@@ -1,4 +1,4 @@
-"""Small messages of every kind, which the mutations start from, and the decoders of our programs."""
+"""Small valid messages of every kind, from which mutations are made, and the decoders of these messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from apex.transport.codec import Codec
 from apex.transport.header import WIRE_VERSION, MessageKind, pack
 from apex.transport.json_codec import decode_request
-from apex.transport.messages.results import ActorFigures, EvaluationResult
+from apex.transport.messages.results import EvaluationResult
 from apex.types import Parameters, PriorityUpdate, Receipt, Schema, Stream
 
 from ..support.builders import RUN, make_batch, make_segment
@@ -27,7 +27,7 @@ MASKED = Schema(frame_shape=(2,), frame_dtype="float32", stack=1, num_actions=11
 
 
 class Side(NamedTuple):
-    """A receiver: our decoder, and the facts that the reference needs."""
+    """A receiver, and the facts that the reference needs."""
 
     codec: Codec
     facts: Facts
@@ -62,7 +62,6 @@ DECODE: dict[str, Callable[[Side, list[bytes]], Any]] = {
     "priorities": lambda side, parts: side.codec.decode_priorities(parts, side.facts.shard),
     "parameters": lambda side, parts: side.codec.decode_parameters(parts, side.facts.num_parameters),
     "control": lambda side, parts: decode_request(parts, side.facts.run_id),
-    "metrics": lambda side, parts: side.codec.decode_metrics(parts),
     "evaluation": lambda side, parts: side.codec.decode_evaluation(parts, side.facts.num_parameters),
 }
 TYPES = tuple(DECODE)
@@ -75,7 +74,7 @@ class Seed(NamedTuple):
     parts: list[bytes]
 
 
-HEARTBEAT = {"type": "heartbeat", "session": 5, "run_id": RUN, "host": "h", "pid": 7, "shard": 0}
+HEARTBEAT = {"session": 5, "run_id": RUN, "host": "h", "pid": 7, "shard": 0}
 STATUS: dict[str, Any] = {"waiting": None}
 WAITING = {"what": "receipts", "subject": "replay", "have": 3, "need": None, "who": "actor 7", "seconds": 12.5}
 OF_REPLAY: dict[str, Any] = {
@@ -106,14 +105,17 @@ REQUESTS: list[dict[str, Any]] = [
     {"type": "hello", "wire": WIRE_VERSION, "session": 5, "role": "actor", "host": "h", "pid": 7, "shard": 0}
     | {"num_streams": 4},
     *(
-        {**HEARTBEAT, "streams": [[0, 1]], "endpoints": {"experience": "tcp://h:1"}, "role": role, "status": status}
+        {**HEARTBEAT, "streams": [[0, 1]], "endpoints": {"experience": "tcp://h:1"}}
+        | {"type": f"{role}_heartbeat", "status": status}
         for role, status in STATUSES.items()
     ),
+    {**HEARTBEAT, "streams": [[0, 1], [3, 1]], "endpoints": {}, "type": "actor_heartbeat", "status": OF_ACTOR}
+    | {"scores": {"actors": [[0, 2, 7.5, 30], [3, 1, None, 4]], "faults": 1}},
     {
         **HEARTBEAT,
         "streams": [],
         "endpoints": {},
-        "role": "replay",
+        "type": "replay_heartbeat",
         "status": {**OF_REPLAY, "priority_histogram": None},
     },
 ]
@@ -124,13 +126,13 @@ RESULT = EvaluationResult(
 
 
 def make_request(message: dict[str, Any], run_id: int = RUN) -> list[bytes]:
-    """Returns a control message with this contents, valid or not."""
+    """A control message with this JSON, whether it is valid or not."""
     body = json.dumps(message).encode()
     return [pack(MessageKind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
 
 
 def make_seeds(kind: str) -> list[Seed]:
-    """Returns at least one message of a kind for each side that reads it."""
+    """At least one message of a kind for each side."""
     seeds = []
     for name, side in SIDES.items():
         codec, schema = side.codec, side.codec.schema
@@ -145,10 +147,6 @@ def make_seeds(kind: str) -> list[Seed]:
             ],
             "parameters": [codec.encode_parameters(Parameters(12, values))],
             "control": [*map(make_request, REQUESTS), make_request(REQUESTS[0], 0), make_request(REQUESTS[0], 1)],
-            "metrics": [
-                codec.encode_metrics(ActorFigures(role="actor", steps=None, time=1.5, scalars=scalars))
-                for scalars in ({"actors/mean_score": 2.0, "actor_highest_id/score": None}, {})
-            ],
             "evaluation": [
                 codec.encode_evaluation(RESULT, Parameters(12, values)),
                 codec.encode_evaluation(replace(RESULT, low=3, high=4.0), None),

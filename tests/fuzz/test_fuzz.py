@@ -1,6 +1,6 @@
-"""Mutated messages: no decoder crashes, and none accepts or refuses what the reference does not.
+"""Decoders judge mutated messages as the reference does, and accepted messages do no harm.
 
-The long run is `python -m tests.fuzz --messages 1000000`.
+`python -m tests.fuzz --messages 1000000` runs longer.
 """
 
 from __future__ import annotations
@@ -43,64 +43,52 @@ from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter
 from apex.transport.codec import Codec
 from apex.transport.json_codec import decode_answer, encode_control
-from apex.transport.messages.control import Heartbeat
+from apex.transport.messages.control import ActorHeartbeat, Heartbeat
 from apex.types import BatchMessage, Exploration, Stream
-from tests.fuzz.campaign import CORPUS, Finding, accepted_messages, judge, replay, run
+from tests.fuzz.campaign import Finding, accepted_messages, judge, replay, run
 from tests.fuzz.mutations import seal
 from tests.fuzz.reference import accepts
 from tests.fuzz.seeds import PIXELS, SIDES, TYPES, VECTORS, make_seeds
 
-pytestmark = pytest.mark.no_cover  # Coverage would double the time; transport/test_codec.py measures it.
+pytestmark = pytest.mark.no_cover  # Coverage would double the time; unit/transport/test_codec.py measures it.
 
-MESSAGES = 20_000  # of each type; a million: python -m tests.fuzz
+MESSAGES = 20_000  # of each type
 ROOT = Path(__file__).parents[2]
 FOUR_ACTORS = Config(actor=ActorConfig(num_actors=4))
 
 
-@pytest.mark.timeout(600)  # Each takes 3 to 11 s of one core, of which a busy machine gives little.
+@pytest.mark.timeout(600)  # Each takes 3 to 11 s of CPU, which is long on a busy machine.
 @pytest.mark.parametrize("kind", TYPES)
-def test_mutated_messages_are_judged_as_the_reference_does(kind):
+def test_decoders_judge_mutated_messages_as_the_reference_does(kind):
     command = [sys.executable, "-m", "tests.fuzz", "--messages", str(MESSAGES), "--type", kind, "--json"]
-    # A program of its own: the campaign follows every line of the decoder itself, which coverage would do once more.
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=590)
-    assert (said.returncode, said.stderr) == (0, "")
-    report = json.loads(said.stdout)
+    # A separate process, because both the campaign and coverage trace each line.
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=590)
+    assert (process.returncode, process.stderr) == (0, "")
+    report = json.loads(process.stdout)
     assert (report["messages"], report["findings"]) == (MESSAGES, 0)
-    assert report["accepted"] > MESSAGES // 100  # So mutations reach what lies behind all checks ...
-    assert len(report["reasons"]) >= 8  # ... and each of these.
+    assert report["accepted"] > MESSAGES // 100  # Mutations pass all checks ...
+    assert len(report["reasons"]) >= 8  # ... and fail each.
 
 
-@pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)
-def test_what_was_found_once_stays_mended(path):
-    assert replay(path) == ""
-
-
-def test_the_corpus_is_there():
-    assert len(list(CORPUS.glob("*.json"))) >= 10
-
-
-def test_a_campaign_sees_a_decoder_that_accepts_too_much_and_one_that_crashes(monkeypatch):
-    monkeypatch.setattr(Codec, "_check_records", lambda *arguments: None)
-    assert "the reference refuses" in run("segment", 2_000, seed=1).findings[0].problem
-    monkeypatch.setattr(Codec, "_check_blob", lambda codec, blob, limit: blob[1_000])
-    found = run("segment", 50, seed=1).findings[0]
-    assert "IndexError" in found.problem
-
-
-def test_a_campaign_sees_a_decoder_that_allocates_what_the_wire_says(monkeypatch):
+def test_a_campaign_finds_errors_of_decoders(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Codec, "_check_records", lambda *arguments: None)
+        assert run("segment", 2_000, seed=1).findings[0].problem == "only the reference refuses"
+        patch.setattr(Codec, "_check_blob", lambda codec, blob, limit: blob[1_000])
+        assert "IndexError" in run("segment", 50, seed=1).findings[0].problem
     check = Codec._check
 
-    def greedy(codec, frames, *arguments, **more):
+    def wasteful(codec, frames, *arguments, **more):
         np.zeros(1 << 20, np.uint8)
         return check(codec, frames, *arguments, **more)
 
-    monkeypatch.setattr(Codec, "_check", greedy)
+    monkeypatch.setattr(Codec, "_check", wasteful)
     assert "bytes for a message of" in run("receipt", 1_000, seed=1).findings[0].problem
 
 
-def test_a_campaign_is_the_same_for_the_same_seed():
-    assert run("metrics", 500, seed=3) == run("metrics", 500, seed=3)
-    assert run("metrics", 500, seed=3) != run("metrics", 500, seed=4)
+def test_a_campaign_depends_only_on_its_seed():
+    assert run("evaluation", 500, seed=3) == run("evaluation", 500, seed=3)
+    assert run("evaluation", 500, seed=3) != run("evaluation", 500, seed=4)
 
 
 def test_a_finding_can_be_replayed(tmp_path):
@@ -112,7 +100,7 @@ def test_a_finding_can_be_replayed(tmp_path):
     assert json.loads(path.read_text())["parts"] == [seed.parts[0].hex()]
 
 
-def test_a_seal_makes_a_message_right_again():
+def test_sealing_makes_a_changed_message_valid():
     message = [bytearray(make_seeds("receipt")[0].parts[0])]
     message[0][60] ^= 1
     assert not accepts("receipt", [bytes(message[0])], SIDES["pixels"].facts)
@@ -120,13 +108,13 @@ def test_a_seal_makes_a_message_right_again():
     assert accepts("receipt", [bytes(message[0])], SIDES["pixels"].facts)
 
 
-# --- what is behind the decoders: nothing that the wire lets through may break it -------------------------------------
+# --- accepted messages ------------------------------------------------------------------------------------------------
 
 SETTINGS = StoreSettings(capacity=64, max_bytes=4_096, num_streams=21, priority_exponent=0.6, min_priority=1e-6)
 
 
 def decode_both_ways(schema, reader, rng):
-    """Draws and decodes as samplers and loaders do, and as loaders do that draw for themselves."""
+    """Draws and decodes as samplers and loaders do, and as loaders do that read the store directly."""
     stacks = np.zeros((2, 16, schema.stack, *schema.frame_shape), schema.frame_dtype)
     decoder = StackDecoder(schema, stacks)
     sample = reader.sample(16, rng)
@@ -134,7 +122,7 @@ def decode_both_ways(schema, reader, rng):
         return 0
     batch = BatchMessage(0, 1, 0, 0, sample.num_transitions, sample.records, sample.blob)
     codec = Codec(1, schema)
-    back = codec.decode_batch([bytes(part) for part in codec.encode_batch(batch)], 16)  # So it may travel too.
+    back = codec.decode_batch([bytes(part) for part in codec.encode_batch(batch)], 16)  # It can be sent too.
     if decoder.decode(back.records, back.blob, np.arange(16)).all():
         assert np.isfinite(stacks).all()
     draw = reader.draw(16, rng)
@@ -148,7 +136,7 @@ def accepted_segments():
 
 
 @pytest.mark.parametrize("side", ["pixels", "vectors"])
-def test_whatever_segment_is_accepted_can_be_stored_drawn_and_decoded(side, accepted_segments, tmp_path):
+def test_accepted_segments_can_be_stored_drawn_and_decoded(side, accepted_segments, tmp_path):
     schema = {"pixels": PIXELS, "vectors": VECTORS}[side]
     path, rng = tmp_path / "store", np.random.default_rng(0)
     writer = StoreWriter.create(path, schema, SETTINGS, store_incarnation=1)
@@ -157,10 +145,10 @@ def test_whatever_segment_is_accepted_can_be_stored_drawn_and_decoded(side, acce
     for seed, segment in accepted_segments:
         if seed.side != side:
             continue
-        stream = Stream(20, 1)  # Nobody else's: else most would count as sent twice.
+        stream = Stream(20, 1)  # a stream of its own, as most would be duplicates otherwise
         number = writer.receipt(stream.actor_id).contiguous
         outcome = writer.insert(segment._replace(stream=stream, number=number, base=number))
-        writer.insert(segment)  # As it came: stored, or refused, but nothing else.
+        writer.insert(segment)  # unchanged: stored or refused
         assert outcome == "stored"
         num_stored += 1
         if num_stored % 4 == 0:
@@ -171,7 +159,7 @@ def test_whatever_segment_is_accepted_can_be_stored_drawn_and_decoded(side, acce
 
 
 class Learning:
-    """A store of which a learner draws, and what it learns by: the loader's ring and the trainer."""
+    """A store, a loader's ring and a trainer."""
 
     def __init__(self, path, schema, *, by_socket):
         settings = StoreSettings(8_192, 1 << 20, num_streams=2, priority_exponent=0.6, min_priority=1e-6)
@@ -185,7 +173,7 @@ class Learning:
         self.ring = BatchRing(schema, 16)
         self.loader = Loader(schema, self.ring, RandomShift(0, np.random.default_rng(0)))
         self.trainer = None
-        if schema == VECTORS:  # These frames of pixels are too small for any network.
+        if schema == VECTORS:  # The frames of PIXELS are too small for a network.
             learner = LearnerConfig(batch_size=16, optimizer="adam", loss="squared")
             config = Config(learner=learner, network=NetworkConfig(hidden=8, body_hidden=8))
             options = {"batches": self.ring, "priorities": self, "publish": lambda parameters: None}
@@ -202,7 +190,7 @@ class Learning:
         self.counters.acknowledge(update.sampler, update.number)
 
     def learn(self):
-        """One batch, its priorities and, where there is a network, its update; returns the share of its good rows."""
+        """Learns from a batch, if there is a network, and sets its priorities; returns the share of good rows."""
         assert self.loader.ready(0.0)
         self.remote.receive(0.0)
         assert self.loader.fill([self.source])
@@ -220,8 +208,8 @@ class Learning:
 
 @pytest.mark.parametrize("by_socket", [False, True])
 @pytest.mark.parametrize("side", ["pixels", "vectors"])
-def test_whatever_segment_is_accepted_later_training_goes_on(side, by_socket, accepted_segments, tmp_path):
-    """Each hostile transition may spoil the first batch that it is drawn into, and none after that."""
+def test_training_continues_after_accepted_segments(side, by_socket, accepted_segments, tmp_path):
+    """A hostile transition may spoil only the first batch that contains it."""
     learning = Learning(tmp_path / "store", {"pixels": PIXELS, "vectors": VECTORS}[side], by_socket=by_socket)
     for first in range(0, 500, 5):
         learning.insert(make_segment(learning.schema, first=first), actor_id=0)
@@ -229,14 +217,14 @@ def test_whatever_segment_is_accepted_later_training_goes_on(side, by_socket, ac
     for segment in hostile:
         learning.insert(segment, actor_id=1)
     shares = [learning.learn() for _ in range(400)]
-    assert min(shares) < 1  # There was something to be harmed by.
+    assert min(shares) < 1  # Some transitions were hostile.
     assert np.mean(shares[-100:]) > 0.95
     if learning.trainer is not None:
         assert np.isfinite(flatten_parameters(learning.trainer.online)).all()
     learning.writer.close()
 
 
-def test_whatever_batch_is_accepted_can_be_decoded():
+def test_accepted_batches_can_be_decoded():
     decoders = {}
     for name, side in SIDES.items():
         schema = side.codec.schema
@@ -250,7 +238,7 @@ def test_whatever_batch_is_accepted_can_be_decoded():
     assert broken > 50
 
 
-def test_whatever_priorities_are_accepted_leave_the_store_sound(tmp_path):
+def test_accepted_priorities_keep_the_store_valid(tmp_path):
     writer = StoreWriter.create(tmp_path / "store", PIXELS, SETTINGS, store_incarnation=77)
     for _, segment in accepted_messages("segment", 200, seed=2):
         if len(segment.blob) % 4:
@@ -264,7 +252,7 @@ def test_whatever_priorities_are_accepted_leave_the_store_sound(tmp_path):
     writer.close()
 
 
-def test_whatever_receipt_is_accepted_leaves_the_window_sound():
+def test_accepted_receipts_keep_the_window_valid():
     for _, receipt in accepted_messages("receipt", 10_000, seed=1):
         window = SendWindow(receipt.stream, 8)
         for _ in range(8):
@@ -274,7 +262,7 @@ def test_whatever_receipt_is_accepted_leaves_the_window_sound():
         assert len(window.resend(1.0)) == window.in_flight
 
 
-def test_whatever_heartbeat_is_accepted_can_be_summed_up_shown_and_kept(tmp_path):
+def test_accepted_heartbeats_can_be_summed_shown_and_kept(tmp_path):
     metrics = MetricsWriter(tmp_path)
     beats = 0
     for index, (_, heartbeat) in enumerate(accepted_messages("control", 20_000, seed=1)):
@@ -297,7 +285,7 @@ def test_whatever_heartbeat_is_accepted_can_be_summed_up_shown_and_kept(tmp_path
     metrics.close()
 
 
-def test_whatever_evaluation_or_figure_is_accepted_can_be_kept(tmp_path):
+def test_accepted_evaluations_and_scores_can_be_kept(tmp_path):
     metrics, kept = MetricsWriter(tmp_path), 0
     for _, (result, _) in accepted_messages("evaluation", 10_000, seed=1):
         state = RunState(FOUR_ACTORS, name="run", folder="/run", exploration=Exploration("epsilon", np.full(4, 0.1)))
@@ -308,9 +296,11 @@ def test_whatever_evaluation_or_figure_is_accepted_can_be_kept(tmp_path):
         kept += 1
     config = dataclasses.replace(FOUR_ACTORS, run=RunConfig(folder=str(tmp_path), name="run"))
     coordinator = Coordinator(RunFolder.create(config, VECTORS), epoch=1)
-    for _, figures in accepted_messages("metrics", 10_000, seed=1):
-        coordinator.keep_figures(figures)
-        kept += 1
+    for _, heartbeat in accepted_messages("control", 10_000, seed=2):
+        if isinstance(heartbeat, ActorHeartbeat):
+            coordinator.keep_scores(heartbeat.scores)
+            coordinator.write_rows()
+            kept += 1
     assert kept > 500
     coordinator.close()
     metrics.close()
