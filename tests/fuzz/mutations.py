@@ -37,7 +37,8 @@ LITERALS = [
     b'{"counts":[-1],"edges":[1,2]}', b'{"counts":[],"edges":[1]}', b'{"counts":[1],"edges":[0,2]}',
     b'{"counts":[1],"edges":[1,1e31]}', b'{"counts":"x","edges":[1,2]}', b'{"counts":[1]}',
     b'{"actors":[]}', b'{"actors":[[0,1,1,1]],"actors":[]}', b'{"actors":[[0]]}', b'{"crc":1,"crc":2}',
-    b'{"num_inserted":1.5}', b'{"what":"receipts"}', b'{"waiting":null}', b'{"inserts_wait":0}', b'{"refusals":{"a":-1}}',
+    b'{"num_inserted":1.5}',
+    b'{"what":"receipts"}', b'{"waiting":null}', b'{"inserts_wait":0}', b'{"refusals":{"a":-1}}',
     b'{"busy_share":[]}', b'{"Size":1}', b'{"size":-1}', b'{"loss":null}', b'{"loss":"high"}', b'{"loss":{}}',
 ]  # fmt: skip
 NAMES = [

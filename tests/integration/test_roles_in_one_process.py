@@ -1,7 +1,7 @@
-"""The real roles in one process, over memory instead of sockets: they keep the replay ratio, and they learn.
+"""All roles in one process keep the replay ratio and learn.
 
-Every segment and every priority still goes through the wire's encoding and back. That the same seed gives the same run
-is shown in tests/system/test_serial_run.py.
+Segments and priorities are encoded and decoded, but not sent. tests/system/test_serial_run.py tests that a run with the
+same seed is the same.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from apex.config import (
     RunConfig,
 )
 from apex.environments.factory import describe
+from apex.facts import EndReason
 from apex.launch.preflight.fit import fit_one_process
 from apex.launch.serial.run import open_serial_run
 from apex.runs.folder import RunFolder
@@ -46,22 +47,23 @@ CARTPOLE = Config(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The figures of a run that is long enough to have learned: of its server and its actor, and the curve's scores."""
+    """A run that learns: the replay server's status, the number of steps, and the mean scores of the curve."""
     before = torch.get_num_threads()
     schema = describe(CARTPOLE.environment, CARTPOLE.actor.n_step)
     config, _ = fit_one_process(CARTPOLE, schema)
     run = dataclasses.replace(config.run, folder=str(tmp_path_factory.mktemp("runs")))
     folder = RunFolder.create(dataclasses.replace(config, run=run), schema, argv=[])
     with open_serial_run(folder, Stop()) as system:
-        assert system.run() == f"reached {NUM_UPDATES} updates"
+        system.run()
+        assert folder.end == EndReason("updates", NUM_UPDATES)
         status, num_steps = system.experience.server.status(), system.experience.actor.num_steps
     torch.set_num_threads(before)
     scores = [row["scalars"]["actors/mean_score"] for row in read_curve(folder.curves / "actor.jsonl")]
     return status, num_steps, scores
 
 
-@pytest.mark.timeout(240)  # With the run that it shares.
-def test_keeps_the_replay_ratio_and_stores_what_was_acted(trained):
+@pytest.mark.timeout(240)  # includes the run
+def test_a_run_keeps_the_replay_ratio_and_stores_all_steps(trained):
     status, num_steps, _ = trained
     assert status.refused == 0
     assert status.duplicate_segments == 0
@@ -69,10 +71,10 @@ def test_keeps_the_replay_ratio_and_stores_what_was_acted(trained):
     # Samples may be ahead by the tolerance, 0.1 * 8 * 200, and by a batch; inserts by what is stored at once, 4 * 12.
     ahead = NUM_UPDATES * 32 - 8 * (status.num_inserted - 200)
     assert 0.1 * 8 * 200 - 8 * 48 <= ahead <= 0.1 * 8 * 200 + 32
-    # What was acted is stored, but for the steps since the last cut and the open windows.
+    # Steps since the last cut and open windows are not stored.
     assert 0 <= 4 * num_steps - status.num_inserted <= 4 * (10 + 2)
 
 
-def test_learns(trained):
-    """A random policy scores 22; the newest games of all four actors, epsilon 0.4 among them, are far above it."""
+def test_a_run_learns(trained):
+    """The mean is over all four actors, one with epsilon 0.4. A random policy scores 22."""
     assert np.mean(trained[2][-3:]) > 60
