@@ -473,9 +473,9 @@ def check_sender(message: dict[str, Any]) -> None:
 
 
 def check_scores(scores: Any) -> None:
-    must(type(scores) is dict and scores.keys() <= {"actors", "faults"})
+    must(type(scores) is dict and {"actors"} <= scores.keys() <= {"actors", "faults"})
     must(is_whole(scores.get("faults", 0), 0, 2**62))
-    actors = scores.get("actors", [])
+    actors = scores["actors"]
     must(type(actors) is list and len(actors) <= 1_000)
     for each in actors:
         must(type(each) is list and len(each) == 4)
@@ -511,7 +511,7 @@ def check_request(message: dict[str, Any], facts: Facts) -> None:
         resources = message.pop("resources", None)
         must(resources is None or is_resources(resources))
         if kind == "actor":
-            check_scores(message.pop("scores", {}))
+            check_scores(message.pop("scores", {"actors": []}))
         must(sorted(message) == ["endpoints", "host", "pid", "run_id", "session", "shard", "status", "streams", "type"])
         must(type(message["run_id"]) is int and message["run_id"] >= 0)
         check_sender(message)

@@ -53,7 +53,7 @@ class ActorHeartbeat(Heartbeat, frozen=True, tag="actor_heartbeat", kw_only=True
 
     role: ClassVar[Role] = Role.ACTOR
     status: ActorStatus
-    scores: Scores = Scores()
+    scores: Scores = Scores([])
 
 
 class EvaluatorHeartbeat(Heartbeat, frozen=True, tag="evaluator_heartbeat", kw_only=True):

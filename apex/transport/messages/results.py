@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import islice
 from typing import Annotated, NamedTuple
 
@@ -46,7 +45,7 @@ class ActorScores(NamedTuple):
 class Scores(Record, frozen=True):
     """The games that actors have finished since the last message."""
 
-    actors: Annotated[Sequence[ActorScores], Meta(max_length=MAX_SCORES)] = ()
+    actors: Annotated[list[ActorScores], Meta(max_length=MAX_SCORES)]
     faults: Count = 0  # games without a score, because a fault of the environment ended them
 
 

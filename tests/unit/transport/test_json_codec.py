@@ -120,8 +120,7 @@ INVALID_SCORES = (
         *({**BEAT, "type": f"{role}_heartbeat"} for role in ("actor", "evaluator", "learner", "observer")),
         *({**BEAT, "status": {**BEAT["status"], **fields}} for fields in INVALID_STATUSES),
         *({**ACTOR, "scores": {"actors": actors}} for actors in INVALID_SCORES),
-        {**ACTOR, "scores": {"faults": -1}},
-        {**ACTOR, "scores": {"histograms": {}}},
+        *({**ACTOR, "scores": scores} for scores in ({}, {"actors": [], "faults": -1}, {"actors": [], "more": 1})),
     ],
 )
 def test_invalid_requests_are_refused(message):
