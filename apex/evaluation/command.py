@@ -28,7 +28,7 @@ from apex.environments.factory import describe, kind, make_environment
 from apex.errors import FAILED, FINISHED, require
 from apex.evaluation.episodes import ActFunction, Episode, Summary, evaluation_seed, play, summarize
 from apex.evaluation.evaluator import make_policy
-from apex.evaluation.policy import EPSILON, default_epsilon, find_policy, require_fit
+from apex.evaluation.policy import EPSILON, add_policy, default_epsilon, find_policy, require_fit
 from apex.evaluation.video import Camera, begin_video, check_video_path
 from apex.runs.checkpoints.policy_file import read_policy
 from apex.runs.folder import open_run
@@ -56,7 +56,6 @@ class Player(NamedTuple):
     policy: ActFunction
     environment: EnvironmentConfig
     epsilon: float
-    seed: int  # seed that the user chose
     checkpoint: Path | None = None  # None: a random policy
     updates: int | None = None
 
@@ -88,9 +87,9 @@ def evaluate(
     path = None if video is None else Path(video)
     if path is not None:
         check_video_path(path, "video")
-    with _one_thread():
-        player = _load_player(run, checkpoint, epsilon, seed)
-        return _sum_up(player, _play(player, episodes, num_envs, path), path)
+    with one_thread():
+        player = load_player(find_policy(run, checkpoint), epsilon, seed)
+        return _sum_up(player, seed, _play(player, seed, episodes, num_envs, path), path)
 
 
 @reports_errors("apex evaluate")
@@ -107,17 +106,17 @@ def main(argv: Sequence[str]) -> int:
         if sys.stderr.isatty():
             print(f"\r{len(games)} of {options.episodes} games ", end="", file=sys.stderr, flush=True)
 
-    with stop_on_signals() as stop, _one_thread():
-        player = _make_player(options)
+    with stop_on_signals() as stop, one_thread():
+        player = _choose_player(options)
         try:
-            _play(player, options.episodes, options.envs, options.video, stop=stop.poll, on_game=on_game)
+            _play(player, options.seed, options.episodes, options.envs, options.video, stop=stop.poll, on_game=on_game)
         finally:
             if sys.stderr.isatty() and games:
                 print("\r\033[K", end="", file=sys.stderr)
     if len(games) < options.episodes:
         print(f"apex evaluate: stopped after {len(games)} of {options.episodes} games", file=sys.stderr)
         return FAILED
-    evaluation = _sum_up(player, games, options.video)
+    evaluation = _sum_up(player, options.seed, games, options.video)
     _report(evaluation, player.environment)
     if options.json:
         print(json.dumps(asdict(evaluation), default=str))
@@ -128,13 +127,11 @@ def _make_parser() -> Parser:
     parser = Parser(
         prog="apex evaluate", description="Plays full games with a run's policy and prints their raw scores."
     )
+    add_policy(parser)
     add = parser.add_argument
-    add("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/ (default: the newest run)")
     add("--episodes", type=positive_int, default=30, metavar="N", help="number of full games (default 30)")
     add("--epsilon", type=probability, metavar="P", help=EPSILON)
     add("--seed", type=seed, default=0, metavar="S", help="seed of games and random actions (default 0)")
-    words = "policy to play (default: best if the run has a best policy, otherwise last)"
-    add("--checkpoint", metavar="best|last|PATH", help=words)
     add("--envs", type=positive_int, default=5, metavar="E", help="number of games played in parallel (default 5)")
     add("--json", action="store_true", help="print one JSON object as the last line")
     add("--video", type=Path, metavar="FILE.mp4|.gif", help="write a film of the first game, at normal speed")
@@ -145,7 +142,7 @@ def _make_parser() -> Parser:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Limits torch to one thread: batches are small, and more threads would slow down a run on this machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -157,6 +154,7 @@ def _one_thread() -> Iterator[None]:
 
 def _play(
     player: Player,
+    seed: int,
     episodes: int,
     num_envs: int,
     path: Path | None,
@@ -165,26 +163,32 @@ def _play(
     on_game: Callable[[Episode], None] = lambda game: None,
 ) -> list[Episode]:
     """Plays the games, films the first one to `path`, and returns the games; fewer if `stop` returns True."""
-    seed, num_envs = evaluation_seed(player.seed), min(num_envs, episodes)
-    environment = make_environment(player.environment, num_envs, seed=seed, num_threads=1, pictures=path is not None)
+    environment = make_environment(
+        player.environment,
+        min(num_envs, episodes),
+        seed=evaluation_seed(seed),
+        num_threads=1,
+        pictures=path is not None,
+    )
     with closing(environment):
         if path is None:
             return play(environment, player.policy, episodes, stop=stop, on_game=on_game)
-        video = begin_video(path, environment.fps, "--video")
-        camera = Camera(video, environment, player.policy)
+        film = begin_video(path, environment.fps, "--video")
+        camera = Camera(film, environment, player.policy)
         games = play(environment, camera.act, episodes, stop=stop, on_step=camera.see, on_game=on_game)
-        video.close()
+        film.close()
         return games
 
 
-def _make_player(options: argparse.Namespace) -> Player:
+def _choose_player(options: argparse.Namespace) -> Player:
     if not options.random:
         given = f"--env {options.env}" if options.env else "--env-arg" if options.env_arg else ""
-        require(not given, f"{given} needs --random; a run defines its environment itself")
-        return _load_player(options.run or open_run(None).path, options.checkpoint, options.epsilon, options.seed)
-    require(options.env is not None, "--random needs --env ID, for example --env ALE/Pong-v5")
-    require(options.run is None, f"--random and the run {options.run} exclude each other: leave one out")
-    require(options.checkpoint is None, "--checkpoint and --random exclude each other: leave one out")
+        require(not given, f"{given} needs --random", remedy="leave it out: a run defines its environment itself")
+        path = find_policy(options.run or open_run(None).path, options.checkpoint)
+        return load_player(path, options.epsilon, options.seed)
+    require(options.env is not None, "--random needs --env ID", remedy="add an id, for example --env ALE/Pong-v5")
+    for given in filter(None, (options.run, options.checkpoint and f"--checkpoint {options.checkpoint}")):
+        require(False, f"--random and {given} exclude each other", remedy="leave one out")
     config = EnvironmentConfig(id=options.env, args=read_env_args(options.env_arg))
     schema, rng = describe(config, n_step=1), np.random.default_rng(evaluation_seed(options.seed))
 
@@ -197,27 +201,29 @@ def _make_player(options: argparse.Namespace) -> Player:
         action: Array = (shares > rng.random((len(mask), 1))).argmax(1)
         return action
 
-    return Player(choose, config, 1.0, options.seed)
+    return Player(choose, config, 1.0)
 
 
-def _load_player(
-    run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None, epsilon: float | None, seed: int
-) -> Player:
-    path = find_policy(run, checkpoint)
+def load_player(path: Path, epsilon: float | None, seed: int, *, checks: bool = True) -> Player:
+    """Returns the player of a checkpoint or a file of weights. `epsilon` None: the default of evaluations.
+
+    `checks`: raise UsageError if the environment on this machine differs from the one of the training.
+    """
     info, agent = read_policy(path)
-    require_fit(path, info)
+    if checks:
+        require_fit(path, info)
     epsilon = default_epsilon(info.schema) if epsilon is None else epsilon
     policy = make_policy(agent, epsilon, np.random.default_rng(evaluation_seed(seed)))
-    return Player(policy, info.environment, epsilon, seed, path, info.num_updates)
+    return Player(policy, info.environment, epsilon, path, info.num_updates)
 
 
-def _sum_up(player: Player, games: Sequence[Episode], video: Path | None) -> Evaluation:
+def _sum_up(player: Player, seed: int, games: Sequence[Episode], video: Path | None) -> Evaluation:
     return Evaluation(
         **asdict(summarize(games)),
         scores=[game.score for game in games],
         lengths=[game.length for game in games],
         epsilon=player.epsilon,
-        seed=player.seed,
+        seed=seed,
         checkpoint=player.checkpoint,
         updates=player.updates,
         environment=player.environment.id,
@@ -226,13 +232,13 @@ def _sum_up(player: Player, games: Sequence[Episode], video: Path | None) -> Eva
 
 
 def _report(evaluation: Evaluation, environment: EnvironmentConfig) -> None:
-    interval = (
-        "" if evaluation.interval is None else "  (95 % interval: {:.2f} ... {:.2f})".format(*evaluation.interval)
-    )
-    who = "random" if evaluation.checkpoint is None else f"{evaluation.checkpoint}, {evaluation.updates:,} updates"
+    interval = ""
+    if evaluation.interval is not None:
+        interval = "  (95 % interval: {:.2f} ... {:.2f})".format(*evaluation.interval)
+    policy = "random" if evaluation.checkpoint is None else f"{evaluation.checkpoint}, {evaluation.updates:,} updates"
     rows = {
         "environment": evaluation.environment,
-        "policy": f"{who}, epsilon {evaluation.epsilon:g}",
+        "policy": f"{policy}, epsilon {evaluation.epsilon:g}",
         "games": f"{evaluation.episodes}, seed {evaluation.seed}",
         "mean score": f"{evaluation.mean:.2f}{interval}",
         "median": f"{evaluation.median:.2f}",

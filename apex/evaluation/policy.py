@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,19 @@ from apex.runs.folder import RunFolder
 from apex.types import Array, Schema
 
 EPSILON = "probability of a random action, 0.001 by default; continuous actions: standard deviation of noise, default 0"
+
+
+RUN = "a run folder, or its name below runs/ (default: the newest run)"
+
+
+def add_policy(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that choose a policy: RUN and --checkpoint."""
+    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN)
+    parser.add_argument(
+        "--checkpoint",
+        metavar="best|last|PATH",
+        help="policy to use (default: best if the run has a best policy, otherwise last)",
+    )
 
 
 def default_epsilon(schema: Schema) -> float:
@@ -87,7 +101,8 @@ class Policy:
         batch, is_one = self._batch(observation)
         require(
             mask is not None or not self.info.schema.masked,
-            f'{self.info.environment.id} has action masks: pass info["action_mask"] as the second argument',
+            f"{self.info.environment.id} has action masks, but no mask is given",
+            remedy='pass info["action_mask"] as the second argument',
         )
         allowed = None if mask is None else self._mask(mask, len(batch))
         actions = self._agent.act(batch, allowed, self.epsilon, self._rng)
@@ -103,9 +118,7 @@ class Policy:
         batch, is_one = self._batch(observation)
         q_values: Callable[[Array], NDArray[np.float32]] | None = getattr(self._agent, "q_values", None)
         if q_values is None:
-            raise UsageError(
-                f"the policy of {self.info.environment.id} has no Q-values of all actions: its algorithm is not DQN"
-            )
+            raise UsageError(f"the policy of {self.info.environment.id} has no Q-values: its algorithm is not DQN")
         q = q_values(batch)
         return q[0] if is_one else q
 
@@ -150,7 +163,7 @@ def find_policy(run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] 
     # A run folder may also have a number as its name and a manifest, but it has a folder of checkpoints too.
     is_checkpoint = path.name.isdecimal() and (path / MANIFEST).is_file() and not (path / "checkpoints").is_dir()
     if path.is_file() or is_checkpoint:
-        require(checkpoint is None, f"{path} is a single policy: leave out checkpoint, which selects a policy of a run")
+        require(checkpoint is None, f"{path} is a single policy, not a run", remedy="leave out checkpoint")
         return path
     folder = RunFolder.open(path)
     choice = None if checkpoint is None else os.fspath(checkpoint)
@@ -158,12 +171,14 @@ def find_policy(run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] 
     if best is not None:
         return best
     require(
-        choice != "best", f"{folder.path} has no best policy, because no evaluation was finished; try --checkpoint last"
+        choice != "best",
+        f"{folder.path} has no best policy, because no evaluation was finished",
+        remedy="try --checkpoint last",
     )
     if choice in (None, "last"):
         last = find_latest(folder.checkpoints).path
         if last is None:
-            raise UsageError(f"{folder.path} has neither a best policy nor a checkpoint yet: train the run for longer")
+            raise UsageError(f"{folder.path} has neither a best policy nor a checkpoint", "train the run for longer")
         return last
     named = (Path(choice or ""), folder.checkpoints / (choice or ""))
     for candidate in named:

@@ -1,8 +1,11 @@
-"""Writes the pictures of a game to a file: mp4 with OpenCV, or an animated GIF with Pillow."""
+"""Shows the pictures of a game in a window, or writes them to a file: mp4 with OpenCV, or a GIF with Pillow."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -12,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from apex.algorithms.interface import Mask
 from apex.config.arguments import check_out
 from apex.environments.interface import VectorEnvironment
-from apex.errors import require
+from apex.errors import UsageError, require
 from apex.evaluation.episodes import ActFunction
 from apex.types import Array, Step
 
@@ -55,10 +58,8 @@ class Mp4:
         if self._writer is None:
             codec = cv2.VideoWriter.fourcc(*"mp4v")
             self._writer = cv2.VideoWriter(str(self._path), codec, self._fps, (width, height))
-            require(
-                self._writer.isOpened(),
-                f"{self._option} {self._path}: OpenCV cannot write mp4 here; write a .gif instead",
-            )
+            opened = self._writer.isOpened()
+            require(opened, f"{self._option} {self._path}: OpenCV cannot write it", remedy="write a .gif instead")
         self._writer.write(np.ascontiguousarray(picture[:height, :width, ::-1]))  # OpenCV expects BGR.
         self._num_pictures += 1
 
@@ -73,7 +74,8 @@ class Mp4:
         video.release()
         require(
             readable and found == self._num_pictures,
-            f"{self._option} {self._path}: {found} of {self._num_pictures} pictures can be read; is the disk full?",
+            f"{self._option} {self._path}: only {found} of {self._num_pictures} pictures can be read",
+            remedy="check whether the disk is full",
         )
 
 
@@ -111,24 +113,67 @@ class Gif:
                 written.seek(getattr(written, "n_frames", 1) - 1)
                 written.load()
         except (OSError, EOFError, UnidentifiedImageError) as error:
-            require(False, f"{self._option} {self._path}: the GIF could not be written and read back: {error}")
+            raise UsageError(f"{self._option} {self._path}: cannot write the GIF or read it back: {error}") from error
+
+
+class Window:
+    """A window that shows pictures at the speed of the game. `on_close` is called when the user closes it."""
+
+    def __init__(self, fps: float, on_close: Callable[[], None], title: Callable[[], str]) -> None:
+        """Raises UsageError without pygame or a display."""
+        try:
+            self._pygame: Any = importlib.import_module("pygame")
+        except ImportError as error:
+            raise UsageError(
+                f"no window without pygame: {error}",
+                "pip install pygame-ce, or write a film with --out game.gif",
+            ) from error
+        self._fps = fps
+        self._on_close = on_close
+        self._title = title
+        try:
+            self._pygame.display.init()
+        except self._pygame.error as error:
+            raise UsageError(f"no window can be opened: {error}", "write a film with --out game.gif") from error
+        self._clock = self._pygame.time.Clock()
+
+    def add(self, picture: Picture) -> None:
+        """Shows the next picture, and waits until the time of the one after it."""
+        display = self._pygame.display
+        surface = self._pygame.surfarray.make_surface(picture.swapaxes(0, 1))
+        screen = display.get_surface() or display.set_mode(surface.get_size())
+        screen.blit(surface, (0, 0))
+        display.set_caption(self._title())
+        display.flip()
+        self._clock.tick(self._fps)
+        if self._pygame.event.get(self._pygame.QUIT):
+            self._on_close()
+
+    def close(self) -> None:
+        """Closes the window."""
+        self._pygame.display.quit()
 
 
 class Camera:
-    """Films environment 0's first game: one picture before each action."""
+    """Takes a picture of environment 0 before each action of its first `games` games."""
 
-    def __init__(self, video: Mp4 | Gif, environment: VectorEnvironment, policy: ActFunction) -> None:
-        self._video = video
+    def __init__(
+        self, screen: Mp4 | Gif | Window, environment: VectorEnvironment, policy: ActFunction, games: int = 1
+    ) -> None:
+        self._screen = screen
         self._environment = environment
         self._policy = policy
-        self._over = False
+        self._games_left = games
+        self.num_pictures = 0
 
     def act(self, observation: Array, mask: Mask) -> Array:
         """Takes a picture and returns the policy's actions."""
-        if not self._over:
-            self._video.add(enlarge(self._environment.picture()))
+        if self._games_left:
+            self._screen.add(enlarge(self._environment.picture()))
+            self.num_pictures += 1
         return self._policy(observation, mask)
 
     def see(self, step: Step) -> None:
-        """Ends the film if the game has ended."""
-        self._over = self._over or bool(step.terminated[0] or step.truncated[0])
+        """Counts the games that have ended."""
+        if self._games_left and (step.terminated[0] or step.truncated[0]):
+            self._games_left -= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import sys
@@ -10,75 +9,63 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import gymnasium
-import torch
-from gymnasium.wrappers import HumanRendering
-
+from apex.algorithms.interface import Mask
 from apex.config.arguments import Parser, positive_float, positive_int, probability, seed
-from apex.errors import FINISHED, CheckpointError, UsageError
-from apex.evaluation.policy import EPSILON, Policy, default_epsilon, load_policy, require_fit
-from apex.evaluation.video import begin_video, check_video_path, enlarge
+from apex.environments.factory import make_environment
+from apex.errors import FINISHED, CheckpointError
+from apex.evaluation.command import Player, load_player, one_thread
+from apex.evaluation.episodes import Episode, play
+from apex.evaluation.policy import EPSILON, RUN
+from apex.evaluation.video import Camera, Gif, Mp4, Window, begin_video, check_video_path
 from apex.runs.checkpoints.paths import newest_update
 from apex.runs.checkpoints.policy_file import find_best
 from apex.runs.folder import open_run
 from apex.runtime.lifecycle import Stop, reports_errors, sleep, stop_on_signals
+from apex.types import Array
 
-Load = Callable[[], Policy | None]  # returns the newest policy
-
-
-class _Enlarged(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Renders pictures that are at least MIN_HEIGHT pixels high."""
-
-    def render(self) -> Any:
-        return enlarge(self.env.render())  # type: ignore[arg-type]
+FOREVER = 10**12  # games or pictures
+FILM_SECONDS = 60.0  # default length of a film; a GIF of this length has a few megabytes
 
 
-def load_newest(checkpoints: Path, *, epsilon: float, seed: int) -> Policy | None:
+def load_newest(checkpoints: Path, epsilon: float | None, seed: int, *, checks: bool = False) -> Player | None:
     """Returns the policy of a run's newest checkpoint or its best policy, whichever is newer; None if both are missing.
 
-    Raises CheckpointError if either is damaged.
+    `checks`: as in `load_player`. Raises CheckpointError if either is damaged.
     """
     number, best = newest_update(checkpoints), find_best(checkpoints)
     paths = [None if number is None else checkpoints / f"{number:09d}", best]
-    policies = [load_policy(path, epsilon=epsilon, seed=seed) for path in paths if path is not None]
-    return max(policies, key=lambda policy: policy.info.num_updates, default=None)
+    players = [load_player(path, epsilon, seed, checks=checks) for path in paths if path is not None]
+    return max(players, key=lambda player: player.updates or 0, default=None)
 
 
-def play_games(
-    game: gymnasium.Env[Any, Any],
-    load: Load,
-    show: Callable[[Policy], object],
-    stop: Stop,
-    episodes: float,
-    steps: float,
-) -> int:
-    """Plays until `episodes` games or `steps` steps are over or `stop` is requested; returns the number of steps.
+class NewestPlayer:
+    """Plays each game with the newest policy of a run and prints its score."""
 
-    `show` is called before each step, and `load` before each game, so that the newest policy plays. A game whose
-    environment failed does not count.
-    """
-    policy, number, shown = load(), 0, 0
-    while policy is not None and number < episodes:
-        observation, info = game.reset()
-        score, num_steps, over = 0.0, 0, False
-        while not over:
-            if stop.poll() or shown >= steps:
-                return shown
-            show(policy)
-            observation, reward, terminated, truncated, info = game.step(policy(observation, info.get("action_mask")))
-            score, num_steps, over = score + float(reward), num_steps + 1, terminated or truncated
-            shown += 1
-        if not info["failed"]:
-            number += 1
-            update = policy.info.num_updates
-            print(f"game {number}: score {score:g}, {num_steps:,} steps, update {update:,}", flush=True)
+    def __init__(self, first: Player, load: Callable[[], Player | None]) -> None:
+        """`load` returns the newest policy."""
+        self._player = first
+        self._load = load
+        self._num_games = 0
+
+    @property
+    def title(self) -> str:
+        """The game and the policy that plays it."""
+        return f"{self._player.environment.id}, update {self._player.updates or 0:,}"
+
+    def act(self, observation: Array, mask: Mask) -> Array:
+        """Returns the policy's actions."""
+        return self._player.policy(observation, mask)
+
+    def end_game(self, game: Episode) -> None:
+        """Prints the score and loads the newest policy; if that is damaged, the previous one continues to play."""
+        self._num_games += 1
+        update = f"update {self._player.updates or 0:,}"
+        print(f"game {self._num_games}: score {game.score:g}, {game.length:,} steps, {update}", flush=True)
         try:
-            policy = load() or policy
+            self._player = self._load() or self._player
         except (CheckpointError, OSError) as error:
             print(f"{error}; the previous policy continues to play", file=sys.stderr)
-    return shown
 
 
 @reports_errors("apex watch")
@@ -92,77 +79,51 @@ def main(argv: Sequence[str]) -> int:
     if out is not None:
         check_video_path(out, "--out")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # The pictures need no display.
-    torch.set_num_threads(1)  # One thread is enough for one observation; more would slow down a run on this machine.
-    epsilon = default_epsilon(run.schema) if options.epsilon is None else options.epsilon
-    load = partial(load_newest, run.checkpoints, epsilon=epsilon, seed=options.seed)
-    with stop_on_signals() as stop:
-        while (policy := load()) is None:
+    load = partial(load_newest, run.checkpoints, options.epsilon, options.seed)
+    with stop_on_signals() as stop, one_thread():
+        while (first := load(checks=True)) is None:
             if stop.poll():
                 return FINISHED
             print(f"waiting for the first policy of {run.path}; press Ctrl-C to stop", file=sys.stderr, flush=True)
             sleep(2.0, stop)
-        require_fit(policy.path, policy.info)
-        with closing(_Enlarged(policy.make_environment("rgb_array"))) as game:
-            game.reset(seed=options.seed)  # Sets metadata["render_fps"].
-            fps: float = game.metadata["render_fps"]
-            if out is None:
-                return _open_window(game, load, stop, options.episodes or math.inf, (options.seconds or math.inf) * fps)
-            video, steps = (
-                begin_video(out, fps, "--out"),
-                (options.seconds or 60) * fps,
-            )  # A GIF of 60 s has a few megabytes.
-            shown = play_games(game, load, lambda policy: video.add(game.render()), stop, options.episodes or 1, steps)
-            video.close()
-            if shown:
-                print(f"{out}: {shown / fps:.1f} s of play, {out.stat().st_size / 1e6:.1f} MB")
-            return FINISHED
+        player = NewestPlayer(first, load)
+        with closing(make_environment(first.environment, 1, seed=options.seed, num_threads=1, pictures=True)) as game:
+            screen = _open_screen(out, game.fps, stop, lambda: player.title)
+            seconds = options.seconds or (None if out is None else FILM_SECONDS)
+            max_pictures = FOREVER if seconds is None else seconds * game.fps
+            num_games = options.episodes or (FOREVER if out is None else 1)
+            camera = Camera(screen, game, player.act, num_games)
+            play(
+                game,
+                camera.act,
+                num_games,
+                stop=lambda: stop.poll() or camera.num_pictures >= max_pictures,
+                on_step=camera.see,
+                on_game=player.end_game,
+            )
+            screen.close()
+        if out is not None and camera.num_pictures:
+            print(f"{out}: {camera.num_pictures / game.fps:.1f} s of play, {out.stat().st_size / 1e6:.1f} MB")
+        return FINISHED
+
+
+def _open_screen(out: Path | None, fps: float, stop: Stop, title: Callable[[], str]) -> Mp4 | Gif | Window:
+    return Window(fps, stop.request, title) if out is None else begin_video(out, fps, "--out")
 
 
 def _make_parser() -> Parser:
-    words = "Shows games of a run's newest policy in a window; without a display, or with --out, a film of one game."
-    parser = Parser(prog="apex watch", description=words)
+    parser = Parser(
+        prog="apex watch",
+        description="Shows games of a run's newest policy in a window, or writes a film if there is no display.",
+    )
     add = parser.add_argument
-    add("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/ (default: the newest run)")
+    add("run", nargs="?", metavar="RUN", help=RUN)
     add("--out", type=Path, metavar="FILE.gif|.mp4", help="write a film instead of opening a window")
-    add(
-        "--episodes",
-        type=positive_int,
-        metavar="N",
-        help="number of games (default: 1 in a film, no limit in a window)",
-    )
-    add(
-        "--seconds",
-        type=positive_float,
-        metavar="S",
-        help="maximum seconds of play (default: 60 in a film, no limit in a window)",
-    )
+    default = "(default: 1 in a film, no limit in a window)"
+    add("--episodes", type=positive_int, metavar="N", help=f"number of games {default}")
+    default = f"(default: {FILM_SECONDS:.0f} in a film, no limit in a window)"
+    add("--seconds", type=positive_float, metavar="S", help=f"maximum seconds of play {default}")
     add("--epsilon", type=probability, metavar="P", help=EPSILON)
-    add(
-        "--seed",
-        type=seed,
-        default=secrets.randbits(31),
-        metavar="S",
-        help="seed of games and actions (default: random)",
-    )
+    default = "seed of games and actions (default: random)"
+    add("--seed", type=seed, default=secrets.randbits(31), metavar="S", help=default)
     return parser
-
-
-def _open_window(game: _Enlarged, load: Load, stop: Stop, episodes: float, steps: float) -> int:
-    try:
-        import pygame
-    except ImportError as error:
-        raise UsageError(
-            f"pygame is not installed ({error}): pip install pygame-ce, or write a film with --out game.gif"
-        ) from error
-
-    def show(policy: Policy) -> None:
-        pygame.display.set_caption(f"{policy.info.environment.id}, update {policy.info.num_updates:,}")
-        if pygame.event.get(pygame.QUIT):
-            stop.request()
-
-    try:
-        pygame.display.init()
-        play_games(HumanRendering(game), load, show, stop, episodes, steps)
-    except pygame.error as error:
-        raise UsageError(f"no window can be opened: {error}; write a film with --out game.gif instead") from error
-    return FINISHED

@@ -27,11 +27,10 @@ from apex.algorithms.interface import make_algorithm
 from apex.config import to_dict
 from apex.config.arguments import Parser, non_negative_int
 from apex.config.validation import NonNegativeInt, checked
-from apex.environments.factory import kind
 from apex.errors import FINISHED, ExportError, UsageError, require
 from apex.evaluation.command import evaluate
 from apex.evaluation.export.model_card import OnnxFacts, write_card
-from apex.evaluation.policy import find_policy
+from apex.evaluation.policy import add_policy, find_policy
 from apex.runs.checkpoints.checkpoint import read_manifest
 from apex.runs.checkpoints.policy_file import PolicyInfo, encode_policy, read_policy
 from apex.runs.folder import RunFolder, open_run
@@ -82,7 +81,6 @@ def export(
     card = write_card(
         folder,
         info,
-        kind(info.environment) if info.schema.frame_dtype == "uint8" else "vector",
         exported,
         evaluation=played,
         onnx=compared,
@@ -96,7 +94,7 @@ def export(
         for name, data in files.items():
             replace_file(target / name, data)
     except OSError as error:
-        raise UsageError(f"cannot write to {target}: {error.strerror}; choose another folder with --out") from error
+        raise UsageError(f"cannot write to {target}: {error.strerror}", "choose another folder with --out") from error
     return target
 
 
@@ -118,29 +116,27 @@ def to_onnx(network: nn.Module, schema: Schema, output: str = "q") -> tuple[byte
         importlib.import_module("onnx")  # Needed by torch's exporter.
         runtime: Any = importlib.import_module("onnxruntime")
     except ImportError as error:
-        raise UsageError(
-            f"--onnx needs onnx and onnxruntime, which are not installed ({error}): {remedy('export')}"
-        ) from error
+        raise UsageError(f"--onnx: {error}", f"install onnx and onnxruntime: {remedy('export')}") from error
     rng = np.random.default_rng(0)
     try:
         data = _write_onnx(network, output, torch.from_numpy(_observations(schema, 2, rng)))
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
-        observations = [_observations(schema, size, rng) for size in BATCHES]
-        answers = [session.run([output], {"observation": batch})[0] for batch in observations]
+        batches = [_observations(schema, size, rng) for size in BATCHES]
+        outputs = [session.run([output], {"observation": batch})[0] for batch in batches]
     except Exception as error:  # The packages do not document which errors they raise.
         raise ExportError(f"the network cannot be written as ONNX: {type(error).__name__}: {error}") from error
     largest, num_differing = 0.0, 0
-    for batch, answer in zip(observations, answers, strict=True):
+    for batch, found in zip(batches, outputs, strict=True):
         with torch.inference_mode():
-            q = network(torch.from_numpy(batch)).numpy()
-        difference = float(np.abs(answer - q).max()) if answer.shape == q.shape else np.inf
-        if not difference <= TOLERANCE * max(1.0, float(np.abs(q).max())):
+            expected = network(torch.from_numpy(batch)).numpy()
+        difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else np.inf
+        if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
             raise ExportError(
-                f"the outputs of the ONNX network differ from torch by {difference:g} for a batch of {len(batch)}. "
-                "In the network's code, remove branches that depend on the size or the values of the batch"
+                f"the outputs of the ONNX network differ from torch by {difference:g} for a batch of {len(batch)}",
+                "remove branches that depend on the size or the values of the batch from the network's code",
             )
         largest = max(largest, difference)
-        num_differing += int((answer.argmax(1) != q.argmax(1)).sum())
+        num_differing += int((found.argmax(1) != expected.argmax(1)).sum())
     return data, OnnxFacts(OPSET, largest, sum(BATCHES), num_differing, runtime.__version__)
 
 
@@ -197,15 +193,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _make_parser() -> Parser:
-    words = "Writes a run's weights for use without this package: safetensors, a model card, ONNX."
-    parser = Parser(prog="apex export", description=words)
+    parser = Parser(
+        prog="apex export",
+        description="Writes a run's weights for use without this package: safetensors, a model card, ONNX.",
+    )
+    add_policy(parser)
     add = parser.add_argument
-    add("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/ (default: the newest run)")
     add("--out", type=Path, metavar="DIR", help="folder for the files (default: RUN/export)")
-    words = "policy to export (default: best if the run has a best policy, otherwise last)"
-    add("--checkpoint", metavar="best|last|PATH", help=words)
     add("--onnx", action="store_true", help="also write model.onnx, and compare its outputs with torch")
-    words = "number of greedy full games to play for the score on the card (default 0: the evaluator's score)"
-    add("--episodes", type=non_negative_int, default=0, metavar="N", help=words)
+    add(
+        "--episodes",
+        type=non_negative_int,
+        default=0,
+        metavar="N",
+        help="number of greedy full games to play for the score on the card (default 0: the evaluator's score)",
+    )
     add("--license", default="mit", metavar="NAME", help="license of the weights, for the card (default mit)")
     return parser

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, StrictUndefined
+
 from apex.config import dump_toml
 from apex.runs.folder import RunFolder
 from apex.runs.history import ACTOR_SCORE, EVALUATION, RunHistory
@@ -42,8 +44,6 @@ class Chart(NamedTuple):
 
 def build_page(run: RunFolder, video: EmbeddedVideo | str) -> str:
     """Returns the whole page. `video`: the video, or the reason why there is none ("" if none was requested)."""
-    from jinja2 import Environment, StrictUndefined
-
     history, state = RunHistory(run), facts.find_state(run)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_printable, trim_blocks=True, lstrip_blocks=True

@@ -1,4 +1,4 @@
-"""Films: what was added can be read back, at the speed of the game, and a disk that fails is told."""
+"""Tests of films: pictures, sizes and speed, and paths that cannot be written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from apex.evaluation.video import Gif, begin_video, check_video_path, enlarge
 
 
 def pictures(count, height=40, width=60):
-    """Each of another gray, with a red corner."""
+    """Pictures with different grays and a red corner."""
     made = [np.full((height, width, 3), 10 + 2 * number, np.uint8) for number in range(count)]
     for picture in made:
         picture[:8, :8] = (200, 0, 0)
@@ -30,30 +30,32 @@ def record(video, path, shown):
     return path
 
 
-def test_a_gif_has_every_picture_of_a_slow_game_in_its_own_colours(tmp_path):
+def test_gif_has_every_picture_of_a_slow_game_in_its_colours(tmp_path):
     shown = pictures(30)
     read = read_gif(film(tmp_path / "game.gif", 15.0, shown))
     assert len(read) == 30
     for (picture, _), expected in zip(read, shown, strict=True):
         np.testing.assert_array_equal(picture, expected)
-    assert sum(duration for _, duration in read) == 2_000  # 15 a second, which no whole hundredths are.
+    assert (
+        sum(duration for _, duration in read) == 2_000
+    )  # 15 pictures per second; one picture is not a whole number of 0.01 s.
     assert {duration for _, duration in read} == {60, 70}
 
 
 @pytest.mark.parametrize(("fps", "kept"), [(25.0, 1), (30.0, 2), (50.0, 2), (60.0, 3)])
-def test_of_a_fast_game_pictures_are_left_out_but_its_speed_stays(tmp_path, fps, kept):
+def test_gif_of_a_fast_game_omits_pictures_and_keeps_the_speed(tmp_path, fps, kept):
     shown = pictures(60)
     read = read_gif(film(tmp_path / "game.gif", fps, shown))
     np.testing.assert_array_equal([picture for picture, _ in read], shown[::kept])
     assert sum(duration for _, duration in read) == pytest.approx(1_000 * 60 / fps, abs=10)
 
 
-def test_a_gif_ends_where_memory_would(tmp_path):
+def test_gif_has_at_most_max_pictures(tmp_path):
     video = Gif(tmp_path / "game.gif", 10.0, "--out", max_pictures=5)
     assert len(read_gif(record(video, tmp_path / "game.gif", pictures(9)))) == 5
 
 
-def test_an_mp4_has_every_picture_and_odd_sizes_lose_one_row(tmp_path):
+def test_mp4_has_every_picture_and_even_sizes(tmp_path):
     path = film(tmp_path / "game.mp4", 50.0, pictures(12, height=41, width=61))
     video = cv2.VideoCapture(str(path))
     assert (video.get(cv2.CAP_PROP_FPS), video.get(cv2.CAP_PROP_FRAME_COUNT)) == (50.0, 12)
@@ -62,7 +64,7 @@ def test_an_mp4_has_every_picture_and_odd_sizes_lose_one_row(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["game.mp4", "game.gif"])
-def test_a_film_that_cannot_be_written_is_told_by_its_option_and_name(tmp_path, name):
+def test_film_on_a_full_disk_is_refused_with_option_and_path(tmp_path, name):
     path = tmp_path / name
     path.symlink_to("/dev/full")
     with pytest.raises(UsageError, match=f"--out {path}: "):
@@ -70,20 +72,20 @@ def test_a_film_that_cannot_be_written_is_told_by_its_option_and_name(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
-        ("game.avi", r"--out must end in .mp4 or .gif, got .*game\.avi"),
-        ("no/game.gif", "there is no folder"),
-        ("folder.gif", "is a folder"),
+        ("game.avi", r"--out .*game\.avi"),
+        ("no/game.gif", "--out .*no/game.gif"),
+        ("folder.gif", "--out .*folder.gif"),
     ],
 )
-def test_what_cannot_become_a_film_is_refused_before_any_game(tmp_path, name, words):
+def test_path_that_cannot_become_a_film_is_refused(tmp_path, name, message):
     (tmp_path / "folder.gif").mkdir()
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=message):
         check_video_path(tmp_path / name, "--out")
 
 
-def test_small_pictures_are_enlarged_by_whole_numbers_and_large_ones_stay():
+def test_small_pictures_are_enlarged_by_whole_factors():
     picture = pictures(1, height=210, width=160)[0]
     large = enlarge(picture)
     assert large.shape == (420, 320, 3)

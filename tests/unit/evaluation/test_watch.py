@@ -1,21 +1,24 @@
-"""`apex watch`: the newest policy plays, in a window or a film; a user's mistake is a sentence and status 2."""
+"""Tests of `apex watch`: films, the window, the newest policy, and refused arguments."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from types import SimpleNamespace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from support.films import read_gif
-from support.policy_runs import make_run
+from support.policy_runs import CARTPOLE, make_run
+from support.scripted import ScriptedEnvironment
 
 from apex.config import EnvironmentConfig
 from apex.errors import CheckpointError
-from apex.evaluation.watch import load_newest, main, play_games
+from apex.evaluation.command import Player
+from apex.evaluation.episodes import Episode, play
+from apex.evaluation.watch import NewestPlayer, load_newest, main
 from apex.runs.checkpoints.policy_file import BEST
-from apex.runtime.lifecycle import Stop
 
 
 @pytest.fixture(autouse=True)
@@ -30,42 +33,48 @@ def watch(*argv):
     return main([*map(str, argv)])
 
 
-def refuse(capsys, *argv):
-    assert watch(*argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Traceback" not in err
-    return err
+def steps_of(line):
+    """The steps in a line such as "game 1: score 10, 10 steps, update 90"."""
+    return int(line.split(", ")[1].removesuffix(" steps"))
 
 
 # --- films ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_gif_shows_one_game_at_its_speed(tmp_path, capsys):
+def test_gif_shows_one_game_at_its_speed(tmp_path, capsys):
     out = tmp_path / "game.gif"
     assert watch(make_run(tmp_path, last=[90]).path, "--out", out, "--seed", 1, "--epsilon", 0) == 0
-    told = capsys.readouterr().out.splitlines()
-    steps = int(told[0].split(", ")[1].removesuffix(" steps"))
-    assert told[0] == f"game 1: score {steps}, {steps} steps, update 90"
-    assert told[1].startswith(f"{out}: {steps / 50:.1f} s of play, 0.")
+    lines = capsys.readouterr().out.splitlines()
+    steps = steps_of(lines[0])
+    assert lines[0] == f"game 1: score {steps}, {steps} steps, update 90"
+    assert lines[1].startswith(f"{out}: {steps / 50:.1f} s")
     read = read_gif(out)
     assert sum(milliseconds for _, milliseconds in read) == pytest.approx(20 * steps, abs=40)
     assert read[0][0].shape == (400, 600, 3)
     assert (read[0][0] != read[-1][0]).any()  # The pole has moved.
 
 
-def test_an_atari_film_stops_after_its_seconds(tmp_path, capsys):
+def test_film_of_several_games_has_every_step(tmp_path, capsys):
+    out = tmp_path / "game.gif"
+    assert watch(make_run(tmp_path, best=7).path, "--out", out, "--episodes", 3, "--epsilon", 0) == 0
+    *games, _ = capsys.readouterr().out.splitlines()
+    assert len(games) == 3
+    milliseconds = sum(duration for _, duration in read_gif(out))
+    assert milliseconds == pytest.approx(20 * sum(map(steps_of, games)), abs=40)
+
+
+def test_film_ends_after_the_given_seconds(tmp_path, capsys):
     pong = EnvironmentConfig(id="ALE/Pong-v5")
     out = tmp_path / "pong.gif"
     assert watch(make_run(tmp_path, environment=pong, best=7).path, "--out", out, "--seconds", 2) == 0
-    assert capsys.readouterr().out.startswith(f"{out}: 2.0 s of play")
+    assert capsys.readouterr().out.startswith(f"{out}: 2.0 s")
     read = read_gif(out)
     assert sum(milliseconds for _, milliseconds in read) == 2_000
     assert read[0][0].shape == (420, 320, 3)
-    assert read[-1][0][200, 160].tolist() == [144, 72, 17]  # Pong's brown, to the last bit.
+    assert read[-1][0][200, 160].tolist() == [144, 72, 17]  # the exact brown of Pong
 
 
-def test_the_same_seed_is_the_same_film(tmp_path):
+def test_same_seed_gives_the_same_film(tmp_path):
     run = make_run(tmp_path, best=1)
     films = [tmp_path / f"{name}.mp4" for name in "abc"]
     for film, seed in zip(films, (1, 1, 2), strict=True):
@@ -74,18 +83,18 @@ def test_the_same_seed_is_the_same_film(tmp_path):
     assert (a == b, a == c) == (True, False)
 
 
-def test_without_a_display_it_writes_a_film_and_says_so(tmp_path, capsys, monkeypatch):
+def test_film_is_written_without_a_display(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = make_run(tmp_path, best=1)
     assert watch(run.path, "--seconds", 0.1) == 0
-    assert "apex watch: no display found; writing mine.gif instead" in capsys.readouterr().err
+    assert "mine.gif" in capsys.readouterr().err
     assert (tmp_path / "mine.gif").exists()
 
 
 # --- the window -----------------------------------------------------------------------------------------------------
 
 
-def test_a_window_shows_as_many_games_as_it_is_told_to(tmp_path, capsys, monkeypatch):
+def test_window_shows_every_step_of_the_given_games(tmp_path, capsys, monkeypatch):
     import pygame
 
     shown = []
@@ -94,11 +103,10 @@ def test_a_window_shows_as_many_games_as_it_is_told_to(tmp_path, capsys, monkeyp
     assert watch(make_run(tmp_path, best=1).path, "--episodes", 2, "--epsilon", 0) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["game 1", "game 2"]
-    steps = sum(int(line.split(", ")[1].removesuffix(" steps")) for line in lines)
-    assert shown == [(600, 400)] * (steps + 2)  # One for each step, and one for each beginning.
+    assert shown == [(600, 400)] * sum(map(steps_of, lines))
 
 
-def test_a_closed_window_ends_it(tmp_path, capsys, monkeypatch):
+def test_closing_the_window_ends_the_program(tmp_path, capsys, monkeypatch):
     import pygame
 
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
@@ -107,126 +115,99 @@ def test_a_closed_window_ends_it(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("environment", [{"SDL_VIDEODRIVER": "nowhere"}, {"DISPLAY": ":0"}])
-def test_without_a_screen_or_pygame_the_remedy_is_told(tmp_path, capsys, monkeypatch, environment):
+@pytest.mark.parametrize(
+    ("environment", "remedies"),
+    [({"SDL_VIDEODRIVER": "nowhere"}, ["--out game.gif"]), ({"DISPLAY": ":0"}, ["pygame-ce", "--out game.gif"])],
+)
+def test_missing_screen_or_pygame_is_refused_with_a_remedy(tmp_path, capsys, monkeypatch, environment, remedies):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     if "DISPLAY" in environment:
         monkeypatch.setitem(sys.modules, "pygame", None)
-    words = {"SDL_VIDEODRIVER": "no window can be opened", "DISPLAY": "pip install pygame-ce"}
-    said = refuse(capsys, make_run(tmp_path, best=1).path)
-    assert words[next(iter(environment))] in said
-    assert "--out game.gif" in said
+    assert watch(make_run(tmp_path, best=1).path) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(remedy in err for remedy in remedies)
 
 
-# --- which policy ---------------------------------------------------------------------------------------------------
+# --- the newest policy ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("best", "last", "version"), [(70, [80, 90], 90), (95, [80, 90], 95), (70, [], 70)])
-def test_the_newest_policy_of_a_run_is_a_checkpoint_or_the_best(tmp_path, best, last, version):
+def test_newest_policy_is_a_checkpoint_or_the_best(tmp_path, best, last, version):
     folder = make_run(tmp_path, best=best, last=last).checkpoints
-    assert load_newest(folder, epsilon=0.0, seed=1).info.num_updates == version
+    assert load_newest(folder, None, 1).updates == version
 
 
-def test_before_there_is_a_policy_there_is_none_and_a_damaged_one_is_an_error(tmp_path):
+def test_run_without_a_policy_has_no_newest_one(tmp_path):
+    assert load_newest(make_run(tmp_path).checkpoints, None, 1) is None
+
+
+def test_damaged_policy_raises_an_error_with_its_name(tmp_path):
     run = make_run(tmp_path)
-    assert load_newest(run.checkpoints, epsilon=0.0, seed=1) is None
-    (run.checkpoints / BEST).write_bytes(b"nothing of the kind")
+    (run.checkpoints / BEST).write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match=BEST):
-        load_newest(run.checkpoints, epsilon=0.0, seed=1)
+        load_newest(run.checkpoints, None, 1)
 
 
-def test_it_waits_for_a_runs_first_policy_and_says_so(tmp_path, capsys):
+def test_program_waits_for_the_first_policy_of_a_run(tmp_path, capsys):
     run = make_run(tmp_path)
     best = make_run(tmp_path / "other", best=1).checkpoints / BEST
     timer = threading.Timer(0.3, lambda: best.rename(run.checkpoints / BEST))
     timer.start()
     assert watch(run.path, "--out", tmp_path / "game.gif", "--seconds", 0.1) == 0
     timer.join()
-    assert f"waiting for the first policy of {run.path}; press Ctrl-C to stop" in capsys.readouterr().err
+    assert str(run.path) in capsys.readouterr().err
 
 
-class Games:
-    """A Gymnasium environment that pays 1 a step. A game of length 0 fails in its first step."""
-
-    def __init__(self, *lengths):
-        self._lengths = list(lengths)
-
-    def reset(self):
-        self._left = self._lengths.pop(0)
-        return None, {}
-
-    def step(self, action):
-        self._left -= 1
-        return None, 1.0, self._left == 0, self._left < 0, {"failed": self._left < 0}
+def make_player(updates):
+    return Player(lambda observation, mask: np.full(len(observation), updates), CARTPOLE, 0.0, Path(BEST), updates)
 
 
-class Player:
-    """Stands for a policy of so many updates."""
+def test_newer_policy_plays_from_the_next_game_on(capsys):
+    newer = [make_player(11), make_player(14), None]
+    player = NewestPlayer(make_player(10), lambda: newer.pop(0))
+    environment = ScriptedEnvironment([[[1.0, 1.0], [2.0], [1.0, 1.0]]])
+    play(environment, player.act, 3, on_game=player.end_game)
+    assert environment.actions == [[10], [10], [11], [14], [14]]
+    assert capsys.readouterr().out.splitlines() == [
+        "game 1: score 2, 2 steps, update 10",
+        "game 2: score 2, 1 steps, update 11",
+        "game 3: score 2, 2 steps, update 14",
+    ]
+    assert player.title == "CartPole-v1, update 14"
 
-    def __init__(self, num_updates):
-        self.info = SimpleNamespace(num_updates=num_updates)
 
-    def __call__(self, observation, mask):
-        return 0
-
-
-def play(lengths, *policies, episodes=9, max_steps=100, stop=None, show=lambda: None):
-    """Plays games; returns the steps, and the updates of the policy of each step. An exception is raised by `load`."""
-    left, shown = list(policies), []
-
+def test_previous_policy_plays_on_if_the_newer_one_is_damaged(capsys):
     def load():
-        policy = left.pop(0) if len(left) > 1 else left[0]
-        if isinstance(policy, Exception):
-            raise policy
-        return policy
+        raise CheckpointError("x is damaged")
 
-    def note(policy):
-        shown.append(policy.info.num_updates)
-        show()
-
-    steps = play_games(Games(*lengths), load, note, stop or Stop(), episodes, max_steps)
-    return steps, shown
+    player = NewestPlayer(make_player(10), load)
+    player.end_game(Episode(1.0, 1))
+    assert player.act(np.zeros((1, 4)), None).tolist() == [10]
+    assert capsys.readouterr().err.startswith("x is damaged")
 
 
-def test_a_newer_policy_plays_from_the_next_game_on(capsys):
-    assert play([2, 1, 2], Player(10), Player(11), Player(14), episodes=3) == (5, [10, 10, 11, 14, 14])
-    assert capsys.readouterr().out.splitlines()[2] == "game 3: score 2, 2 steps, update 14"
-
-
-def test_a_damaged_newer_policy_leaves_the_one_before(capsys):
-    assert play([1, 1], Player(10), CheckpointError("x is torn"), episodes=2) == (2, [10, 10])
-    assert capsys.readouterr().err.startswith("x is torn; the previous policy continues to play\n")
-
-
-def test_a_game_in_which_the_environment_failed_does_not_count(capsys):
-    assert play([0, 1], Player(10), episodes=1)[0] == 2
-    assert capsys.readouterr().out == "game 1: score 1, 1 steps, update 10\n"
-
-
-def test_it_ends_after_so_many_steps_or_when_asked_to_stop():
-    assert play([2, 2], Player(10), max_steps=3)[0] == 3
-    stop = Stop()
-    assert play([9], Player(10), stop=stop, show=stop.request)[0] == 1
-
-
-# --- mistakes -------------------------------------------------------------------------------------------------------
+# --- refused arguments ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "names"),
     [
-        (["nowhere"], "nowhere is not a run folder: no such folder"),
-        (["mine", "--out", "game.avi"], "--out must end in .mp4 or .gif, got game.avi"),
-        (["mine", "--out", "no/game.gif"], "there is no folder no"),
-        (["mine", "--episodes", "0"], "--episodes: must be an integer of at least 1, got 0"),
-        (["mine", "--seconds", "0"], "--seconds: must be a number above 0, got 0.0"),
-        (["mine", "--seconds", "inf"], "--seconds: must be a finite number, got inf"),
-        (["mine", "--epsilon", "2"], "--epsilon: must be a number from 0 to 1, got 2.0"),
-        (["mine", "--seed", "-1"], "--seed: must be an integer from 0 to 2147483647, got -1"),
+        (["nowhere"], ["nowhere"]),
+        (["mine", "--out", "game.avi"], ["--out", "game.avi"]),
+        (["mine", "--out", "no/game.gif"], ["--out no/game.gif"]),
+        (["mine", "--episodes", "0"], ["--episodes", "0"]),
+        (["mine", "--seconds", "0"], ["--seconds", "0.0"]),
+        (["mine", "--seconds", "inf"], ["--seconds", "inf"]),
+        (["mine", "--epsilon", "2"], ["--epsilon", "2.0"]),
+        (["mine", "--seed", "-1"], ["--seed", "-1"]),
     ],
 )
-def test_refuses_what_it_does_not_understand(tmp_path, capsys, monkeypatch, argv, words):
+def test_invalid_argument_is_refused_with_its_name_and_value(tmp_path, capsys, monkeypatch, argv, names):
     monkeypatch.chdir(tmp_path)
     make_run("runs", best=1)
-    assert words in refuse(capsys, *argv)
+    assert watch(*argv) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert all(name in err for name in names)

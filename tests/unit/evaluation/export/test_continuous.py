@@ -1,4 +1,4 @@
-"""`apex export` of a policy of continuous actions: the card's lines and ONNX act as it does."""
+"""Tests of `apex export` with continuous actions: the code of the card and ONNX act as the policy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def own_module(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("dpg", "factory"), [(PLAIN, ""), (CONTROL, ""), (CONTROL, "own_network:make_own")], ids=["paper", "control", "own"]
 )
-def test_the_lines_of_the_card_act_as_the_policy_does(tmp_path, dpg, factory):
+def test_code_of_the_card_acts_as_the_policy(tmp_path, dpg, factory):
     run = make_run(tmp_path, dpg, factory)
     out = export(run.path)
     observation = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
@@ -110,7 +110,7 @@ def test_the_lines_of_the_card_act_as_the_policy_does(tmp_path, dpg, factory):
 
 
 @pytest.mark.parametrize("dpg", [PLAIN, CONTROL])
-def test_onnx_gives_the_action_and_the_card_says_so(tmp_path, dpg):
+def test_onnx_returns_the_action_and_the_card_describes_it(tmp_path, dpg):
     import onnxruntime
 
     run = make_run(tmp_path, dpg)
@@ -120,19 +120,19 @@ def test_onnx_gives_the_action_and_the_card_says_so(tmp_path, dpg):
     (action,) = session.run(["action"], {"observation": observation})
     assert np.allclose(action, load_policy(run.path)(observation), atol=1e-6)
     card = (out / "README.md").read_text()
-    for words in (
-        "A deterministic policy of continuous actions, trained by",
-        "an action computed by onnxruntime",
-        "Output: float32 [batch, 1], an action in -1 ... 1.",
+    for text in (
+        "A deterministic policy",
+        "an action computed",
+        "Output: float32 [batch, 1]",
         "low + (a + 1) / 2 * (high - low)",
         '(action,) = session.run(["action"]',
     ):
-        assert words in card
+        assert text in card, text
     assert ("subtracts the mean" in card) == dpg.normalize_observations
     assert "Q-values are" not in card
 
 
-def test_evaluations_add_no_noise_to_continuous_actions_unless_asked(tmp_path):
+def test_evaluations_add_no_noise_to_continuous_actions_by_default(tmp_path):
     run = make_run(tmp_path, PLAIN)
     assert evaluate(run.path, episodes=1).epsilon == 0
     assert evaluate(run.path, episodes=1, epsilon=0.1).epsilon == 0.1
