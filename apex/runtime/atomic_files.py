@@ -1,4 +1,4 @@
-"""Writes files atomically, and seals manifests: JSON files that are written last and list the SHA-256 of each file."""
+"""Writes files atomically, and seals JSON files, so that any change of them is noticed."""
 
 from __future__ import annotations
 
@@ -28,21 +28,16 @@ def replace_file(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def write_beside(path: Path, data: bytes) -> Path:
-    """Writes `data` with `write_flushed` to a file beside `path`; returns the path of that file."""
+def write_beside(path: Path, *parts: Any, drops_cache: bool = False) -> Path:
+    """Writes buffers to a hidden file beside `path` and flushes it to disk; returns the path of that file.
+
+    If this raises OSError, the file has been removed. `drops_cache`: also asks the kernel to drop the file from the
+    page cache.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    write_flushed(partial, data)
-    return partial
-
-
-def write_flushed(path: Path, *parts: Any, drops_cache: bool = False) -> None:
-    """Writes buffers to a file and flushes the file to disk. If this raises OSError, the file has been removed.
-
-    `drops_cache`: also asks the kernel to drop the file from the page cache.
-    """
     try:
-        with path.open("wb") as file:
+        with partial.open("wb") as file:
             for part in parts:
                 file.write(part)
             file.flush()
@@ -50,8 +45,9 @@ def write_flushed(path: Path, *parts: Any, drops_cache: bool = False) -> None:
             if drops_cache:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     except OSError:
-        path.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
+    return partial
 
 
 def sync_folder(folder: Path) -> None:
@@ -69,13 +65,6 @@ def digest(*parts: Any) -> str:
     for part in parts:
         sha256.update(part)
     return sha256.hexdigest()
-
-
-def check_digest(data: bytes, expected: str) -> bytes:
-    """Returns `data`; raises ValueError unless its SHA-256 is the expected one."""
-    if digest(data) != expected:
-        raise ValueError("its SHA-256 differs from the recorded one")
-    return data
 
 
 def seal(fields: dict[str, Any]) -> bytes:

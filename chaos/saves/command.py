@@ -38,18 +38,14 @@ from apex.types import Array
 from chaos.saves.saver import Read, Saver, make_run, make_segment, read_run
 
 STEP_NAMES = (  # the steps of a save
-    "write the learner",
-    "rename the learner",
+    "write a file",
+    "rename a file",
     "write the manifest",
     "rename the manifest",
     "flush the folder",
-    "note the newest",
-    "remove a manifest",
-    "remove a checkpoint",
+    "remove a file",
     "copy",
     "copy weights",
-    "write a file",
-    "remove a file",
 )
 CLOCK = "elapsed.json"  # has no digest: a wrong clock does not affect training
 COMPLETED, KEY, EPOCH = range(3)  # completed for certain by the child: update, end of the snapshot, its start

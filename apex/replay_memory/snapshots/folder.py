@@ -11,43 +11,34 @@ crash at any moment therefore leaves the earlier snapshots intact. All numbers a
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from apex.errors import SnapshotError
-from apex.runtime.atomic_files import (
-    UNINTERRUPTED,
-    Steps,
-    check_digest,
-    digest,
-    seal,
-    sync_folder,
-    unseal,
-    write_beside,
-    write_flushed,
-)
+from apex.runtime.atomic_files import UNINTERRUPTED, Steps
+from apex.runtime.sealed_folder import SealedFile, SealedFolder, naming
 
 FORMAT = 3  # format of all files; increases when older programs cannot read them
 KEPT = 2  # number of snapshots kept; a file that both list is stored once
-
-_NAME = re.compile(r"\.?(\d{9})(-\d{4,}\.segments|\.state|\.json)(\.partial)?")
 
 log = logging.getLogger("apex")
 
 
 class SnapshotFile(NamedTuple):
-    """The entry of a file in the manifest."""
+    """A file as the manifest lists it."""
 
     name: str
     num_bytes: int
     sha256: str
     first_key: int  # first key in the file
     end_key: int  # last key in the file + 1
+
+    @property
+    def sealed(self) -> SealedFile:
+        """The entry without the keys."""
+        return SealedFile(*self[:3])
 
 
 class Snapshot(NamedTuple):
@@ -84,11 +75,12 @@ class SnapshotFolder:
 
     def __init__(self, path: Path, *, steps: Steps = UNINTERRUPTED) -> None:
         self.path = path
-        self._steps = steps
+        names = r"\d{9}(-\d{4,}\.segments|\.state|\.json)"
+        self._folder = SealedFolder(path, FORMAT, SnapshotError, names=names, steps=steps)
 
     def next_number(self) -> int:
         """Returns a number that no file in the folder has."""
-        return 1 + max((int(name.lstrip(".")[:9]) for name in self._names()), default=0)
+        return 1 + max((int(name.lstrip(".")[:9]) for name in self._folder.names()), default=0)
 
     def newest(self) -> Snapshot | None:
         """Returns the newest snapshot with a valid manifest; does not verify its files. None if there is none."""
@@ -96,22 +88,13 @@ class SnapshotFolder:
 
     def write(self, name: str, parts: Sequence[Any], keys: range) -> SnapshotFile:
         """Writes the buffers `parts` to a file, flushes it to disk and returns its manifest entry."""
-        self._steps.before("write a file")
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_flushed(self.path / name, *parts, drops_cache=True)  # The file will not be read soon.
-        num_bytes = sum(memoryview(part).nbytes for part in parts)
-        return SnapshotFile(name, num_bytes, digest(*parts), keys.start, keys.stop)
+        file = self._folder.write(name, *parts, drops_cache=True)  # The file will not be read soon.
+        return SnapshotFile(*file, keys.start, keys.stop)
 
     def commit(self, snapshot: Snapshot) -> None:
         """Adds the snapshot atomically as the newest, and removes files that no kept snapshot lists."""
-        path = self.path / f"{snapshot.number:09d}.json"
-        self._steps.before("write the manifest")
-        partial = write_beside(path, _encode(snapshot))
-        sync_folder(self.path)  # The snapshot's files must be on disk before the manifest gets its final name.
-        self._steps.before("rename the manifest")
-        os.replace(partial, path)
-        self._steps.before("flush the folder")
-        sync_folder(self.path)
+        state, segments = snapshot.state._asdict(), [file._asdict() for file in snapshot.segments]
+        self._folder.seal(f"{snapshot.number:09d}.json", {**snapshot._asdict(), "state": state, "segments": segments})
         self.prune()
 
     def is_there(self, file: SnapshotFile) -> bool:
@@ -123,14 +106,7 @@ class SnapshotFolder:
 
     def read(self, file: SnapshotFile) -> bytes:
         """Returns the content of a file; raises SnapshotError if it is missing or differs from its SHA-256."""
-        self._steps.before("read a file")
-        path = self.path / file.name
-        try:
-            return check_digest(path.read_bytes(), file.sha256)
-        except OSError as error:
-            raise SnapshotError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise SnapshotError(f"{path} is damaged: {error}") from error
+        return self._folder.read(file.sealed)
 
     def load_latest(self) -> Snapshot | None:
         """Returns the best snapshot to restore, with all its files verified; None if none was ever finished.
@@ -140,7 +116,7 @@ class SnapshotFolder:
         SnapshotError if no snapshot is usable.
         """
         manifests, last = self._manifests(), self.next_number() - 1
-        if manifests and int(manifests[0].name[:9]) < last:
+        if manifests and int(manifests[0][:9]) < last:
             cause = f"snapshot {last} in {self.path} is unfinished, or its {last:09d}.json was removed"
             log.error("%s; trying the previous snapshot instead", cause)
         best: Snapshot | None = None
@@ -156,7 +132,7 @@ class SnapshotFolder:
                 f"every snapshot of the replay memory in {self.path} is damaged (see the errors above): "
                 "remove this folder to continue with an empty replay memory"
             )
-        if best is None and self._names():
+        if best is None and self._folder.names():
             log.error("%s has no manifest: no snapshot of the replay memory was ever finished", self.path)
         return best
 
@@ -179,15 +155,6 @@ class SnapshotFolder:
                 first_key = max(file.first_key, snapshot.first_key)
         return snapshot._replace(first_key=first_key, segments=tuple(kept)) if kept else None
 
-    def _read_or_log(self, path: Path) -> Snapshot | None:
-        try:
-            return _decode(path.read_bytes())
-        except OSError as error:
-            log.error("cannot read %s: %s; trying the previous snapshot instead", path, error.strerror)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            log.error("%s is damaged: %s; trying the previous snapshot instead", path, error)
-        return None
-
     def prune(self) -> None:
         """Keeps the KEPT newest snapshots with valid manifests and the files that they list; removes all others.
 
@@ -195,37 +162,25 @@ class SnapshotFolder:
         """
         kept: set[str] = set()  # state files
         names: set[str] = set()
-        for path in self._manifests():
-            found = self._read_or_log(path) if len(kept) < KEPT else None
+        for name in self._manifests():
+            found = self._read_or_log(name) if len(kept) < KEPT else None
             if found is not None:
                 kept.add(found.state.name)
-                names |= {path.name, found.state.name, *(file.name for file in found.segments)}
-        self._steps.before("remove a file")
-        for name in sorted(set(self._names()) - names, key=lambda name: not name.endswith(".json")):  # Manifests first.
-            (self.path / name).unlink(missing_ok=True)
+                names |= {name, found.state.name, *(file.name for file in found.segments)}
+        self._folder.keep(names)
 
-    def _manifests(self) -> list[Path]:
-        """Returns the paths of all manifests, newest first."""
-        return [self.path / name for name in sorted(self._names(), reverse=True) if name.endswith(".json")]
-
-    def _names(self) -> list[str]:
+    def _read_or_log(self, name: str) -> Snapshot | None:
+        """Returns the snapshot of a manifest; logs an error and returns None if the manifest is damaged."""
         try:
-            return [name for name in os.listdir(self.path) if _NAME.fullmatch(name)]
-        except FileNotFoundError:
-            return []
+            fields = self._folder.manifest(name)
+            with naming(self.path / name, SnapshotError):
+                fields["state"] = SnapshotFile(**fields["state"])
+                fields["segments"] = tuple(SnapshotFile(**file) for file in fields["segments"])
+                return Snapshot(**fields)
+        except SnapshotError as error:
+            log.error("%s; trying the previous snapshot instead", error)
+            return None
 
-
-def _encode(snapshot: Snapshot) -> bytes:
-    state, segments = snapshot.state._asdict(), [file._asdict() for file in snapshot.segments]
-    return seal({"format": FORMAT, **snapshot._asdict(), "state": state, "segments": segments})
-
-
-def _decode(data: bytes) -> Snapshot:
-    """Decodes what `_encode` returned; raises ValueError, KeyError or TypeError for other data."""
-    file_format = json.loads(data)["format"]
-    if file_format != FORMAT:
-        raise ValueError(f"its format is {file_format!r}, but this program reads format {FORMAT}")
-    fields = unseal(data)
-    del fields["format"]
-    state, segments = SnapshotFile(**fields.pop("state")), [SnapshotFile(**file) for file in fields.pop("segments")]
-    return Snapshot(**fields, state=state, segments=tuple(segments))
+    def _manifests(self) -> list[str]:
+        """Returns the names of all manifests, newest first."""
+        return [name for name in sorted(self._folder.names(), reverse=True) if name.endswith(".json")]

@@ -1,42 +1,30 @@
 """Writes and reads checkpoints, from which a run is resumed: safetensors and JSON only.
 
-A checkpoint is a folder `checkpoints/000012345/`, named by its number of updates, with two files:
+A checkpoint is a `SealedFolder`, `checkpoints/000012345/`, named by its number of updates, with two files:
 `learner.safetensors`, and `manifest.json`. The manifest has the size and the SHA-256 of the other file, the progress of
-the run, and the replay snapshots that belong to the checkpoint. It is written last: a folder without a manifest is not
-a checkpoint. `checkpoints/newest.json` names the newest checkpoint, so that its loss is noticed.
+the run, and the replay snapshots that belong to the checkpoint. A folder without a manifest is not a checkpoint.
+`checkpoints/newest.json` names the newest checkpoint, so that its loss is noticed.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from apex.config import Config, from_dict, to_dict
 from apex.errors import CheckpointError
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST
 from apex.runs.checkpoints.tensor_file import decode, encode, pack, unpack
-from apex.runtime.atomic_files import (
-    UNINTERRUPTED,
-    Steps,
-    check_digest,
-    digest,
-    replace_file,
-    seal,
-    sync_folder,
-    unseal,
-    write_beside,
-)
+from apex.runtime.atomic_files import UNINTERRUPTED, Steps
+from apex.runtime.sealed_folder import SealedFile, SealedFolder, naming
 from apex.types import Progress, Schema
 
 FORMAT = 3  # version of both files' format; increased when older versions cannot read new files
-
-T = TypeVar("T")
 
 
 class LearnerState(NamedTuple):
@@ -65,10 +53,14 @@ class Manifest(NamedTuple):
 
     num_updates: int
     progress: Progress
-    file: str
-    num_bytes: int
-    sha256: str
+    file: SealedFile
     replay: list[ReplayPart]
+
+
+def sealed_folder(path: Path, steps: Steps = UNINTERRUPTED) -> SealedFolder:
+    """Returns the folder of a checkpoint, or the folder of all checkpoints, as a `SealedFolder`."""
+    names = r"learner(-\d+)?\.safetensors|manifest\.json|newest\.json"
+    return SealedFolder(path, FORMAT, CheckpointError, names=names, steps=steps)
 
 
 def save_checkpoint(
@@ -80,41 +72,25 @@ def save_checkpoint(
     `steps` is called before each step.
     """
     path = folder / f"{state.num_updates:09d}"
-    data = _encode(state)
-    file = path / _unused_name(path)
-    manifest = {
-        "format": FORMAT,
-        "num_updates": state.num_updates,
-        "progress": state.progress._asdict(),
-        "file": file.name,
-        "num_bytes": len(data),
-        "sha256": digest(data),
-        "replay": [part._asdict() for part in replay],
-    }
-    sealed = seal(manifest)
+    sealed, data = sealed_folder(path, steps), _encode(state)
     try:
-        steps.before("write the learner")
-        partial = write_beside(file, data)
-        steps.before("rename the learner")
-        os.replace(partial, file)
-        steps.before("write the manifest")
-        partial = write_beside(path / MANIFEST, sealed)
-        sync_folder(path)
-        steps.before("rename the manifest")
-        os.replace(partial, path / MANIFEST)
+        file = sealed.write(_unused_name(path), data)
+        sealed.seal(
+            MANIFEST,
+            {
+                "num_updates": state.num_updates,
+                "progress": state.progress._asdict(),
+                "file": file.name,
+                "num_bytes": file.num_bytes,
+                "sha256": file.sha256,
+                "replay": [part._asdict() for part in replay],
+            },
+        )
     except OSError:
-        file.unlink(missing_ok=True)
-        if path.is_dir() and not os.listdir(path):
-            path.rmdir()
+        _keep_listed(sealed)
         raise
-    steps.before("flush the folder")
-    sync_folder(path)
-    sync_folder(folder)
-    steps.before("note the newest")
-    note_newest(folder, state.num_updates)
-    for name in os.listdir(path):  # Files of the replaced checkpoint, or of a killed save.
-        if name not in (MANIFEST, file.name):
-            (path / name).unlink(missing_ok=True)
+    note_newest(folder, state.num_updates, steps)
+    _keep_listed(sealed)  # Removes the files of the replaced checkpoint, or of a killed save.
     return path
 
 
@@ -126,64 +102,42 @@ def load_checkpoint(path: Path) -> LearnerState:
 def load_with_manifest(path: Path) -> tuple[LearnerState, Manifest]:
     """Reads and verifies a checkpoint as `load_checkpoint` does; also returns its manifest."""
     manifest, data = verify(path)
-    return parse_file(path / manifest.file, lambda: _decode(data)), manifest
+    with naming(path / manifest.file.name, CheckpointError):
+        return _decode(data), manifest
 
 
-def note_newest(folder: Path, num_updates: int) -> None:
+def note_newest(folder: Path, num_updates: int, steps: Steps = UNINTERRUPTED) -> None:
     """Records in newest.json which checkpoint is the newest."""
-    replace_file(folder / NEWEST, seal({"format": FORMAT, "num_updates": num_updates}))
+    sealed_folder(folder, steps).seal(NEWEST, {"num_updates": num_updates})
 
 
 def verify(path: Path) -> tuple[Manifest, bytes]:
     """Returns a checkpoint's manifest and its other file's content; raises CheckpointError unless both are intact."""
     manifest = read_manifest(path)
-    file = path / manifest.file
-    return manifest, parse_file(file, lambda: check_digest(read_file(file), manifest.sha256))
+    return manifest, sealed_folder(path).read(manifest.file)
 
 
 def read_manifest(path: Path) -> Manifest:
     """Reads the manifest of the checkpoint in the folder `path`; raises CheckpointError unless it is intact."""
-    file = path / MANIFEST
-    if path.is_dir() and not file.exists():
+    if path.is_dir() and not (path / MANIFEST).exists():
         raise CheckpointError(f"{path} is not a complete checkpoint: it has no {MANIFEST}, which is written last")
-    data = read_file(file)
-
-    def parse() -> Manifest:
-        fields = unseal_format(data)
-        progress, replay = Progress(**fields.pop("progress")), [ReplayPart(**part) for part in fields.pop("replay")]
-        return Manifest(**fields, progress=progress, replay=replay)
-
-    manifest = parse_file(file, parse)
+    fields = sealed_folder(path).manifest(MANIFEST)
+    with naming(path / MANIFEST, CheckpointError):
+        fields["progress"] = Progress(**fields["progress"])
+        fields["replay"] = [ReplayPart(**part) for part in fields["replay"]]
+        fields["file"] = SealedFile(fields["file"], fields.pop("num_bytes"), fields.pop("sha256"))
+        manifest = Manifest(**fields)
     if manifest.num_updates != int(path.name):
         raise CheckpointError(f"{path} is damaged: its manifest belongs to update {manifest.num_updates}")
     return manifest
 
 
-def read_file(path: Path) -> bytes:
-    """Returns the content of a file; raises CheckpointError if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-
-
-def parse_file(path: Path, parse: Callable[[], T]) -> T:
-    """Returns `parse()`; raises CheckpointError, which names `path`, if the content of the file is not valid."""
-    try:
-        return parse()
-    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
-        cause = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(f"{path} cannot be read: {cause}") from error
-
-
-def unseal_format(data: bytes) -> dict[str, Any]:
-    """Returns the sealed fields except the format; raises ValueError, KeyError or TypeError if they are not valid."""
-    file_format = json.loads(data)["format"]
-    if file_format != FORMAT:
-        raise ValueError(f"its format is {file_format}, but this version reads only format {FORMAT}")
-    fields = unseal(data)
-    del fields["format"]
-    return fields
+def _keep_listed(sealed: SealedFolder) -> None:
+    """Removes the files of a checkpoint's folder that its manifest does not list; none if the manifest is damaged."""
+    if not (sealed.path / MANIFEST).exists():
+        sealed.keep(())
+    with suppress(CheckpointError):
+        sealed.keep({MANIFEST, read_manifest(sealed.path).file.name})
 
 
 def _encode(state: LearnerState) -> bytes:
@@ -208,5 +162,8 @@ def _decode(data: bytes) -> LearnerState:
 
 def _unused_name(path: Path) -> str:
     """Returns an unused name for a learner's file, so that a file named by a manifest is never overwritten."""
-    names = (f"learner{'' if number == 1 else f'-{number}'}.safetensors" for number in range(1, 1_000_000))
-    return next(name for name in names if not (path / name).exists())
+    name, number = "learner.safetensors", 1
+    while (path / name).exists():
+        number += 1
+        name = f"learner-{number}.safetensors"
+    return name

@@ -15,11 +15,10 @@ from apex.runs.checkpoints.checkpoint import (
     ReplayPart,
     load_with_manifest,
     note_newest,
-    parse_file,
-    unseal_format,
+    sealed_folder,
     verify,
 )
-from apex.runs.checkpoints.paths import MANIFEST, NEWEST, checkpoint_paths
+from apex.runs.checkpoints.paths import MANIFEST, NEWEST, checkpoint_paths, newest_update
 from apex.runtime.atomic_files import UNINTERRUPTED, Steps
 
 ASIDE = "damaged-"  # name prefix of a damaged checkpoint that was renamed
@@ -101,21 +100,15 @@ def prune(folder: Path, keep: int, *, steps: Steps = UNINTERRUPTED) -> None:
         return
     for path in checkpoints[checkpoints.index(finished[0]) :]:
         if path not in finished[:keep]:
-            steps.before("remove a manifest")
-            (path / MANIFEST).unlink(missing_ok=True)  # First, so that a half-removed folder is not a checkpoint.
-            steps.before("remove a checkpoint")
-            shutil.rmtree(path, ignore_errors=True)
+            sealed_folder(path, steps).keep(())
 
 
 def _read_newest(folder: Path, pass_over: Callable[[str], None]) -> int | None:
     """Returns the update of the newest finished checkpoint; None if it is not recorded."""
-    file = folder / NEWEST
-    if not file.exists():
-        if any((path / MANIFEST).exists() for path in checkpoint_paths(folder)):
-            pass_over(f"{file} is missing, so the loss of a newer checkpoint would not be noticed")
+    if not (folder / NEWEST).exists() and newest_update(folder) is None:
         return None
     try:
-        return int(parse_file(file, lambda: unseal_format(file.read_bytes())["num_updates"]))
-    except (CheckpointError, OSError) as error:
+        return int(sealed_folder(folder).manifest(NEWEST)["num_updates"])
+    except CheckpointError as error:
         pass_over(f"{error}, so the loss of a newer checkpoint would not be noticed")
         return None

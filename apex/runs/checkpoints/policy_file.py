@@ -23,9 +23,10 @@ from apex.algorithms.interface import Agent, make_algorithm
 from apex.algorithms.parameters import load_parameters
 from apex.config import Config, EnvironmentConfig, NetworkConfig, from_dict
 from apex.errors import CheckpointError
-from apex.runs.checkpoints.checkpoint import load_checkpoint, parse_file, read_file
+from apex.runs.checkpoints.checkpoint import load_checkpoint
 from apex.runs.checkpoints.tensor_file import decode, digest_of, encode
 from apex.runtime.atomic_files import replace_file, seal, sync_folder, unseal
+from apex.runtime.sealed_folder import naming
 from apex.types import Schema
 
 FORMAT = 4  # increased when older versions cannot read new files
@@ -154,8 +155,8 @@ def _fault(path: Path) -> str | None:
 
 
 def _read(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
-    data = read_file(path)
-    return parse_file(path, lambda: _decode_policy(data))
+    with naming(path, CheckpointError):
+        return _decode_policy(path.read_bytes())
 
 
 def _decode_policy(data: bytes) -> tuple[PolicyInfo, dict[str, Tensor]]:

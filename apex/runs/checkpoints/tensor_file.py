@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -20,13 +21,16 @@ def encode(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
 def decode(data: bytes, *formats: int) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Returns the metadata, whose `format` must be one of `formats`, and the tensors.
 
-    Raises ValueError, KeyError, TypeError or SafetensorError if `data` is not such a file.
+    Raises ValueError, KeyError or TypeError if `data` is not such a file.
     """
     header_end = 8 + int.from_bytes(data[:8], "little")  # A uint64 length, then that many bytes of JSON.
     metadata: dict[str, str] = json.loads(data[8:header_end])["__metadata__"]
     if metadata["format"] not in map(str, formats):
         raise ValueError(f"its format is {metadata['format']}, but this version reads only format {formats[0]}")
-    return metadata, safetensors.torch.load(data)
+    try:
+        return metadata, safetensors.torch.load(data)
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
 
 
 def digest_of(tensors: dict[str, Tensor]) -> str:

@@ -190,6 +190,6 @@ def test_a_best_policy_that_is_bad_or_gone_falls_back_loudly_to_the_one_before(t
 def test_the_best_stays_whatever_is_pruned_and_may_come_in_between(tmp_path):
     for num_updates in range(1, 5):
         save_checkpoint(tmp_path, make_state(num_updates))
-    prune(tmp_path, 2, steps=CallAt("remove a checkpoint", lambda: keep_best(tmp_path, 9.0)))
+    prune(tmp_path, 2, steps=CallAt("remove a file", lambda: keep_best(tmp_path, 9.0)))
     assert best_score(tmp_path) == 9.0
     assert names(tmp_path) == ["000000003", "000000004", BEFORE, BEST, "newest.json"]
