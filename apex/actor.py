@@ -16,7 +16,8 @@ from apex.acting.service import join, run_service
 from apex.acting.worker import Work, run_worker
 from apex.config.arguments import Parser, non_negative_int
 from apex.errors import FINISHED
-from apex.runtime.lifecycle import configure_logging, reports_errors, sleep, stop_on_signals
+from apex.runtime.lifecycle import reports_errors, sleep, stop_on_signals
+from apex.runtime.logs import configure_logging
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet_in_child, read_route
 from apex.types import Role

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from apex.config.arguments import Parser
 from apex.errors import FINISHED
 from apex.evaluation.service import run_service
-from apex.runtime.lifecycle import configure_logging, reports_errors, stop_on_signals
+from apex.runtime.lifecycle import reports_errors, stop_on_signals
+from apex.runtime.logs import configure_logging
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, read_route
 from apex.types import Role

@@ -120,6 +120,16 @@ class Waiting(Record, frozen=True):
     seconds: Number | None = None  # since the wait began; None: not measured
 
 
+class LogEntry(Record, frozen=True, kw_only=True):
+    """A warning or an error that a program has logged."""
+
+    time: float  # Unix seconds
+    role: str  # the program that logged it
+    level: str  # WARNING, ERROR or CRITICAL
+    message: str
+    waiting: Waiting | None = None  # the wait that the entry reports
+
+
 class Bottleneck(Record, frozen=True, kw_only=True):
     """The part that limits the speed of training, or delays its start. None: the figure does not belong to `cause`."""
 

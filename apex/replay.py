@@ -19,7 +19,8 @@ from apex.config.arguments import Parser, non_negative_int
 from apex.errors import FINISHED
 from apex.replay_memory.recovery import predecessor_is_dead
 from apex.replay_memory.service import run_service
-from apex.runtime.lifecycle import configure_logging, reports_errors, stop_on_signals
+from apex.runtime.lifecycle import reports_errors, stop_on_signals
+from apex.runtime.logs import configure_logging
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, greet_in_child, read_route
 from apex.transport.messages.fields import HOST

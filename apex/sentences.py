@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 
 from apex.facts import (
     Bottleneck,
     Cause,
     EndReason,
     Failure,
+    LogEntry,
     Phase,
     ProgramEvent,
     Record,
@@ -202,6 +204,12 @@ def describe(record: Record) -> str:
         case Bottleneck():
             return f"{describe_bottleneck(record)}; {advise(record)}"
     raise TypeError(f"no sentence for {record!r}")
+
+
+def describe_entry(entry: LogEntry) -> str:
+    """Returns the line of a warning or an error, as in the program's log."""
+    clock = time.strftime("%H:%M:%S", time.localtime(entry.time))
+    return f"{clock} {entry.role} {entry.level} {entry.message}"
 
 
 def describe_wait(waiting: Waiting) -> str:

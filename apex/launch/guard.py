@@ -27,10 +27,10 @@ from apex.facts import Ending, Failure
 from apex.launch.ray.order import Order, Report
 from apex.launch.resume import reopen
 from apex.launch.start import Start
-from apex.launch.terminal.view import LogTail
 from apex.launch.train import execute
 from apex.runtime.hardware import read_machine
-from apex.runtime.lifecycle import POLL_SECONDS, Stop, log_to, reports_errors, stop_on_signals
+from apex.runtime.lifecycle import POLL_SECONDS, Stop, reports_errors, stop_on_signals
+from apex.runtime.logs import LogTail, log_to
 from apex.runtime.supervisor import Program, supervise
 from apex.runtime.text import clean
 from apex.runtime.watchdog import take_notifier
@@ -78,10 +78,13 @@ class Lifeline:
         self._signals = signals
 
     def report(self) -> None:
-        """Reports the new lines of the logs, and the run's configuration if it is new."""
+        """Reports the new lines and entries of the logs, and the run's configuration if it is new."""
         with suppress(OSError):  # The scheduler is gone, or there is no run folder yet.
-            for path, line in [found for tail in self.logs for found in tail.new_lines()]:
-                self._reports.write(Report(log=path.stem, line=clean(line)).encode())
+            for tail in self.logs:
+                reports = [Report(log=name, line=clean(line)) for name, line in tail.lines()]
+                reports += [Report(log=name, entry=entry) for name, entry in tail.entries()]
+                for report in reports:
+                    self._reports.write(report.encode())
             if self.config_file is not None and (text := self.config_file.read_text()) != self._config:
                 self._config = text
                 self._reports.write(Report(config_toml=text).encode())

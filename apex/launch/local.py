@@ -17,11 +17,12 @@ from apex.launch.programs import make_programs
 from apex.launch.resume import find_saved
 from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
-from apex.launch.terminal.view import LogTail, open_view, say
+from apex.launch.terminal.view import open_view, say
 from apex.replay_memory.store.location import claim_run, store_path
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
-from apex.runtime.lifecycle import Stop, log_to
+from apex.runtime.lifecycle import Stop
+from apex.runtime.logs import LogTail, log_to
 from apex.runtime.ports import PortClaims
 from apex.runtime.supervisor import supervise
 from apex.sentences import describe_event, describe_restored
@@ -85,7 +86,7 @@ def _run_programs(start: Start, config: Config, folder: RunFolder, stop: Stop, o
     ):
         source = StatusClient(ControlClient(context, transport.endpoint("control", local_host(transport)), linger=0.0))
         history = History(footer=(_curves(config), f"logs {folder.logs}", "Ctrl-C stops"))
-        watch = RunMonitor(source, view, LogTail(folder.logs), history)
+        watch = RunMonitor(source, view, LogTail(folder.logs).entries, history)
         disk = DiskMonitor(folder.path, watch.tell)
 
         def tick() -> None:

@@ -1,15 +1,18 @@
-"""Shows a run to the user who started it: its status, requested once a second, and the warnings in its logs."""
+"""Shows a run to the user who started it: its status, requested once a second, and the warnings of its programs."""
 
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-from apex.launch.terminal.dashboard import ENDING, EVALUATING, History
+from msgspec.structs import replace
+
+from apex.facts import LogEntry
+from apex.launch.terminal.dashboard import ENDING, EVALUATING, History, Note
 from apex.launch.terminal.view import View
+from apex.runtime.text import clean
+from apex.sentences import describe_entry
 from apex.transport.control_client import ControlClient
 from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
@@ -17,9 +20,7 @@ from apex.transport.timing import ANSWER_SECONDS, STATUS_SECONDS
 
 log = logging.getLogger("apex")
 
-# A log line about a wait: host (only with several hosts), time, role, level, message. See `lifecycle.Wait`.
-WAIT = re.compile(r"(\S+ )?\S+ \S+ WARNING (?P<wait>\S.* waits .*) \((?P<seconds>\d+) s\)")
-# A wait that continues is logged again when its duration has doubled. It is over if that line is overdue by this time.
+# A wait that continues is logged again when it has doubled. If that entry is late by this time, the wait is over.
 LATE_SECONDS = 5.0
 
 
@@ -46,34 +47,29 @@ class StatusClient:
         return newest
 
 
-class Logs(Protocol):
-    """The logs of a run."""
-
-    def warnings(self) -> list[str]:
-        """Returns the lines since the last call that a user should see."""
-
-
 class RunMonitor:
-    """Reads the run's status and logs once a second, and shows them."""
+    """Reads the run's status, warnings and errors once a second, and shows them."""
 
     def __init__(
         self,
         source: Callable[[], RunStatus | None],
         view: View,
-        logs: Logs,
+        entries: Callable[[], list[tuple[str, LogEntry]]],
         history: History,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`source` returns the newest status since its last call, without waiting; None if there is none."""
+        """`source` returns the newest status since its last call, without waiting; None if there is none.
+
+        `entries` returns the warnings and errors since its last call, each with the name of its log.
+        """
         self.status: RunStatus | None = None
         self._source = source
         self._view = view
-        self._logs = logs
+        self._entries = entries
         self._history = history
         self._clock = clock
         self._look_at = 0.0
-        self._heard_at = clock()
-        self._noted_at: dict[str, float] = {}  # sentence -> time at which it was last shown, in seconds of `clock`
+        self._answered_at = clock()
 
     @property
     def ending(self) -> bool:
@@ -91,44 +87,42 @@ class RunMonitor:
         return self.status is not None and self.status.updates > 0
 
     def tick(self) -> None:
-        """Shows a new status at once; reads the logs for warnings and refreshes the view at least once a second."""
+        """Shows a new status at once; reads the entries and refreshes the view at least once a second."""
         now = self._clock()
         status = self._source()
         if status is not None:
-            self.status, self._heard_at = status, now
+            self.status, self._answered_at = status, now
             self._history.add(status)
         elif now < self._look_at:
             return
-        for sentence in self._logs.warnings():
-            self._note(sentence)
-        self._forget_waits()
+        notes = self._history.notes
+        for log_name, entry in self._entries():
+            self._add_note(make_note(log_name, entry, now))
+        for note in [note for note in notes if note.expires_at < now]:
+            notes.remove(note)
         self._look_at = now + STATUS_SECONDS
-        self._history.silent_seconds = now - self._heard_at
+        self._history.silent_seconds = now - self._answered_at
         self._view.show(self.status, self._history)
 
     def tell(self, sentence: str) -> None:
         """Logs a sentence of the supervisor and shows it at once."""
         log.info(sentence)
-        self._note(sentence)
+        self._add_note(Note(sentence, sentence))
         self._view.show(self.status, self._history)
 
-    def _note(self, sentence: str) -> None:
-        for other in [other for other in self._history.notes if _subject(other) == _subject(sentence)]:
-            self._history.notes.remove(other)  # A repeated note moves to the end.
-        self._history.notes.append(sentence)
-        self._noted_at[sentence] = self._clock()
-        self._view.note(sentence)
-
-    def _forget_waits(self) -> None:
-        """Removes the note of each wait that no log line has repeated in time: such a wait is over."""
-        for sentence in list(self._history.notes):
-            wait, now = WAIT.fullmatch(sentence), self._clock()
-            if wait and now - self._noted_at.get(sentence, now) > int(wait["seconds"]) + LATE_SECONDS:
-                self._history.notes.remove(sentence)
-        self._noted_at = {sentence: at for sentence, at in self._noted_at.items() if sentence in self._history.notes}
+    def _add_note(self, note: Note) -> None:
+        notes = self._history.notes
+        for other in [other for other in notes if other.key == note.key]:
+            notes.remove(other)  # A repeated note moves to the end.
+        notes.append(note)
+        self._view.note(note.text)
 
 
-def _subject(sentence: str) -> str:
-    """Returns the part of a sentence that identifies its subject. For a wait: who waits for what, without times."""
-    wait = WAIT.fullmatch(sentence)
-    return wait["wait"] if wait else sentence
+def make_note(log_name: str, entry: LogEntry, now: float) -> Note:
+    """Returns the note that shows an entry. `now`: seconds of the clock by which the note of a wait expires."""
+    shown = entry if log_name.startswith(entry.role) else replace(entry, role=f"{log_name} {entry.role}")
+    text, waiting = clean(describe_entry(shown)), entry.waiting
+    if waiting is None:
+        return Note(text, text)
+    key = (log_name, waiting.who, waiting.what, waiting.subject)
+    return Note(key, text, now + (waiting.seconds or 0.0) + LATE_SECONDS)

@@ -5,7 +5,7 @@ runs/pong-20250131-235959/
     manifest.json   run id, start time, hardware, versions, every setting; a folder without this file is not a run
     config.toml     every setting with its value, for people to read
     curves/         one .jsonl file per role
-    logs/           one .log file per process
+    logs/           one .log file per program, and one .jsonl file with its warnings and errors
     tensorboard/    event files, in a subfolder with the run's name, which TensorBoard shows
     checkpoints/    000012345/ (the number of updates), best.safetensors, and replay/
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import signal
 import sys
@@ -10,17 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from copy import copy
 from functools import wraps
-from pathlib import Path
 from types import FrameType
 from typing import ParamSpec
 
 from msgspec.structs import replace
 
 from apex.errors import REFUSED, ApexError
-from apex.facts import Record, Waiting
-from apex.sentences import describe
+from apex.facts import Waiting
 
 KILLED_BY_CTRL_C = 130  # exit status, as in a shell
 POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second after a stop request.
@@ -183,51 +179,3 @@ def reports_errors(program: str, *, logs_failures: bool = False) -> Callable[[Ca
         return reporting
 
     return decorate
-
-
-class RoleFormatter(logging.Formatter):
-    """Formats log lines as time, role, level and message; a record of `apex.facts` becomes its sentence."""
-
-    def __init__(self, role: str) -> None:
-        super().__init__(f"%(asctime)s {role} %(levelname)s %(message)s", "%H:%M:%S")
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Returns the log line."""
-        message: object = record.msg
-        if isinstance(message, Record):
-            record = copy(record)
-            record.msg = describe(message)
-        return super().format(record)
-
-
-def configure_logging(role: str) -> None:
-    """Logs time, role, level and message to standard error, and all stack traces if a fatal signal ends the process."""
-    logging.raiseExceptions = False  # A failed write to the log must not stop the process.
-    faulthandler.enable(sys.__stderr__ or sys.stderr)  # logs stack traces when SIGABRT ends a stuck process
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(RoleFormatter(role))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-
-
-@contextmanager
-def log_to(path: Path, role: str = "launcher") -> Iterator[None]:
-    """Writes this process's log to a file during the context, because the live view uses the terminal."""
-    raises, level = logging.raiseExceptions, log.level
-    logging.raiseExceptions = False  # Otherwise, on a full disk, each log line prints an error on the terminal.
-    handler: logging.Handler
-    try:
-        handler = logging.FileHandler(path)
-    except OSError as error:
-        complain(f"cannot write {path}: {error.strerror}; the {role} continues without a log")
-        handler = logging.NullHandler()
-    handler.setFormatter(RoleFormatter(role))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        with suppress(OSError):  # Closing writes the remaining lines, which can fail.
-            handler.close()
-        logging.raiseExceptions = raises
-        log.setLevel(level)

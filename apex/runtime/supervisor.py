@@ -20,6 +20,7 @@ from apex.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
 from apex.facts import Ending, Failure, FailureKind, ProgramEvent, Waiting
 from apex.runtime.children import KILL_SECONDS
 from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Stop, Wait
+from apex.runtime.logs import ENTRIES
 from apex.runtime.spawn import spawn
 from apex.runtime.text import last_lines
 from apex.runtime.watchdog import Listener, StuckDetector, abort
@@ -175,13 +176,13 @@ class _Running:
 
     def _start(self) -> None:
         program = self.program
-        own: dict[str, str] = {}
+        own = {ENTRIES: str(self._log.with_suffix(".jsonl"))}
         if self._ended_well:
             self._notify(ProgramEvent(program.role, "restarting", failure=self.failure()))
         self._ended_well, self._stuck_for, self._detector = False, 0.0, None
         if program.stuck_seconds:
             self._listener = Listener(program.stuck_seconds)
-            own = self._listener.environment
+            own |= self._listener.environment
         with _open_log(self._log) as output:
             self._process = spawn(
                 program.command, output=output, environment={**self._environment, **own}, niceness=program.niceness

@@ -24,7 +24,8 @@ from apex.transport.messages.results import ActorScores, Scores
 PROGRAM = """
 import threading
 from apex.config import Config, RunConfig, TransportConfig
-from apex.runtime.lifecycle import configure_logging, stop_on_signals
+from apex.runtime.lifecycle import stop_on_signals
+from apex.runtime.logs import configure_logging
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, Welcome
 from support.builders import PIXELS

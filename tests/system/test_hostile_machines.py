@@ -19,12 +19,12 @@ from apex.config import Config, EnvironmentConfig, RunConfig, dump_toml, load_to
 from apex.errors import FINISHED
 from apex.launch.preflight.checks import check_tmpfs
 from apex.launch.preflight.leftovers import find_orphans
-from apex.launch.terminal.view import LogTail
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricRow, MetricsWriter, read_curve
 from apex.runtime.gpu import Cuda
 from apex.runtime.hardware import available_memory, core_limits, has_bfloat16, memory_limits, read_space
 from apex.runtime.lifecycle import Stop
+from apex.runtime.logs import LogTail
 from apex.runtime.supervisor import Program, supervise
 
 NO_GPU = Cuda(0, 0, [])
@@ -47,7 +47,8 @@ def python(script, *, prefix=(), **options):
 def test_a_log_on_a_full_disk_ends_no_program(level):
     script = f"""
         import logging, sys
-        from apex.runtime.lifecycle import complain, configure_logging
+        from apex.runtime.lifecycle import complain
+from apex.runtime.logs import configure_logging
         configure_logging("actor")
         for _ in range(3):
             logging.getLogger("apex").{level}("x" * 1_000)
@@ -83,7 +84,7 @@ def test_a_program_whose_log_cannot_be_made_runs_all_the_same(tmp_path, caplog):
 
 def test_a_log_that_goes_while_it_is_looked_for_is_no_error(tmp_path):
     (tmp_path / "replay.log").symlink_to(tmp_path / "removed")
-    assert LogTail(tmp_path).warnings() == []
+    assert LogTail(tmp_path).lines() == []
 
 
 def test_without_descriptors_curves_wait(tmp_path):

@@ -23,7 +23,8 @@ from apex.config.arguments import Parser
 from apex.errors import FAILED, FINISHED, UsageError, require
 from apex.facts import MAX_TEXT, Waiting
 from apex.runtime.atomic_files import replace_file
-from apex.runtime.lifecycle import Stop, Wait, configure_logging, reports_errors, sleep, stop_on_signals
+from apex.runtime.lifecycle import Stop, Wait, reports_errors, sleep, stop_on_signals
+from apex.runtime.logs import configure_logging
 from apex.runtime.optional_imports import remedy
 from apex.runtime.watchdog import take_notifier
 from apex.types import PROGRAMS, Role

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from apex.config import Config, flatten, from_dict, to_dict
 from apex.errors import FINISHED, UsageError, require
-from apex.facts import Ending, UnitEvent
+from apex.facts import Ending, LogEntry, UnitEvent
 from apex.launch.engine import RayEngine
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.ray.cluster import open_cluster
@@ -28,10 +28,11 @@ from apex.launch.ray.order import Report
 from apex.launch.resume import OPTION
 from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
-from apex.launch.terminal.view import WARNING, open_view, say
+from apex.launch.terminal.view import open_view, say
 from apex.runs.lock import hold
 from apex.runs.new_folder import make_folder
-from apex.runtime.lifecycle import POLL_SECONDS, Stop, log_to
+from apex.runtime.lifecycle import POLL_SECONDS, Stop
+from apex.runtime.logs import log_to
 from apex.sentences import describe_unit
 from apex.sizing import ENVS_PER_PROCESS, TRANSITIONS_PER_ACTOR
 from apex.transport.control_client import ControlClient
@@ -122,9 +123,9 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
         actors = f"{engine.actor_hosts} x {engine.cpus_per_host} x {config.actor.envs_per_process}"
         say(f"{config.environment.id}, seed {config.seed}, {config.actor.num_actors} actors on Ray = {actors}", stream)
         source: list[StatusClient] = []  # client of the learner at its current address
-        lines = UnitLines(everything=not stream.isatty())
+        reports = UnitReports(stream)
         history = History(footer=(f"logs {logs}", "Ctrl-C stops"))
-        watch = RunMonitor(lambda: source[0]() if source else None, view, lines, history)
+        watch = RunMonitor(lambda: source[0]() if source else None, view, reports.entries, history)
 
         def notify(event: UnitEvent) -> None:
             watch.tell(describe_unit(event))
@@ -133,7 +134,7 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
                 source[:] = [StatusClient(ControlClient(context, f"tcp://{event.address}", linger=0.0))]
 
         begun = (folder / BEGUN).exists()
-        fleet = Fleet(ray, config, engine, folder, argv=start.argv, begun=begun, notify=notify, show=lines.add)
+        fleet = Fleet(ray, config, engine, folder, argv=start.argv, begun=begun, notify=notify, show=reports.add)
         try:
             while (ending := fleet.check()) is None and not stop.poll():
                 watch.tick()
@@ -145,22 +146,24 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
     return RunOutcome(config, run_folder, ending or Ending(FINISHED), watch.status, folder)
 
 
-class UnitLines:
-    """The log lines of units that the view has not shown yet: all lines, or only warnings and errors."""
+class UnitReports:
+    """What the programs of units log. A terminal shows their warnings and errors; another stream, all their lines."""
 
-    def __init__(self, *, everything: bool) -> None:
-        self._everything = everything
-        self._lines: list[str] = []
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._entries: list[tuple[str, LogEntry]] = []
 
     def add(self, report: Report) -> None:
-        """Adds a line if it is to be shown."""
-        if self._everything or WARNING.match(report.line):
-            self._lines.append(f"{report.log} {report.line}")
+        """Prints a line, or keeps an entry for the live view."""
+        if report.entry is None and not self._stream.isatty():
+            say(f"{report.log} {report.line}", self._stream)
+        elif report.entry is not None and self._stream.isatty():
+            self._entries.append((report.log, report.entry))
 
-    def warnings(self) -> list[str]:
-        """Returns the lines since the last call."""
-        lines, self._lines = self._lines, []
-        return lines
+    def entries(self) -> list[tuple[str, LogEntry]]:
+        """Returns the entries since the last call, each with the name of its log."""
+        taken, self._entries = self._entries, []
+        return taken
 
 
 @contextmanager

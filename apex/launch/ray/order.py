@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 
-from apex.facts import Ending
+from apex.facts import Ending, LogEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +32,11 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A line of a guard's standard output: a log line, the head's new configuration, or how the programs ended."""
+    """A line of a guard's standard output: a log's line or entry, the head's new settings, or how the programs ended."""
 
     log: str = ""  # name of the log
     line: str = ""
+    entry: LogEntry | None = None  # a warning or an error of the log
     config_toml: str = ""
     ending: Ending | None = None
 

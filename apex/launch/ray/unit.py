@@ -86,7 +86,7 @@ class Unit:
                     self._ending = data.decode()
                 else:
                     self._reports.append(data.decode())
-                if report.log:
+                if report.line:
                     print(f"{report.log}: {report.line}")  # for Ray's own logs
 
     def stop(self) -> None:

@@ -31,7 +31,7 @@ from apex.launch.preflight.fit import fit_one_process
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
 from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
-from apex.launch.terminal.view import LogTail, PlainView, say
+from apex.launch.terminal.view import PlainView, say
 from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport
 from apex.learning.loop import LearnerLoop, Reporter, describe_training
@@ -42,7 +42,8 @@ from apex.replay_memory.store.location import remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
-from apex.runtime.lifecycle import Stop, log_to
+from apex.runtime.lifecycle import Stop
+from apex.runtime.logs import LogTail, log_to
 from apex.runtime.rates import Rates
 from apex.transport.hello import host_name
 from apex.transport.messages.control import ReplayHeartbeat
@@ -247,7 +248,8 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
         log_to(folder.logs / "learner.log", "learner"),
         open_serial_run(folder, stop) as system,
     ):
-        watch = RunMonitor(system.coordinator.report, PlainView(out or sys.stdout), LogTail(folder.logs), History())
+        tail = LogTail(folder.logs)
+        watch = RunMonitor(system.coordinator.report, PlainView(out or sys.stdout), tail.entries, History())
         disk = DiskMonitor(folder.path, watch.tell)
 
         def tick() -> None:

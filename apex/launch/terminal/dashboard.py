@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 
@@ -25,13 +27,21 @@ ENDING: tuple[Phase, ...] = ("finishing", EVALUATING, "finished")  # phases of a
 PHASE_STYLES: dict[str, str] = {"training": "bold green"} | dict.fromkeys(ENDING, "bold cyan")
 
 
+class Note(NamedTuple):
+    """A message below the figures."""
+
+    key: Hashable  # A new note replaces the note with the same key.
+    text: str
+    expires_at: float = math.inf  # time at which the note is removed, in seconds of the monitor's clock
+
+
 @dataclass(slots=True)
 class History:
     """What the dashboard shows in addition to the newest status."""
 
     footer: tuple[str, ...] = ()
     silent_seconds: float = 0.0  # since the learner last answered
-    notes: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_NOTES))
+    notes: deque[Note] = field(default_factory=lambda: deque(maxlen=MAX_NOTES))
     actor_scores: list[float] = field(default_factory=list)  # scores of the actor with the highest id, one per change
     evaluator_scores: list[float] = field(default_factory=list)  # one per evaluation
     _evaluation: tuple[Any, Any] = (None, None)
@@ -86,8 +96,8 @@ def render(
         _paint(painter, status, history)
     if history.notes:
         painter.blank()
-    for sentence in history.notes:
-        painter.wrap("!", sentence, rank=3, style="yellow")
+    for note in history.notes:
+        painter.wrap("!", note.text, rank=3, style="yellow")
     if history.footer:
         painter.blank()
         painter.flow("", history.footer, rank=5)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -19,7 +17,6 @@ from apex.transport.messages.run_status import RunStatus
 
 MAX_ROWS = 1_000  # maximum height of a dashboard that is printed once and may scroll
 PLAIN_SECONDS = 10.0  # interval between two plain lines
-WARNING = re.compile(r"\S+ \S+ (WARNING|ERROR|CRITICAL) ")  # time, role, level: see `configure_logging`
 
 
 @contextmanager
@@ -106,32 +103,3 @@ class _LastingStream:
 
     def flush(self) -> None:
         """Does nothing: `write` flushes."""
-
-
-class LogTail:
-    """Reads the new lines of all logs in a folder. Lines written before this object was created are skipped."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._offsets: dict[Path, int] = {}
-        for path in folder.glob("*.log"):
-            with suppress(OSError):  # The log has been removed since.
-                self._offsets[path] = path.stat().st_size
-
-    def warnings(self) -> list[str]:
-        """Returns the complete lines since the last call whose level is WARNING or higher."""
-        return [line for _, line in self.new_lines() if WARNING.match(line)]
-
-    def new_lines(self) -> list[tuple[Path, str]]:
-        """Returns every complete line since the last call, with the path of its log."""
-        found: list[tuple[Path, str]] = []
-        for path in sorted(self._folder.glob("*.log")):
-            try:
-                with path.open("rb") as file:
-                    file.seek(self._offsets.get(path, 0))
-                    finished, newline, _ = file.read().rpartition(b"\n")
-            except OSError:  # The log was removed, or this process has too many open files: try again next time.
-                continue
-            self._offsets[path] = self._offsets.get(path, 0) + len(finished) + len(newline)
-            found += [(path, line) for line in finished.decode(errors="replace").splitlines()]
-        return found

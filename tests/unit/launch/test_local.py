@@ -6,6 +6,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from support.builders import VECTORS
@@ -20,16 +21,16 @@ from apex.config import (
     load_toml,
 )
 from apex.errors import FAILED, FINISHED, REFUSED, UsageError
-from apex.facts import Ending, EndReason, Failure, ProgramEvent
+from apex.facts import Ending, EndReason, Failure, LogEntry, ProgramEvent, Waiting
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.start import RunOutcome, Start
 from apex.launch.summary import command_name, summary
 from apex.launch.terminal.dashboard import History
-from apex.launch.terminal.view import LogTail
 from apex.launch.train import execute, main, show
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import Stop
-from apex.sentences import describe_event, describe_failure
+from apex.runtime.logs import LogTail
+from apex.sentences import describe_entry, describe_event, describe_failure
 from apex.transport.messages.control import RefusedAnswer, StatusRequest
 from apex.transport.messages.run_status import EvaluatorSummary
 
@@ -58,7 +59,7 @@ class Tape:
 
 
 def make_watch(tape, folder=Path("nowhere")):
-    return RunMonitor(tape.source, tape, LogTail(folder), History(), tape.clock)
+    return RunMonitor(tape.source, tape, LogTail(folder).entries, History(), tape.clock)
 
 
 def make_folder(path, **run):
@@ -88,39 +89,41 @@ def test_what_the_supervisor_says_is_shown_at_once():
     assert tape.events == [("note", "stopping actor"), ("show", None, 0.0)]
 
 
-def test_warnings_of_the_logs_are_shown(tmp_path):
+def write_entry(folder, message, waiting=None, role="replay", name="replay"):
+    entry = LogEntry(time=0.0, role=role, level="WARNING", message=message, waiting=waiting)
+    with (folder / f"{name}.jsonl").open("ab") as file:
+        file.write(msgspec.json.encode(entry) + b"\n")
+    return describe_entry(entry)
+
+
+def test_warnings_of_programs_are_shown(tmp_path):
     tape = Tape()
     watch = make_watch(tape, tmp_path)
-    (tmp_path / "replay.log").write_text("12:00:00 replay WARNING slow\n")
+    text = write_entry(tmp_path, "slow")
+    write_entry(tmp_path, "slow", name="units", role="actor 3")
     watch.tick()
-    assert tape.events[0] == ("note", "12:00:00 replay WARNING slow")
+    assert tape.events[0] == ("note", text)
+    assert "units actor 3 WARNING slow" in tape.events[1][1]
 
 
 def test_a_sentence_that_is_said_again_stands_once_in_the_picture():
     history = History()
-    watch = RunMonitor(Tape().source, Tape(), LogTail(Path("nowhere")), history)
+    watch = RunMonitor(Tape().source, Tape(), LogTail(Path("nowhere")).entries, history)
     for sentence in ("first", "second", "first"):
         watch.tell(sentence)
-    assert list(history.notes) == ["second", "first"]
+    assert [note.text for note in history.notes] == ["second", "first"]
 
 
-def test_a_wait_stands_once_in_the_picture_and_goes_when_it_is_said_no_more(tmp_path):
-    log, history, tape = tmp_path / "replay.log", History(), Tape()
-    watch = RunMonitor(tape.source, tape, LogTail(tmp_path), history, tape.clock)
-    for second, line in ((10, "waits for the learner (10 s)"), (20, "waits for the learner (20 s)"), (21, "is full")):
-        tape.now = float(second)
-        with log.open("a") as file:
-            file.write(f"12:00:{second} replay WARNING replay {line}\n")
+def test_a_wait_is_one_note_until_its_next_entry_is_late(tmp_path):
+    history, tape = History(), Tape()
+    watch = RunMonitor(tape.source, tape, LogTail(tmp_path).entries, history, tape.clock)
+    for tape.now in (10.0, 20.0):
+        waits = write_entry(tmp_path, f"for {tape.now}", Waiting("samples", who="replay", seconds=tape.now))
         watch.tick()
-    waits = "12:00:20 replay WARNING replay waits for the learner (20 s)"
-    full = "12:00:21 replay WARNING replay is full"
-    assert list(history.notes) == [waits, full]
-    tape.now = 44.0
-    watch.tick()
-    assert list(history.notes) == [waits, full]
-    tape.now = 46.0
-    watch.tick()
-    assert list(history.notes) == [full]
+    full = write_entry(tmp_path, "full")
+    for tape.now, expected in ((21.0, [waits, full]), (44.0, [waits, full]), (46.0, [full])):
+        watch.tick()
+        assert [note.text for note in history.notes] == expected
 
 
 class Client:

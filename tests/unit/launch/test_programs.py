@@ -12,8 +12,8 @@ from apex.config import CheckpointConfig, Config, EvaluatorConfig, ReplayConfig,
 from apex.launch.monitor import RunMonitor
 from apex.launch.programs import make_programs
 from apex.launch.terminal.dashboard import ENDING, EVALUATING, History
-from apex.launch.terminal.view import LogTail
 from apex.runs.folder import RunFolder
+from apex.runtime.logs import LogTail
 from apex.transport.hello import local_host
 
 
@@ -24,7 +24,7 @@ def make_folder(path, **run):
 
 def programs_of(folder, status=None, **branches):
     """The programs by their role; `status`: the last status of the run."""
-    watch = RunMonitor(lambda: status, SimpleNamespace(show=lambda *_: None), LogTail(folder.path), History())
+    watch = RunMonitor(lambda: status, SimpleNamespace(show=lambda *_: None), LogTail(folder.path).entries, History())
     watch.tick()
     return {p.role: p for p in make_programs(replace(folder.config, **branches), folder, watch)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -10,9 +9,8 @@ import sys
 
 import pytest
 
-from apex.facts import INTERRUPTED, Waiting
-from apex.runtime.lifecycle import Helper, RoleFormatter, Stop, Wait, stop_on_signals
-from apex.sentences import describe_end
+from apex.facts import Waiting
+from apex.runtime.lifecycle import Helper, Stop, Wait, stop_on_signals
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -55,12 +53,6 @@ def test_a_wait_explains_itself_after_ten_seconds_and_each_time_it_has_doubled(c
     assert wait.waiting == Waiting("parameters", who="actor 3", seconds=0.0)
 
 
-def test_a_logged_record_becomes_its_sentence():
-    record = logging.LogRecord("apex", logging.WARNING, "", 0, INTERRUPTED, None, None)
-    assert RoleFormatter("learner").format(record).endswith(f" learner WARNING {describe_end(INTERRUPTED)}")
-    assert record.msg == INTERRUPTED
-
-
 def test_a_threads_exception_stops_its_role_and_is_raised_there():
     def fail():
         raise ValueError("on purpose")
@@ -77,7 +69,7 @@ def test_a_threads_exception_stops_its_role_and_is_raised_there():
 
 def test_logs_name_the_role():
     program = (
-        "import logging; from apex.runtime.lifecycle import configure_logging; "
+        "import logging; from apex.runtime.logs import configure_logging; "
         "configure_logging('replay'); logging.getLogger('apex').info('ready')"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

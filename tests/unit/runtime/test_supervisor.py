@@ -201,7 +201,8 @@ def test_niceness_applies_to_the_program_and_its_session(folder):
 
 BEATING = """
 import os, sys, time
-from apex.runtime.lifecycle import configure_logging, stop_on_signals
+from apex.runtime.lifecycle import stop_on_signals
+from apex.runtime.logs import configure_logging
 from apex.runtime.watchdog import take_notifier
 print("pid", os.getpid(), flush=True)
 configure_logging("role")

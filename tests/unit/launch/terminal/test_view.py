@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import pty
-import re
 import select
 import subprocess
 import sys
@@ -15,9 +14,9 @@ from rich.console import Console
 from support.messages import as_json, make_row, make_run_status
 
 from apex.facts import EndReason, Waiting
-from apex.launch.terminal.dashboard import MAX_SCORES, History, plain_line, render, seconds_to_go
+from apex.launch.terminal.dashboard import MAX_SCORES, History, Note, plain_line, render, seconds_to_go
 from apex.launch.terminal.layout import RowLayout
-from apex.launch.terminal.view import LogTail, PlainView, open_view, say, show_once
+from apex.launch.terminal.view import PlainView, open_view, say, show_once
 from apex.runtime.text import clean, duration, known, number, size
 from apex.sentences import describe, describe_bottleneck, describe_wait
 from apex.transport.messages.status import Resources
@@ -88,7 +87,7 @@ def test_transitions_that_cannot_be_learned_from_are_shown_once_there_are_any():
 @pytest.mark.parametrize("status", STATUSES.values(), ids=STATUSES.keys())
 def test_fits_any_terminal_whatever_the_status_lacks(status, width, height):
     history = History(footer=("logs runs/x/logs",), actor_scores=[1.0, 2.0, 3.0], evaluator_scores=[5.0, 5.0])
-    history.notes.append("12:00:01 replay WARNING replay waits for the learner (12 s)")
+    history.notes.append(Note("key", "12:00:01 replay WARNING replay waits for the learner (12 s)"))
     rows = draw(status, width, height, history)
     assert 1 <= len(rows) <= height
     assert max(len(row) for row in rows) <= width
@@ -162,7 +161,7 @@ def test_the_reason_of_the_end_stands_beside_the_phase():
 
 def test_what_a_log_says_cannot_steer_the_terminal():
     history = History()
-    history.notes.append(f"12:00:01 replay ERROR {ESCAPE}[2Jgone")
+    history.notes.append(Note("key", f"12:00:01 replay ERROR {ESCAPE}[2Jgone"))
     assert not any(ESCAPE in row for row in draw(full_status(environment=f"{ESCAPE}[2J"), history=history))
 
 
@@ -396,34 +395,3 @@ def test_a_reader_that_leaves_does_not_end_the_run():
     errors = writer.stderr.read()
     writer.stderr.close()
     assert (writer.wait(30), errors) == (7, b"")
-
-
-# --- logs -------------------------------------------------------------------------------------------------------------
-
-
-def test_warnings_are_found_once_and_when_their_line_is_finished(tmp_path):
-    log = tmp_path / "replay.log"
-    tail = LogTail(tmp_path)
-    assert tail.warnings() == []
-    log.write_text("12:00:00 replay INFO ready\n12:00:01 replay WARNING slow\n12:00:02 replay ERR")
-    assert tail.warnings() == ["12:00:01 replay WARNING slow"]
-    with log.open("a") as file:
-        file.write("OR broken\n12:00:03 replay INFO about a WARNING \n")
-    assert tail.warnings() == ["12:00:02 replay ERROR broken"]
-    assert tail.warnings() == []
-
-
-def test_all_logs_of_the_folder_are_read(tmp_path):
-    tail = LogTail(tmp_path)
-    for name in ("actor", "learner"):
-        (tmp_path / f"{name}.log").write_text(f"12:00:00 {name} ERROR gone\n")
-    assert [re.split(" ", line)[1] for line in tail.warnings()] == ["actor", "learner"]
-
-
-def test_what_an_earlier_life_of_the_run_has_said_is_not_new(tmp_path):
-    log = tmp_path / "replay.log"
-    log.write_text("12:00:00 replay ERROR of then\n12:00:01 replay WARN")  # Killed in mid-line.
-    tail = LogTail(tmp_path)
-    with log.open("a") as file:
-        file.write("13:00:00 replay ERROR of now\n")
-    assert tail.warnings() == ["13:00:00 replay ERROR of now"]
