@@ -32,7 +32,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A line of a guard's standard output: a log's line or entry, the head's new settings, or how the programs ended."""
+    """A line of a guard's standard output: a log's line or entry, new settings, or the ending of its programs."""
 
     log: str = ""  # name of the log
     line: str = ""
