@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,13 +17,18 @@ from apex.config.validation import NonNegativeInt, PositiveFloat, PositiveInt, P
 from apex.errors import ConfigError, require
 
 
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Formats --help in at most 100 columns and keeps the line breaks of the description and the epilog."""
+class Formatter(argparse.HelpFormatter):
+    """Formats --help in at most 100 columns and keeps line breaks."""
 
     def __init__(self, prog: str, *, max_help_position: int = 30) -> None:
-        super().__init__(
-            prog, max_help_position=max_help_position, width=min(100, shutil.get_terminal_size().columns - 2)
-        )
+        width = min(100, shutil.get_terminal_size().columns - 2)
+        super().__init__(prog, max_help_position=max_help_position, width=width)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return [line for each in text.splitlines() for line in textwrap.wrap(each, width) or [""]]
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(indent + line for line in self._split_lines(text, width - len(indent)))
 
 
 class Parser(argparse.ArgumentParser):

@@ -42,7 +42,9 @@ Format = Literal["auto", "on", "off"]
 class EnvironmentConfig(Branch):
     """The environment, and how its pixels and rewards are prepared for the agent."""
 
-    id: Annotated[str, Meta(min_length=1)] = "ALE/Pong-v5"  # Atari game, Gymnasium id or package.module:factory
+    id: Annotated[str, Meta(min_length=1)] = (
+        "ALE/Pong-v5"  # Atari game, Gymnasium id or module:factory; selects preset
+    )
     args: dict[str, Any] = field(default_factory=dict)  # arguments of gymnasium.make or the factory; not for Atari
     frame_skip: PositiveInt = 4  # Atari: emulator frames per step; the last two are max-pooled [DQN]
     frame_stack: Annotated[int, Meta(ge=1, le=16)] = 4  # images: frames in one observation [DQN]
@@ -64,7 +66,7 @@ class EnvironmentConfig(Branch):
 class ActorConfig(Branch):
     """Exploration. An actor is one environment stream with one epsilon."""
 
-    num_actors: Annotated[int, Meta(ge=0, le=65_536)] = 0  # N, all actors; 0: chosen for this machine. Paper: 360
+    num_actors: Annotated[int, Meta(ge=0, le=65_536)] = 0  # actors of all hosts; 0: chosen for this machine. Paper: 360
     num_processes: NonNegativeInt = 0  # actor processes on this host; 0: chosen from the number of CPU cores
     envs_per_process: NonNegativeInt = 0  # environments per actor process; 0: the actors are spread evenly
     num_threads: PositiveInt = 1  # PyTorch threads per actor process
@@ -130,7 +132,7 @@ class ReplayConfig(Branch):
 class LearnerConfig(Branch):
     """Batches, optimizer, target network and published parameters."""
 
-    batch_size: Annotated[int, Meta(ge=0, le=65_536)] = 512  # transitions; 0: chosen for this machine [section 4.1]
+    batch_size: Annotated[int, Meta(ge=0, le=65_536)] = 512  # transitions per update; 0: automatic [section 4.1]
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"  # rmsprop: centered, epsilon inside the square root [appendix C]
     learning_rate: PositiveFloat = 6.25e-5  # step size of the optimizer. Paper: 0.00025 / 4 [appendix C]
     learning_rate_warmup: NonNegativeInt = 0  # updates over which the learning rate rises from 0; 0: no warm-up
@@ -150,7 +152,7 @@ class LearnerConfig(Branch):
     target_period: PositiveInt = 2_500  # the target network is copied from the network every N updates [section 4.1]
     publish_period: PositiveInt = 10  # updates between two publications of the parameters
     publish_seconds: NonNegativeFloat = 0.25  # minimum seconds between two publications; limits network traffic
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if there is a GPU
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # where the learner computes; auto: on a GPU if there is one
     max_skipped_updates: PositiveInt = 10  # end the run after this many non-finite updates in a row
     num_threads: NonNegativeInt = 0  # PyTorch threads; 0: chosen from the number of CPU cores
     num_loaders: Annotated[int, Meta(ge=0, le=64)] = 0  # processes that decode batches; 0: chosen for this machine
@@ -162,7 +164,7 @@ class NetworkConfig(Branch):
     """The Q-network: dueling heads on a convolutional or fully connected body. Ape-X DPG uses only `factory`."""
 
     value_rescaling: bool = False  # the outputs are h(Q) instead of Q, for unclipped rewards [Pohlen et al. 2018]
-    factory: str = ""  # package.module:factory(schema) -> torch.nn.Module; replaces the settings below
+    factory: str = ""  # your own network, module:factory(schema) -> torch.nn.Module; replaces the settings below
     width: Annotated[float, Meta(gt=0, le=8)] = 1.0  # images: factor on channels 32, 64, 64 and hidden units [DQN]
     hidden: PositiveInt = 512  # units in the hidden layer of each head [Wang et al. 2016]
     body_hidden: PositiveInt = 128  # vectors: units in each of the two layers below the heads

@@ -114,7 +114,7 @@ def test_every_setting_is_an_option_in_each_spelling(setting):
 )
 def test_short_names_and_switches_set_their_setting(arguments, setting, value):
     assert parsed_value(setting, *arguments) == value
-    assert {short.setting for short in SHORT_NAMES.values()} <= set(flatten(Config()))
+    assert set(SHORT_NAMES.values()) <= set(flatten(Config()))
 
 
 def test_options_override_the_file_and_the_file_overrides_the_preset(tmp_path):
