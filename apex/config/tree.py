@@ -42,9 +42,7 @@ Format = Literal["auto", "on", "off"]
 class EnvironmentConfig(Branch):
     """The environment, and how its pixels and rewards are prepared for the agent."""
 
-    id: Annotated[str, Meta(min_length=1)] = (
-        "ALE/Pong-v5"  # Atari game, Gymnasium id or module:factory; selects preset
-    )
+    id: Annotated[str, Meta(min_length=1)] = "ALE/Pong-v5"  # Atari game, Gymnasium id or module:factory; selects preset
     args: dict[str, Any] = field(default_factory=dict)  # arguments of gymnasium.make or the factory; not for Atari
     frame_skip: PositiveInt = 4  # Atari: emulator frames per step; the last two are max-pooled [DQN]
     frame_stack: Annotated[int, Meta(ge=1, le=16)] = 4  # images: frames in one observation [DQN]
