@@ -15,9 +15,9 @@ from apex.config.arguments import Formatter, Parser, reader_may_leave
 from apex.config.codec import dump_toml, flatten, from_dict, lay_over, read_toml
 from apex.config.presets import DEFAULT, PRESETS, preset_for
 from apex.config.tree import Config, EnvironmentConfig
-from apex.config.validation import Branch, describe, did_you_mean, from_text, plain_type
+from apex.config.validation import Branch, describe, did_you_mean, from_text, plain_type, require_setting
 from apex.environments.factory import kind
-from apex.errors import ConfigError, require
+from apex.errors import ConfigError
 from apex.runtime.gpu import means_gpu
 
 # Frequently used settings, which --help lists under a short name.
@@ -82,11 +82,10 @@ def parse_config(
     comments = _read_comments() if {"-h", "--help", "--help-all"} & set(argv) else {}
     parser = _make_parser(prog, description, own, comments)
     options, unknown = parser.parse_known_args([_with_hyphens(arg) if arg.startswith("--") else arg for arg in argv])
-    require(
+    require_setting(
         base is None or options.preset is None,
         "a resumed run keeps its own configuration, so it cannot use --preset",
-        ConfigError,
-        remedy="leave --preset out",
+        "leave --preset out",
     )
     if unknown:
         raise _unknown_option(unknown[0], prog)
@@ -120,7 +119,7 @@ def read_env_args(texts: Sequence[str]) -> Tree:
     args: Tree = {}
     for each in texts:
         name, equals, text = each.partition("=")
-        require(bool(equals and name), f"--env-arg must be KEY=VALUE, got {each!r}", ConfigError)
+        require_setting(bool(equals and name), f"--env-arg must be KEY=VALUE, got {each!r}")
         try:
             args[name] = json.loads(text)
         except ValueError:

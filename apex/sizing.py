@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from apex import frame_blob
 from apex.config import ActorConfig, Config, LearnerConfig
 from apex.config.algorithm_choice import is_wide
-from apex.errors import ConfigError, require
+from apex.config.validation import require_setting
 from apex.facts import Record
 from apex.replay_memory.store.layout import BLOB_ALIGNMENT, fixed_bytes
 from apex.runtime.hardware import Machine
@@ -82,30 +82,27 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Sized:
     Raises ConfigError if the replay memory does not fit into RAM or cannot hold a segment, or for `cuda` without a GPU.
     Idempotent.
     """
-    require(
+    require_setting(
         config.learner.device != "cuda" or machine.gpu,
         "--device cuda, but PyTorch finds no GPU on this host",
-        ConfigError,
-        remedy="use --device cpu, or run `apex doctor`",
+        "use --device cpu, or run `apex doctor`",
     )
     actor = _size_actors(config, machine)
     learner, cause = _size_learner(config, actor, machine, schema)
     replay = replace(config.replay, max_bytes=config.replay.max_bytes or _frame_bytes(config, machine, schema))
     tables, there = table_bytes(config, schema), _replay_memory(config, machine)
-    require(
+    require_setting(
         replay.max_bytes + tables <= there,
         f"the replay memory needs {size(replay.max_bytes + tables)} of RAM, but the host has {size(there)}: "
         f"{size(replay.max_bytes)} is replay.max_bytes, {size(tables)} is for replay.capacity {replay.capacity:,}",
-        ConfigError,
-        remedy="lower replay.max_bytes or replay.capacity",
+        "lower replay.max_bytes or replay.capacity",
     )
     each, segment = bytes_per_transition(config, schema), config.actor.segment_length
-    require(
+    require_setting(
         replay.max_bytes // each >= segment * config.replay.num_shards,
         f"replay.max_bytes {replay.max_bytes:,} holds about {replay.max_bytes // each:,} transitions, but each shard "
         f"must hold a segment of {segment} transitions",
-        ConfigError,
-        remedy="raise replay.max_bytes, or leave it out",
+        "raise replay.max_bytes, or leave it out",
     )
     sized = replace(config, actor=actor, learner=learner, replay=replay)
     busy, idle = _busy_cores(config, actor, machine), _idle_cores(config, sized, machine)
@@ -236,13 +233,12 @@ def _frame_bytes(config: Config, machine: Machine, schema: Schema) -> int:
     replay, each, tables = config.replay, bytes_per_transition(config, schema), table_bytes(config, schema)
     half = _replay_memory(config, machine) // 2
     needed = replay.min_size_to_sample * each + tables
-    require(
+    require_setting(
         needed <= half,
         f"the replay memory needs at least {size(needed)}, but half of the RAM is {size(half)}: "
         f"replay.min_size_to_sample {replay.min_size_to_sample:,} needs {size(needed - tables)} of frames, "
         f"and replay.capacity {replay.capacity:,} needs {size(tables)} of records and sum-tree",
-        ConfigError,
-        remedy="lower replay.capacity and replay.min_size_to_sample, or set replay.max_bytes",
+        "lower replay.capacity and replay.min_size_to_sample, or set replay.max_bytes",
     )
     return min(replay.capacity * each, half - tables)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from apex.config.validation import Branch, Port, PositiveFloat
-from apex.errors import ConfigError, require
+from apex.config.validation import Branch, Port, PositiveFloat, require_setting
 
 PORT_STEP = 10  # difference between the same port of two consecutive shards or loaders
 REPLAY_SOCKETS = ("experience", "priorities", "receipts")  # sockets that each replay shard binds
@@ -33,23 +32,21 @@ class TransportConfig(Branch):
     def check_relations(self) -> None:
         for name in SOCKETS:
             port, setting = self.port(name), f"transport.{name}_port + port_offset"
-            require(1024 <= port <= 65535, f"{setting} must be from 1024 to 65535, got {port}", ConfigError)
-        require(
+            require_setting(1024 <= port <= 65535, f"{setting} must be from 1024 to 65535, got {port}")
+        require_setting(
             self.lease_seconds >= 3 * self.heartbeat_seconds,
             f"transport.lease_seconds {self.lease_seconds} must be >= 3 x heartbeat_seconds {self.heartbeat_seconds}",
-            ConfigError,
         )
-        require(
+        require_setting(
             bool(self.keys) or self.insecure_no_auth or self.is_loopback,
-            f"transport.bind {self.bind!r} is not a loopback address, so it needs keys: create them with "
-            "`apex keys new keys` and pass --transport.keys keys (for one role: --keys keys); "
+            f"transport.bind {self.bind!r} is not a loopback address, so it needs keys",
+            "run `apex keys new keys` and pass --transport.keys keys (for one role: --keys keys); "
             "or pass --insecure-no-auth if you trust every host that can connect",
-            ConfigError,
         )
-        require(
+        require_setting(
             not (self.keys and self.insecure_no_auth),
-            f"transport.keys {self.keys!r} and --insecure-no-auth exclude each other: leave one of them out",
-            ConfigError,
+            f"transport.keys {self.keys!r} and --insecure-no-auth exclude each other",
+            "leave one of them out",
         )
 
     @property

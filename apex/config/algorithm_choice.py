@@ -29,27 +29,29 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
         require(
             CONTINUOUS[name] == is_continuous,
             f"algorithm {name!r} learns {KINDS[not is_continuous]} actions, but the actions of {config.environment.id} "
-            f"are {KINDS[is_continuous]}: leave --algorithm out",
+            f"are {KINDS[is_continuous]}",
+            remedy="leave --algorithm out",
         )
     if name == "dpg":
         for setting, value in (
             ("learner.bfloat16", config.learner.bfloat16),
             ("actor.bfloat16", config.actor.bfloat16),
         ):
-            require(value != "on", f"{setting} is 'on', but DPG computes in float32 only: set --{setting} off")
+            require(value != "on", f"{setting} is 'on', but DPG uses float32 only", remedy=f"set --{setting} off")
         values, defaults = flatten(config), flatten(Config())
-        words = "belongs to DQN, but this environment has continuous actions: leave it out"
         for setting in _settings_of_dqn():
-            require(values[setting] == defaults[setting], f"{setting} {values[setting]!r} {words}")
+            problem = f"{setting} {values[setting]!r} belongs to DQN, but this environment has continuous actions"
+            require(values[setting] == defaults[setting], problem, remedy="leave it out")
     shift = config.learner.random_shift
     require(
         not shift or len(schema.frame_shape) == 2,
-        f"learner.random_shift {shift} is for images, but {config.environment.id} has none: use 0",
+        f"learner.random_shift {shift} is for images, but {config.environment.id} has none",
+        remedy="use 0",
     )
     require(
         not schema.masked or config.learner.target == "double_q",
-        f"learner.target {config.learner.target!r} supports no action masks, but {config.environment.id} has them: "
-        "use double_q",
+        f"learner.target {config.learner.target!r} supports no action masks, but {config.environment.id} has them",
+        remedy="use double_q",
     )
     return name
 

@@ -70,7 +70,7 @@ seed = value_of(Seed)
 def check_out(path: Path, *suffixes: str, option: str = "--out") -> None:
     """Raises UsageError if `path` cannot be written to, or if it ends in none of the suffixes."""
     require(path.suffix.lower() in suffixes, f"{option} must end in {' or '.join(suffixes)}, got {path}")
-    require(path.parent.is_dir(), f"{option} {path}: there is no folder {path.parent}; create it")
+    require(path.parent.is_dir(), f"{option} {path}: there is no folder {path.parent}", remedy="create it")
     require(not path.is_dir(), f"{option} must be a file, but {path} is a folder")
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from apex.config.tree import Config
-from apex.config.validation import Branch, checked, did_you_mean, setting_name
-from apex.errors import ConfigError, require
+from apex.config.validation import Branch, checked, did_you_mean, require_setting, setting_name
+from apex.errors import ConfigError
 
 RETIRED = ("transport.metrics_port",)  # settings of earlier versions; ignored, so that their runs can be resumed
 
@@ -54,7 +54,7 @@ def lay_over(base: AnyBranch, tree: dict[str, Any]) -> AnyBranch:
             raise ConfigError(f"unknown setting {setting}", did_you_mean(setting, [*known, *flatten(Config())]))
         current = getattr(base, name)
         if isinstance(current, Branch):
-            require(isinstance(value, dict), f"{setting} must be a table of settings, got {value!r}", ConfigError)
+            require_setting(isinstance(value, dict), f"{setting} must be a table of settings, got {value!r}")
             value = lay_over(current, value)
         object.__setattr__(result, name, checked(setting, known[name], value))
     return result

@@ -19,7 +19,7 @@ from apex.config import (
     RunConfig,
     from_dict,
 )
-from apex.errors import ConfigError, require
+from apex.config.validation import require_setting
 
 # The kind of an environment, by its observations; continuous: vectors and continuous actions.
 EnvironmentKind = Literal["atari", "image", "vector", "continuous", "continuous-image"]
@@ -264,7 +264,7 @@ def preset(name: str, **changes: Any) -> Config:
     A branch of the configuration is given as a dictionary of the settings to change; all others keep the values of the
     preset. Raises ConfigError for an unknown preset or setting and for a value out of range.
     """
-    require(name in PRESETS, f"the preset must be one of {', '.join(PRESETS)}, got {name!r}", ConfigError)
+    require_setting(name in PRESETS, f"the preset must be one of {', '.join(PRESETS)}, got {name!r}")
     return from_dict(changes, PRESETS[name].config)
 
 

@@ -27,8 +27,8 @@ from apex.config.validation import (
     Seconds,
     Seed,
     check_arguments,
+    require_setting,
 )
-from apex.errors import ConfigError, require
 from apex.facts import MAX_TEXT
 
 MAX_EPISODES = 10_000  # maximum episodes of one evaluation, because one message carries all their scores
@@ -96,15 +96,13 @@ class ReplayConfig(Branch):
     samples_per_insert_tolerance: PositiveFloat = 0.1  # allowed lead or lag of inserts, divided by min_size_to_sample
 
     def check_relations(self) -> None:
-        require(
+        require_setting(
             self.min_size_to_sample <= self.capacity,
             f"replay.min_size_to_sample {self.min_size_to_sample} must be <= replay.capacity {self.capacity}",
-            ConfigError,
         )
-        require(
+        require_setting(
             not self.inserts_wait or self.samples_per_insert > 0,
             "replay.inserts_wait needs replay.samples_per_insert > 0",
-            ConfigError,
         )
 
     def per_shard(self) -> ReplayConfig:
@@ -170,10 +168,9 @@ class NetworkConfig(Branch):
     initialization: Literal["uniform", "balanced"] = "uniform"  # balanced: more units stay active, see networks.py
 
     def check_relations(self) -> None:
-        require(
+        require_setting(
             not self.factory or ":" in self.factory,
             f"network.factory must have the form package.module:name, got {self.factory!r}",
-            ConfigError,
         )
 
 
@@ -222,10 +219,9 @@ class RunConfig(Branch):
     tensorboard_bind: str = "127.0.0.1"  # address that TensorBoard listens on
 
     def check_relations(self) -> None:
-        require(
+        require_setting(
             "/" not in self.name and self.name not in (".", ".."),
             f"run.name must be a plain folder name, got {self.name!r}",
-            ConfigError,
         )
 
 
@@ -248,16 +244,15 @@ class Config(Branch):
 
     def check_relations(self) -> None:
         check_algorithm(self.algorithm)
-        require(
+        require_setting(
             self.learner.batch_size <= self.replay.min_size_to_sample,
             f"learner.batch_size {self.learner.batch_size} must be <= "
             f"replay.min_size_to_sample {self.replay.min_size_to_sample}",
-            ConfigError,
         )
-        require(
+        require_setting(
             self.run.stop_score is None or self.evaluator.enabled,
-            "run.stop_score needs the evaluator: set evaluator.enabled to true",
-            ConfigError,
+            "run.stop_score needs the evaluator",
+            "set evaluator.enabled to true",
         )
         self._check_shards()
         self._check_ports()
@@ -265,34 +260,27 @@ class Config(Branch):
     def _check_shards(self) -> None:
         num_shards, capacity = self.replay.num_shards, self.replay.per_shard().capacity
         segment = self.actor.segment_length + self.actor.n_step
-        require(
+        require_setting(
             segment <= capacity,
-            f"replay.capacity {self.replay.capacity}{f' / {num_shards} shards' * (num_shards > 1)} must hold a segment "
-            f"of up to {segment} transitions",
-            ConfigError,
+            f"replay.capacity {self.replay.capacity} / replay.num_shards {num_shards} must be >= "
+            f"actor.segment_length + actor.n_step {segment}",
         )
-        require(
+        require_setting(
             self.learner.batch_size % num_shards == 0,
-            f"learner.batch_size {self.learner.batch_size} must be a multiple of replay.num_shards {num_shards}: "
-            "each shard supplies the same number of transitions",
-            ConfigError,
+            f"learner.batch_size {self.learner.batch_size} must be a multiple of replay.num_shards {num_shards}",
         )
-        require(
+        require_setting(
             self.actor.num_actors >= num_shards or not self.actor.num_actors,
-            f"actor.num_actors {self.actor.num_actors} must be >= replay.num_shards {num_shards}: "
-            "each actor sends to one shard, and no shard may stay empty",
-            ConfigError,
+            f"actor.num_actors {self.actor.num_actors} must be >= replay.num_shards {num_shards}",
         )
 
     def _check_ports(self) -> None:
         owners: dict[int, str] = {}
         for setting, port in self.ports:
-            require(
-                port <= 65535,
-                f"{setting} + port_offset must be <= 65535 for every shard and loader, got {port}",
-                ConfigError,
+            require_setting(
+                port <= 65535, f"{setting} + port_offset must be <= 65535 for every shard and loader, got {port}"
             )
-            require(port not in owners, f"{setting} and {owners.get(port)} are both {port}: change one", ConfigError)
+            require_setting(port not in owners, f"{setting} and {owners.get(port)} are both {port}", "change one")
             owners[port] = setting
 
     @property

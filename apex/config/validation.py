@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from apex.errors import ConfigError
+from apex.errors import ConfigError, require
 
 LARGEST = 2**62  # largest integer allowed for a setting, so that sums still fit into the 64 bits of control messages
 PositiveInt = Annotated[int, Meta(ge=1, le=LARGEST)]
@@ -47,6 +47,11 @@ class Branch:
     def field_types(cls) -> dict[str, Any]:
         """Returns {field name: annotation}, where the annotation includes the range."""
         return get_type_hints(cls, include_extras=True)
+
+
+def require_setting(condition: bool, problem: str, remedy: str = "") -> None:
+    """Raises ConfigError with `problem` and `remedy` unless `condition` holds."""
+    require(condition, problem, ConfigError, remedy=remedy)
 
 
 def setting_name(branch: object, field: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.errors import ConfigError, require
+from apex.config.validation import require_setting
 from apex.runtime.gpu import Cuda, read_cuda
 
 PROCESS, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
@@ -30,7 +30,7 @@ class Machine:
     gpu_bfloat16: bool = True  # whether the GPU has bfloat16 instructions; true since Ampere
 
     def __post_init__(self) -> None:
-        require(min(self.cores, self.memory_bytes) >= 1, f"a machine has cores and memory, got {self}", ConfigError)
+        require_setting(min(self.cores, self.memory_bytes) >= 1, f"a machine has cores and memory, got {self}")
 
 
 class Space(NamedTuple):

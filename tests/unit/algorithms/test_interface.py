@@ -32,13 +32,13 @@ def test_dqn_is_the_default_for_discrete_actions(name):
 
 
 def test_munchausen_targets_are_refused_with_action_masks():
-    with pytest.raises(UsageError, match=r"'munchausen' supports no action masks, but .* has them: use double_q"):
+    with pytest.raises(UsageError, match=r"learner\.target 'munchausen'.*double_q"):
         make_algorithm(Config(learner=LearnerConfig(target="munchausen")), MASKED)
 
 
 def test_random_shifts_are_refused_without_images():
     config = Config(learner=LearnerConfig(random_shift=4))
-    with pytest.raises(UsageError, match=r"learner\.random_shift 4 is for images, but .* has none: use 0"):
+    with pytest.raises(UsageError, match=r"learner\.random_shift 4\b"):
         make_algorithm(config, VECTORS)
     make_algorithm(config, PIXELS)
 

@@ -1,4 +1,4 @@
-"""The named settings: what they are for, and which one an environment gets."""
+"""The presets: their values, and which preset an environment gets."""
 
 from dataclasses import replace
 
@@ -21,26 +21,26 @@ from apex.config.presets import (
 )
 
 
-def test_the_presets_are_the_promised_ones():
+def test_the_presets_are_the_documented_ones():
     assert set(PRESETS) == {"cartpole", "lunarlander", "pong", "atari", "paper", "dpg", "control"}
     assert DEFAULT == "pong"
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_prints_as_a_file_that_gives_it_back(name, tmp_path):
+def test_a_preset_survives_a_file(name, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(dump_toml(PRESETS[name].config, Config()))
     assert load_toml(path) == PRESETS[name].config
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_says_what_it_is_for_in_one_line_of_help(name):
+def test_a_preset_has_a_summary_of_one_line(name):
     summary = PRESETS[name].summary
     assert "\n" not in summary
     assert 10 < len(summary) < 60
 
 
-def test_the_paper_preset_is_the_defaults_with_its_number_of_actors():
+def test_the_paper_preset_is_the_default_with_360_actors():
     assert PRESETS["paper"].config == replace(Config(), actor=ActorConfig(num_actors=360))
 
 
@@ -79,11 +79,11 @@ CONTROL_PIXELS = replace(CONTROL, dpg=replace(CONTROL.dpg, normalize_observation
         ("environment.clip_rewards", True),
     ],
 )
-def test_the_paper_preset_holds_the_papers_values(setting, value):
+def test_the_paper_preset_has_the_values_of_the_paper(setting, value):
     assert flatten(PRESETS["paper"].config)[setting] == value
 
 
-def test_without_a_gpu_other_games_have_pongs_settings_but_twice_the_width_shifts_n_5_and_a_rate_that_falls():
+def test_the_narrow_preset_differs_from_pong_in_few_settings():
     learner = replace(PONG.learner, learning_rate_until_limit=True, learning_rate_updates=200_000, random_shift=4)
     actor = replace(PONG.actor, n_step=5)
     changed = replace(PONG, actor=actor, learner=learner, network=NARROW.network, evaluator=NARROW.evaluator)
@@ -94,18 +94,18 @@ def test_without_a_gpu_other_games_have_pongs_settings_but_twice_the_width_shift
     assert (PONG.learner.learning_rate, PONG.learner.optimizer_epsilon) == (6e-4, 1e-5)
 
 
-def test_fire_follows_a_lost_life_in_the_presets_for_atari_and_not_in_the_papers():
+def test_fire_follows_a_lost_life_except_in_the_paper_preset():
     assert ATARI.environment.fire_after_life_loss
     assert PONG.environment.fire_after_life_loss
     assert not PRESETS["paper"].config.environment.fire_after_life_loss
 
 
-def test_pong_leaves_to_the_machine_what_depends_on_it():
+def test_pong_leaves_sizes_to_the_machine():
     assert (PONG.actor.num_actors, PONG.learner.batch_size, PONG.learner.bfloat16) == (0, 0, "auto")
     assert (ATARI.actor.num_actors, ATARI.learner.batch_size, ATARI.learner.bfloat16) == (0, 512, "auto")
 
 
-def test_pong_is_played_at_a_quarter_of_the_width_and_cartpole_until_it_is_solved():
+def test_pong_is_narrow_and_cartpole_ends_when_solved():
     assert PONG.network.width == 0.25
     assert (CARTPOLE.run.stop_score, CARTPOLE.evaluator.confirm_episodes) == (475.0, 100)
     assert LUNARLANDER.run.stop_score == 200.0
@@ -130,15 +130,15 @@ def test_pong_is_played_at_a_quarter_of_the_width_and_cartpole_until_it_is_solve
         ("continuous-image", "CarRacing-v3", CONTROL_PIXELS, CONTROL_PIXELS),
     ],
 )
-def test_an_environment_gets_the_preset_of_its_kind_under_its_own_name(kind, environment_id, on_gpu, without):
+def test_an_environment_gets_the_preset_of_its_kind(kind, environment_id, on_gpu, without):
     for expected, gpu in ((on_gpu, True), (without, False)):
         config = preset_for(kind, environment_id, gpu=lambda gpu=gpu: gpu)
         assert config == replace(expected, environment=replace(expected.environment, id=environment_id))
 
 
 @pytest.mark.parametrize("environment_id", ["Acrobot-v1", "CartPole-v0", "my.games:CartPole", "LunarLanderMoon-v0"])
-def test_other_vectors_take_nothing_that_was_found_for_one_of_them_and_have_no_score_to_end_at(environment_id):
-    config = preset_for("vector", environment_id, gpu=lambda: pytest.fail("a vector's settings do not go by it"))
+def test_other_vector_environments_get_the_vector_preset(environment_id):
+    config = preset_for("vector", environment_id, gpu=lambda: pytest.fail("not asked"))
     assert config == replace(VECTOR, environment=EnvironmentConfig(id=environment_id, clip_rewards=False))
     assert config.learner.learning_rate < CARTPOLE.learner.learning_rate
     assert config.run.stop_score is None
@@ -172,5 +172,5 @@ def test_other_vectors_take_nothing_that_was_found_for_one_of_them_and_have_no_s
         ("environment.clip_rewards", False),
     ],
 )
-def test_the_dpg_preset_holds_the_papers_values(setting, value):
+def test_the_dpg_preset_has_the_values_of_the_paper(setting, value):
     assert flatten(PRESETS["dpg"].config)[setting] == value

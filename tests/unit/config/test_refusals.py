@@ -1,4 +1,4 @@
-"""A value that may not be configured is refused wherever a configuration is made, and the refusal names it."""
+"""An unusable value is refused wherever a configuration is made; the error names the setting and the value."""
 
 import re
 from dataclasses import is_dataclass, replace
@@ -15,95 +15,85 @@ from apex.config.validation import describe
 from apex.errors import ConfigError
 
 
-def on_the_command_line(tmp_path, setting, value):
+def by_option(tmp_path, setting, value):
     parse_config(["--preset", "paper", f"--{setting}={value}"], prog="apex train")
 
 
-def in_a_toml_file(tmp_path, setting, value):
+def by_toml(tmp_path, setting, value):
     branch, _, name = setting.rpartition(".")
     path = tmp_path / "run.toml"
     path.write_text(f"{f'[{branch}]' if branch else ''}\n{name} = {value!r}\n")
     load_toml(path)
 
 
-def in_a_call_of_train(tmp_path, setting, value):
+def by_preset(tmp_path, setting, value):
     branch, _, name = setting.rpartition(".")
     apex.train(apex.preset("paper", **({branch: {name: value}} if branch else {name: value})))
 
 
-def by_dataclasses_replace(tmp_path, setting, value):
+def by_replace(tmp_path, setting, value):
     config = Config()
     branch, _, name = setting.rpartition(".")
     replace(config, **({branch: replace(getattr(config, branch), **{name: value})} if branch else {name: value}))
 
 
-DOORS = [on_the_command_line, in_a_toml_file, in_a_call_of_train, by_dataclasses_replace]
+SOURCES = [by_option, by_toml, by_preset, by_replace]
 
 
-@pytest.mark.parametrize("make", DOORS)
+@pytest.mark.parametrize("make", SOURCES)
 @pytest.mark.parametrize(
-    ("setting", "value", "message"),
+    ("setting", "value", "limits"),
     [
-        ("seed", -1, "seed must be an integer from 0 to 2147483647, got -1"),
-        ("seed", 2**31, "seed must be an integer from 0 to 2147483647, got 2147483648"),
-        ("actor.n_step", "three", "actor.n_step must be an integer from 1 to 64, got 'three'"),
-        ("actor.n_step", 0, "actor.n_step must be an integer from 1 to 64, got 0"),
-        ("actor.n_step", 65, "actor.n_step must be an integer from 1 to 64, got 65"),
-        ("actor.gamma", 0.0, "actor.gamma must be a number above 0 and at most 1, got 0.0"),
-        ("actor.gamma", 1.5, "actor.gamma must be a number above 0 and at most 1, got 1.5"),
-        ("run.stop_score", "high", "run.stop_score must be a number or none, got 'high'"),
-        ("learner.device", "tpu", "learner.device must be one of auto, cpu, cuda, got 'tpu'"),
-        ("environment.id", "", "environment.id must be text that is not empty, got ''"),
-        ("network.factory", "mine", "network.factory must have the form package.module:name, got 'mine'"),
-        ("replay.capacity", 10_000, "replay.min_size_to_sample 50000 must be <= replay.capacity 10000"),
-        ("run.max_steps", 2**64, "run.max_steps must be an integer of at most 2^62, got 18446744073709551616"),
-        ("run.stuck_seconds", 1e308, "run.stuck_seconds must be a number from 0 to 1000000.0, got 1e+308"),
-        (
-            "transport.experience_port",
-            22003,
-            "transport.control_port and transport.experience_port are both 22003: change one",
-        ),
-        ("replay.min_size_to_sample", 100, "learner.batch_size 512 must be <= replay.min_size_to_sample 100"),
+        ("seed", -1, ["2147483647"]),
+        ("seed", 2**31, ["2147483647"]),
+        ("actor.n_step", "three", ["1 to 64"]),
+        ("actor.n_step", 0, ["1 to 64"]),
+        ("actor.n_step", 65, ["1 to 64"]),
+        ("actor.gamma", 0.0, ["above 0", "at most 1"]),
+        ("actor.gamma", 1.5, ["above 0", "at most 1"]),
+        ("run.stop_score", "high", ["none"]),
+        ("learner.device", "tpu", ["auto, cpu, cuda"]),
+        ("environment.id", "", []),
+        ("network.factory", "mine", ["package.module:name"]),
+        ("replay.capacity", 10_000, ["replay.min_size_to_sample 50000"]),
+        ("run.max_steps", 2**64, ["2^62"]),
+        ("run.stuck_seconds", 1e308, ["1000000.0"]),
+        ("transport.experience_port", 22003, ["transport.control_port"]),
+        ("replay.min_size_to_sample", 100, ["learner.batch_size 512"]),
     ],
 )
-def test_a_value_out_of_range_of_another_type_or_in_contradiction_is_refused(tmp_path, make, setting, value, message):
-    with pytest.raises(ConfigError) as refusal:
+def test_an_unusable_value_is_refused_by_every_source(tmp_path, make, setting, value, limits):
+    with pytest.raises(ConfigError) as error:
         make(tmp_path, setting, value)
-    assert str(refusal.value) == message
+    assert [text for text in (setting, str(value), *limits) if text not in error.value.problem] == []
 
 
-@pytest.mark.parametrize("make", DOORS[:3])
-def test_a_setting_that_does_not_exist_is_refused_with_one_that_does(tmp_path, make):
-    with pytest.raises(ConfigError, match=r"actor\.n[-_]stpe.*; did you mean (--)?actor\.n[-_]step\?"):
+@pytest.mark.parametrize("make", SOURCES[:3])
+def test_an_unknown_setting_is_refused_with_a_similar_name(tmp_path, make):
+    with pytest.raises(ConfigError, match=r"actor\.n[-_]stpe") as error:
         make(tmp_path, "actor.n_stpe", 3)
-
-
-@pytest.mark.parametrize("make", [on_the_command_line, in_a_call_of_train, by_dataclasses_replace])
-def test_bytes_that_are_no_text_are_refused_where_a_number_belongs(tmp_path, make):
-    with pytest.raises(ConfigError, match=r"actor\.n_step must be an integer from 1 to 64, got"):
-        make(tmp_path, "actor.n_step", "\udcff")
-
-
-def test_text_with_a_null_byte_is_refused():
-    with pytest.raises(ConfigError, match=r"run\.name must be text without null bytes"):
-        apex.preset("paper", run={"name": "a\0b"})
-
-
-def test_replace_refuses_a_setting_that_does_not_exist():
+    assert re.search(r"actor\.n[-_]step\?", error.value.remedy)
     with pytest.raises(TypeError, match="n_stpe"):
-        by_dataclasses_replace(None, "actor.n_stpe", 3)
+        by_replace(None, "actor.n_stpe", 3)
 
 
-@pytest.mark.parametrize("make", DOORS)
-@pytest.mark.parametrize("word", ["nan", "inf", "-inf"])
-def test_a_number_that_is_not_finite_is_refused(tmp_path, make, word):
-    value = TomlFloat(word) if make is in_a_toml_file else float(word)
-    with pytest.raises(ConfigError, match=f"run.max_minutes must be a .*number.*, got {word}"):
+@pytest.mark.parametrize("make", [by_option, by_preset, by_replace])
+@pytest.mark.parametrize(("setting", "value"), [("actor.n_step", "\udcff"), ("run.name", "a\0b")])
+def test_bytes_that_are_not_text_are_refused(tmp_path, make, setting, value):
+    with pytest.raises(ConfigError, match=re.escape(setting)):
+        make(tmp_path, setting, value)
+
+
+@pytest.mark.parametrize("make", SOURCES)
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_refused(tmp_path, make, number):
+    value = TomlFloat(number) if make is by_toml else float(number)
+    with pytest.raises(ConfigError, match=rf"run\.max_minutes.*{number}"):
         make(tmp_path, "run.max_minutes", value)
 
 
 class TomlFloat(str):
-    """TOML writes these numbers as words without quotes."""
+    """A number that TOML writes without quotes."""
 
     __repr__ = str.__str__
 
@@ -121,17 +111,15 @@ def bounds():
 
 
 @pytest.mark.parametrize(("branch", "name", "value"), list(bounds()))
-def test_what_lies_beyond_a_limit_is_refused_in_a_sentence_that_names_setting_and_value(branch, name, value):
+def test_a_value_beyond_a_limit_is_refused_with_its_name(branch, name, value):
     config = getattr(Config(), branch) if branch != "seed" else Config()
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as error:
         replace(config, **{name: value})
-    dotted = name if branch == "seed" else f"{branch}.{name}"
-    assert re.fullmatch(
-        rf"{re.escape(dotted)} must be (an integer|a number) .*, got {re.escape(repr(value))}", str(refusal.value)
-    )
+    assert error.value.problem.startswith(f"{name if branch == 'seed' else f'{branch}.{name}'} must be ")
+    assert error.value.problem.endswith(f", got {value!r}")
 
 
-def test_every_count_and_every_number_but_a_score_and_an_offset_has_a_range():
+def test_every_number_but_the_port_offset_has_a_range():
     ranged = {f"{branch}.{name}".replace("seed.seed", "seed") for branch, name, _ in bounds()}
     numbers = {name for name, value in flatten(Config()).items() if type(value) in (int, float)}
     assert numbers - ranged == {"transport.port_offset"}
@@ -148,5 +136,5 @@ def test_every_count_and_every_number_but_a_score_and_an_offset_has_a_range():
         (str, "text"),
     ],
 )
-def test_what_a_value_may_be_is_said_by_its_annotation(annotation, sentence):
+def test_the_annotation_describes_the_allowed_values(annotation, sentence):
     assert describe(annotation) == sentence
