@@ -26,7 +26,7 @@ ATTEMPT = """
 ip link add bridge0 type bridge
 ip link add port0 type veth peer name eth0
 ip rule add ipproto tcp dport 21001 blackhole
-mount -t tmpfs tmpfs /mnt
+mount -t tmpfs none /mnt
 mkdir /mnt/above /mnt/work
 mount -t overlay -o lowerdir=/opt,upperdir=/mnt/above,workdir=/mnt/work overlay /opt
 """

@@ -432,7 +432,7 @@ def test_a_host_keeps_its_disk_if_the_last_upload_fails(aws, tmp_path, monkeypat
     assert not end_cluster(aws, machine(tmp_path, "learner", "replay"), own, Copy(aws, failures=99), Stop())
     assert sizes(aws) == NONE
     assert (hosts_of(aws, "learner"), state(aws, own)) == ([], "running"), "its group would terminate it with its disk"
-    assert "only on this host's disk: a.safetensors. The host is stopped" in caplog.messages[-1]
+    assert "a.safetensors" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("role", ["actor", "evaluator"])

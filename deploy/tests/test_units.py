@@ -107,14 +107,14 @@ def test_a_replay_server_on_its_own_host_keeps_snapshots_there(tmp_path):
 
 
 def test_a_host_refuses_the_role_of_another(tmp_path):
-    with pytest.raises(UsageError, match="this host has the roles learner, replay, not 'actor'"):
+    with pytest.raises(UsageError, match=r"learner, replay.*'actor'"):
         host_command(settings(tmp_path), "actor", num_cores=8)
 
 
 def test_a_role_is_refused_before_the_learners_address_is_known(tmp_path):
     here = settings(tmp_path, "actor")
     (here.keys / "learner.i-1.key").unlink()
-    with pytest.raises(UsageError, match="the learner's key is not in"):
+    with pytest.raises(UsageError, match=r"apex-keys\.service"):
         host_command(here, "actor", num_cores=8)
 
 

@@ -20,7 +20,7 @@ def main() -> int:
     )
     parser.add_argument("--type", choices=TYPES, action="append", help="type of message; default: every type")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="default 0")
-    parser.add_argument("--json", action="store_true", help="print one JSON object for each type")
+    parser.add_argument("--json", action="store_true", help="print the figures of each type as JSON")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="folder for messages on which a decoder failed")
     parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE", help="decode only these messages again")
     options = parser.parse_args()

@@ -47,7 +47,7 @@ class Machines:
             path = binaries / program
             path.write_text(f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n{line.format(python=sys.executable)}\n")
             path.chmod(0o755)
-        script = f"hostname {name}; mount -t tmpfs tmpfs /dev/shm && ip link set lo up && echo ready && exec sleep 1000"
+        script = f"hostname {name}; mount -t tmpfs none /dev/shm && ip link set lo up && echo ready && exec sleep 1000"
         holder = subprocess.Popen(
             ["unshare", "--net", "--mount", "--uts", "sh", "-c", script],
             stdout=subprocess.PIPE,

@@ -111,7 +111,7 @@ def test_a_row_has_the_median_and_the_common_command_of_its_seeds():
             "490.0",
             "475 in 20 s",
             "met",
-            "`apex train --preset cartpole --seed K --max-minutes 3`",
+            f"`{make_record(seed='K').command}`",
         ]
     ]
 
@@ -186,7 +186,7 @@ def test_other_options_and_other_machines_have_separate_rows():
     many = MACHINE | {"cores": 16, "gpus": ["NVIDIA H200"]}
     table = rows(
         make_record(seed=1),
-        make_record(seed=2, command="apex train --preset cartpole --seed 2 --max-minutes 3 --actors 4"),
+        make_record(seed=2, command=f"{make_record(seed=2).command} --actors 4"),
         make_record(seed=3, machine=many),
         make_record(system="sb3", seed=1),
     )
@@ -291,7 +291,7 @@ def test_the_rows_of_one_system_have_different_names_in_the_plot(tmp_path):
     many = MACHINE | {"cores": 16, "gpus": ["NVIDIA H200"]}
     records = [
         make_record(seed=1),
-        make_record(seed=2, command="apex train --preset cartpole --seed 2 --max-minutes 3 --actors=4"),
+        make_record(seed=2, command=f"{make_record(seed=2).command} --actors=4"),
         make_record(seed=3, machine=many),
         make_record(system="sb3", seed=1),
     ]
@@ -430,7 +430,8 @@ def test_a_finished_run_is_recorded_with_score_machine_and_curve(tmp_path, capfd
 
     assert records_of(tmp_path) == ["cartpole/apex-seed-3.csv", "cartpole/apex-seed-3.json"]
     (record,) = read_records(tmp_path)
-    assert record.command == "apex train --preset cartpole --stop-score 485 --seed 3 --max-minutes 3 --actors 4"
+    options = TASKS["cartpole"].options
+    assert record.command == " ".join(["apex train", *options, "--seed 3 --max-minutes 3 --actors 4"])
     assert (record.steps, record.updates, record.reached) == (950, 90, False)
     assert len(record.score.scores) == record.score.episodes == 100
     assert record.score.mean == pytest.approx(sum(record.score.scores) / 100)

@@ -18,8 +18,10 @@ from support.messages import make_run_status
 from support.waiting import until
 
 from apex.config import Config
+from apex.facts import Failure, ProgramEvent
 from apex.launch.programs import make_programs
 from apex.runs.folder import RunFolder
+from apex.sentences import describe_event
 from chaos import growth, processes, recovery
 from chaos.faults import Fault
 from chaos.growth import growth_figures
@@ -190,10 +192,10 @@ def test_a_victim_has_recovered_when_its_work_is_seen_again(run, victim):
 
 def test_aborts_are_counted_in_the_logs_of_all_programs(tmp_path):
     (tmp_path / "replay.log").write_text("ready\nAssertion failed: !_io_error (src/stream_engine_base.cpp:310)\n")
-    (tmp_path / "launcher.log").write_text(
-        "12:00:00 launcher WARNING replay was ended by signal 6 (Aborted); it starts again in 0.5 s\n"
-        "12:00:09 launcher WARNING actor was ended by signal 9 (Killed); it starts again in 0.5 s\n"
-    )
+    failures = [Failure(role="replay", kind="signal", value=signum) for signum in (signal.SIGABRT, signal.SIGKILL)]
+    events = [ProgramEvent("replay", "restarting", 0.5, failure) for failure in failures]
+    lines = [f"12:00:00 launcher WARNING {describe_event(event)}\n" for event in events]
+    (tmp_path / "launcher.log").write_text("".join(lines))
     (tmp_path / "learner.log").write_text("loader-0 ended with status -6\nloader-0 ended with status -9\n")
     run = ChaosRun.__new__(ChaosRun)
     run.run_folder = SimpleNamespace(logs=tmp_path)
