@@ -39,7 +39,7 @@ class Tape:
 
     def __init__(self, *batches):
         self.batches = list(batches)
-        self.words = []
+        self.events = []
         self.updates = []
         self.published = []
         self.memory = np.zeros(0, np.uint8)
@@ -48,14 +48,14 @@ class Tape:
         return self.batches.pop(0) if self.batches else None
 
     def release(self, slot):
-        self.words.append(f"release {slot}")
+        self.events.append(f"release {slot}")
 
     def send(self, update):
-        self.words.append(f"priorities {update.number}")
+        self.events.append(f"priorities {update.number}")
         self.updates.append(update)
 
     def publish(self, parameters):
-        self.words.append(f"publish {parameters.version}")
+        self.events.append(f"publish {parameters.version}")
         self.published.append(parameters)
 
 

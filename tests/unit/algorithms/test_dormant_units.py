@@ -1,4 +1,4 @@
-"""Claims about `apex.algorithms.dormant_units`: it finds the units that Sokar et al. call dormant."""
+"""Tests that the units that Sokar et al. call dormant are found."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from apex.types import Schema
 
 
 def constant(*outputs):
-    """A network whose only layer of units has these outputs before its ReLU, for every state."""
+    """A network with one layer, whose outputs before the ReLU are the same for every state."""
     layer = nn.Linear(1, len(outputs))
     with torch.no_grad():
         layer.weight.zero_()

@@ -1,4 +1,4 @@
-"""Claims about `apex.algorithms.interface`: which algorithm a configuration means, and what is refused."""
+"""Tests which algorithm a configuration selects, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from apex.errors import ConfigError, UsageError
 
 
 class Custom(DqnAlgorithm):
-    """An algorithm of a user's own."""
+    """A user's algorithm."""
 
     name = "custom"
 
@@ -59,7 +59,7 @@ def test_factory_that_returns_no_algorithm_is_refused(factory, message):
 
 
 def test_unknown_algorithm_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"algorithm must be empty, dqn, .*, got 'dqm'"):
+    with pytest.raises(ConfigError, match=r"\bdqn\b.*'dqm'"):
         Config(algorithm="dqm")
 
 
@@ -74,5 +74,5 @@ def test_forbidden_action_is_refused():
     mask = np.array([[True, False, True], [False, False, True]])
     check_allowed(np.array([0, 2]), mask)
     check_allowed(np.array([1, 1]), None)
-    with pytest.raises(ValueError, match=r"chose actions \[0, 1\], one of which its action mask forbids"):
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
         check_allowed(np.array([0, 1]), mask)

@@ -1,4 +1,4 @@
-"""Claims about `apex.dqn.optimizers`: RMSProp of DQN against a float64 twin, and what the config chooses."""
+"""Tests DQN's RMSProp against a float64 twin, Adam against torch, and the schedule of the learning rate."""
 
 import copy
 from dataclasses import replace
@@ -33,7 +33,7 @@ def parameter(values=(1.0,)):
 
 
 class NaiveRMSProp:
-    """One array in float64, straight from the formula."""
+    """The formula for one array in float64."""
 
     def __init__(self, values, learning_rate, rmsprop_decay, optimizer_epsilon):
         self.values = np.array(values, np.float64)
@@ -74,7 +74,7 @@ def test_rmsprop_matches_its_definition_over_many_steps(settings, seed):
 
 
 def test_first_rmsprop_step_equals_values_by_hand():
-    # E[g] = 0.05, E[g^2] = 0.05 and the variance 0.05 - 0.0025 = 0.0475, beside which epsilon is nothing.
+    # E[g] = 0.05, E[g^2] = 0.05 and the variance 0.05 - 0.0025 = 0.0475, so epsilon is negligible.
     x = parameter([0.0])
     step(rmsprop([x]), [x], [[1.0]])
     assert x.item() == pytest.approx(-6.25e-5 / 0.0475**0.5, rel=1e-4)
@@ -199,7 +199,7 @@ def test_optimizer_finds_the_minimum_of_a_parabola(make):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_adam_equals_torchs_in_every_bit_and_in_its_state(seed):
-    """On a CPU, where its kernel is called without torch's way to it; a parameter now and then has no gradient."""
+    """On a CPU, where the fused kernel is called directly. Some parameters have no gradient in some steps."""
     rng = np.random.default_rng(seed)
     starts = [rng.normal(size=shape).astype(np.float32) for shape in [(3, 4), (5,), ()]]
     settings = {"learning_rate": 1e-2, "adam_beta1": 0.8, "adam_beta2": 0.99, "optimizer_epsilon": 1e-5}
@@ -223,7 +223,7 @@ def test_adam_on_a_gpu_runs_torchs_capturable_step(monkeypatch):
     x = parameter([1.0])
     optimizer = adam([x])
     (group,) = optimizer.param_groups
-    group["capturable"] = True  # as `make_optimizer` says it of parameters that lie on a GPU
+    group["capturable"] = True  # as `make_optimizer` sets it for parameters on a GPU
     called = []
     monkeypatch.setattr(type(optimizer), "_step_on_gpu", lambda self: called.append(self))
     step(optimizer, [x], [[1.0]])
@@ -282,11 +282,11 @@ def test_rmsprop_takes_the_same_steps_with_a_rate_in_a_tensor():
         step(plain, [one], [gradient])
         step(captured, [other], [gradient])
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
-    assert group["lr"] is kept  # A graph reads it where it is.
+    assert group["lr"] is kept  # A graph reads the same tensor.
 
 
 class OnGpu(nn.Parameter):
-    """Says that it lies on a GPU, where a step is captured: numbers in it stay, tensors are read anew."""
+    """A parameter that claims to be on a GPU, where a captured step reads tensors again but keeps numbers."""
 
     is_cuda = True
 

@@ -1,4 +1,4 @@
-"""Claims about `apex.dpg.networks`: shapes, bounds, the running mean, and what networks of a user's own must be."""
+"""Tests shapes and bounds of policy and critics, the running mean, and the checks of custom networks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from apex.errors import UsageError
 
 
 class Own(nn.Module):
-    """A user's network, of parts that a test may change."""
+    """A user's network; a test may replace its parts."""
 
     def __init__(self, policy=None, critics=None):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A step is what the paper writes, in either number format, and as a graph the same step again."""
+"""Compares a step with the paper's formula, in both number formats, and as a CUDA graph with the plain step."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ B = 8
 
 
 @pytest.fixture(autouse=True)
-def plainly(monkeypatch):
-    """As a user's networks go; what is made of our own is compared with it in test_written_update."""
+def without_manual_backward(monkeypatch):
+    """Uses autograd for all networks; manual_backward/test_update.py compares both."""
     monkeypatch.setattr(autograd_update, "has_manual_backward", lambda network, bfloat16: False)
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Sums of several threads differ in their last bits."""
+    """Sums of several threads would differ in their last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -83,7 +83,7 @@ def test_bfloat16_agrees_with_float32_up_to_rounding():
 
 
 def test_gradient_is_that_of_the_weighted_loss_through_s():
-    """Against the formula written out for one transition after the other."""
+    """Compares with the formula, evaluated for one transition after the other."""
     update, online, target = make_step()
     batch = make_batch()
     twin = make_network(NetworkConfig(width=0.25, hidden=64), PIXELS, seed=1)
@@ -104,7 +104,7 @@ def test_gradient_is_that_of_the_weighted_loss_through_s():
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_one_pass_of_both_states_gives_the_same_step(optimizer):
-    """Within the rounding of float32: a convolution may add in another order for twice as many rows."""
+    """Equal up to float32 rounding: with twice as many rows, a convolution may add in another order."""
     plain, plain_network, target = make_step(optimizer=optimizer)
     one, one_network, _ = make_step(optimizer=optimizer)
     one._one_pass = True
@@ -122,7 +122,7 @@ def test_one_pass_of_both_states_gives_the_same_step(optimizer):
 
 
 def test_halves_on_two_threads_give_the_same_step(monkeypatch):
-    """Within the rounding of float32, step after step, for an odd batch and for one that has no halves."""
+    """Equal up to float32 rounding in each step, also for an odd batch and for a single row."""
     settings = {"optimizer": "adam", "loss": "huber", "max_gradient_norm": 1.0}
     plain, plain_network, _ = make_step(**settings)
     halves, network, target = make_step(**settings, num_threads=2, batch_size=128)
@@ -175,7 +175,7 @@ def test_non_finite_half_skips_the_update():
 
 
 class Unused(nn.Module):
-    """One layer that gives the values, and one that nobody asks."""
+    """Has one layer that computes the values, and one that no pass uses."""
 
     def __init__(self):
         super().__init__()
@@ -217,7 +217,7 @@ def test_update_uses_threads_by_batch_size_and_buffers(num_threads, batch_size, 
     config = LearnerConfig(num_threads=num_threads, batch_size=batch_size)
     update = make_update(config, network, network, torch.optim.SGD(network.parameters()), CPU)
     assert (len(update._networks), update._target.in_background, update.torch_threads) == (parts, aside, shared_by)
-    assert torch.get_num_threads() == before  # It is the process's to set.
+    assert torch.get_num_threads() == before  # The process sets it.
 
 
 @pytest.mark.parametrize(("device", "one_pass"), [("cpu", False), ("cuda", True)])
@@ -230,11 +230,11 @@ def test_one_pass_is_used_on_gpus_only(device, one_pass):
 
 @pytest.mark.parametrize(("device", "cached"), [("cpu", True), ("cuda", False)])
 def test_autocast_caches_weights_on_a_cpu_only(monkeypatch, device, cached):
-    asked = []
+    calls = []
 
     class Autocast:
         def __init__(self, *arguments, **settings):
-            asked.append((arguments, settings))
+            calls.append((arguments, settings))
 
         def __enter__(self):
             raise InterruptedError
@@ -247,7 +247,7 @@ def test_autocast_caches_weights_on_a_cpu_only(monkeypatch, device, cached):
     stacks = SimpleNamespace(device=torch.device(device))
     with pytest.raises(InterruptedError):
         step(make_batch()._replace(stacks=stacks))
-    assert asked == [((device, torch.bfloat16), {"cache_enabled": cached})]
+    assert calls == [((device, torch.bfloat16), {"cache_enabled": cached})]
 
 
 def test_figures_equal_their_definition():
@@ -282,7 +282,7 @@ def test_channels_last_keeps_values_and_flat_parameters():
 
 
 class Video(nn.Sequential):
-    """A network with a convolution over time, which says that it was moved to a GPU."""
+    """A network with a convolution over time. `to` changes only the memory format, as there is no GPU."""
 
     def to(self, device, memory_format=torch.preserve_format):
         assert device.type == "cuda"
@@ -297,11 +297,11 @@ def test_only_image_weights_get_channels_last_on_a_gpu():
     assert line.is_contiguous()
 
 
-# --- the graph, with a stand-in for CUDA that records and replays -----------------------------------------------------
+# --- CUDA graphs, with a fake that records and replays ----------------------------------------------------------------
 
 
 class Recorder:
-    """An update that adds the batch's first weight to a sum, when it is made or replayed, not when it is recorded."""
+    """An update that adds the batch's first weight to a sum when it runs or is replayed, not when it is captured."""
 
     torch_threads = 1
 
@@ -353,7 +353,7 @@ def test_graph_learns_from_every_batch_once(recorder):
     for number in range(1, 11):
         batch = make_batch()._replace(weights=torch.full((B,), float(number)))
         updated = step(batch)
-        batch.weights.fill_(1e9)  # The buffer is the next batch's.
+        batch.weights.fill_(1e9)  # The next batch overwrites the buffer.
         assert float(updated.td_errors[0]) == number
         assert float(recorder.total) == number * (number + 1) / 2
     assert recorder.calls == WARM_UP_STEPS + 1
@@ -366,7 +366,7 @@ def test_graph_needs_the_threads_of_its_update():
 
 
 def test_step_that_cannot_be_captured_runs_normally(recorder, caplog):
-    """As CUDA has it with a network that waits for the GPU: what was recorded until then is thrown away."""
+    """CUDA drops the capture of a network that waits for the GPU."""
 
     class Waiting(Recorder):
         def __call__(self, batch):
@@ -382,7 +382,7 @@ def test_step_that_cannot_be_captured_runs_normally(recorder, caplog):
         assert float(recorder.total) == number * (number + 1) / 2
     assert recorder.calls == 10 + 1
     (record,) = caplog.records
-    assert "as a CUDA graph (operation not permitted when stream is capturing)" in record.message
+    assert "(operation not permitted when stream is capturing)" in record.message
 
 
 def test_error_before_the_capture_is_raised(recorder):
@@ -394,7 +394,7 @@ def test_error_before_the_capture_is_raised(recorder):
         GraphUpdate(Failing())(make_batch())
 
 
-# --- updates that are not made ----------------------------------------------------------------------------------------
+# --- skipped updates --------------------------------------------------------------------------------------------------
 
 
 def contents(step, online):
@@ -416,7 +416,7 @@ def test_non_finite_update_changes_nothing(optimizer, spoil):
 
 
 class Backward(torch.autograd.Function):
-    """Passes forward; its gradient is not a number."""
+    """The identity, whose gradient is NaN."""
 
     @staticmethod
     def forward(context, x):
@@ -438,7 +438,7 @@ def test_non_finite_gradient_skips_the_update():
 
 
 def make_twins(optimizer):
-    """The same network twice, its convolution's weights in a GPU's order of memory, with an optimizer each."""
+    """Returns two equal networks, whose convolution is channels-last as on a GPU, and an optimizer for each."""
     networks = [nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(3, 2)) for _ in range(2)]
     networks[1].load_state_dict(networks[0].state_dict())
     for network in networks:
@@ -457,7 +457,7 @@ def give_gradients(networks, value):
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 def test_skipped_step_leaves_no_trace_even_if_first(optimizer, first, bad):
-    """As CUDA has it: what was skipped leaves no trace in what comes after."""
+    """A skipped step does not influence later steps."""
     networks, (tried, plain) = make_twins(optimizer)
     if not first:
         give_gradients(networks, 0.5)
@@ -475,7 +475,7 @@ def test_skipped_step_leaves_no_trace_even_if_first(optimizer, first, bad):
 
 
 class Operations(TorchDispatchMode):
-    """Counts what is asked of the device, views aside. An operation on a list of tensors is one."""
+    """Counts the operations of the device, without views. An operation on a list of tensors counts once."""
 
     count = 0
 
@@ -486,7 +486,7 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize(("optimizer", "most"), [("adam", 2), ("rmsprop", 5)])
 def test_skipping_a_step_costs_a_fixed_number_of_operations(optimizer, most):
-    """Each operation is a kernel of the graph at least: a choice for every tensor alone was half of all of them."""
+    """Each operation is at least one kernel of the graph; one choice per tensor would be half of all kernels."""
     networks, (tried, plain) = make_twins(optimizer)
     give_gradients(networks, 0.5)
     counts = []

@@ -1,4 +1,4 @@
-"""Claims about `apex.dqn.losses`: the double-Q loss by hand and by definition, its gradient, and importance weights."""
+"""Tests the double-Q loss and its gradient by hand and by definition, importance weights, and other targets."""
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ def double_q_errors(q, next_q, next_q_target, action, n_step_return, discount, n
 
 
 def double_q_loss(*, importance_weights, kind, **arguments):
-    """The loss, and |delta| without a gradient."""
+    """Returns the loss, and |delta| without a gradient."""
     delta = double_q_errors(**arguments)
     return mean_loss(delta, importance_weights, kind), delta.detach().abs()
 
 
 def batch(size=1, seed=0):
-    """Arguments of `double_q_loss`, random but for what a test sets."""
+    """Returns random arguments of `double_q_loss`."""
     rng = np.random.default_rng(seed)
     q, next_q, next_q_target = (torch.from_numpy(rng.normal(size=(size, 3)).astype(np.float32)) for _ in range(3))
     return {
@@ -35,7 +35,7 @@ def batch(size=1, seed=0):
 
 
 def row(**changes):
-    """One transition where every number is another power of ten: the online network would go to action 1."""
+    """Returns one transition of different powers of ten, for which the online network prefers action 1."""
     arguments = {
         "q": [[1.0, 10.0, 100.0]],
         "next_q": [[0.0, 7.0, 3.0]],
@@ -49,7 +49,7 @@ def row(**changes):
 
 
 def naive_loss(arguments, kind):
-    """Transition after transition; differentiable in q."""
+    """Computes one transition after the other; differentiable in q."""
     total, td_errors = 0.0, []
     for i, action in enumerate(arguments["action"].tolist()):
         next_action = max(range(arguments["q"].shape[1]), key=lambda a: arguments["next_q"][i, a].item())
@@ -173,7 +173,7 @@ def test_probability_that_is_not_positive_is_refused(probability):
 
 
 def test_next_action_is_the_best_allowed_one():
-    """Online the second is best, and the third of those allowed; the target network gives that 0.25."""
+    """The online network prefers action 1, and action 2 of the allowed ones, which the target network values 0.25."""
     rows = row(next_q=[[1.0, 9.0, 2.0]], next_q_target=[[8.0, 4.0, 0.25]], q=[[0.0, 0.0, 0.0]])
     rows.pop("importance_weights")
     free, bound = (double_q_errors(**rows, next_mask=mask) for mask in (None, torch.tensor([[True, False, True]])))
@@ -217,7 +217,7 @@ def test_munchausen_parts_match_their_definition(scale):
 
 
 def test_munchausen_bonus_equals_values_by_hand():
-    """Two equal actions: log pi = log(1/2). A played action far below the best one gets the lowest bonus, -0.9."""
+    """Two equal actions: log pi = log(1/2). An action far below the best one gets the lowest bonus, -0.9."""
     got = munchausen(torch.tensor([[1.0, 1.0], [5.0, 0.0]]), torch.zeros(2, 2), torch.tensor([0, 1]))
     assert got.bonus.tolist() == pytest.approx([0.9 * 0.03 * np.log(0.5), -0.9])
     assert got.next_value.tolist() == pytest.approx([0.03 * np.log(2)] * 2)

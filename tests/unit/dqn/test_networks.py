@@ -1,4 +1,4 @@
-"""Claims about `apex.dqn.networks`: what the Q-network computes, what it refuses, and how its parameters travel."""
+"""Tests the Q-network against the papers' formulas, its initial parameters, its refusals and its flat parameters."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def observations(schema, batch=3, seed=0):
 
 
 def naive_image_network(state, observation):
-    """Layer after layer, straight from the two papers."""
+    """Computes one layer after the other, as in the two papers."""
     x = observation.double() / 255
     for layer, stride in ((0, 4), (2, 2), (4, 1)):
         x = torch.relu(nn.functional.conv2d(x, state[f"body.{layer}.weight"], state[f"body.{layer}.bias"], stride))
@@ -72,7 +72,7 @@ def doubles(network):
     return {name: tensor.double() for name, tensor in network.state_dict().items()}
 
 
-# What it computes
+# Outputs
 
 
 @pytest.mark.parametrize("dueling", [True, False])
@@ -145,7 +145,7 @@ def test_mean_over_actions_is_the_value_of_the_state():
     before = network(observations(schema))
     with torch.no_grad():
         network.value.output.bias += 10  # All values rise ...
-        network.advantage.output.bias += 1000  # ... and what all advantages share is lost.
+        network.advantage.output.bias += 1000  # ... but a common part of all advantages has no effect.
     torch.testing.assert_close(network(observations(schema)), before + 10, rtol=0, atol=1e-3)
 
 
@@ -183,7 +183,7 @@ def test_output_under_autocast_is_float32_and_finer_than_bfloat16(schema):
     with torch.autocast("cpu", torch.bfloat16):
         q = network(observations(schema))
     assert q.dtype is torch.float32
-    torch.testing.assert_close(q, expected, rtol=0, atol=5e-3)  # Two bfloat16 near 2 lie 1/64 apart.
+    torch.testing.assert_close(q, expected, rtol=0, atol=5e-3)  # bfloat16 numbers near 2 have a distance of 1/64.
     assert not torch.equal(q, q.bfloat16().float())
 
 
@@ -196,10 +196,10 @@ def test_q_values_agree_in_both_number_formats(bfloat16):
     q = q_values(network, observation.numpy(), bfloat16=bfloat16)
     assert q.dtype == np.float32
     np.testing.assert_allclose(q, expected, rtol=0, atol=5e-3 if bfloat16 else 1e-6)
-    assert (q != expected).any() == bfloat16  # It is really computed in it.
+    assert (q != expected).any() == bfloat16  # bfloat16 was used.
 
 
-# What it starts from
+# Initial parameters
 
 
 @pytest.mark.parametrize("schema", [images(), vectors()])
@@ -218,7 +218,7 @@ def test_global_generator_is_neither_read_nor_advanced():
     assert np.array_equal(first, flatten_parameters(make_network(small(), images(), seed=7)))
 
 
-# What it refuses
+# Refusals
 
 
 def test_images_too_small_for_the_convolutions_are_refused():
@@ -233,7 +233,7 @@ def test_frames_that_are_no_images_or_vectors_are_refused(shape):
         make_network(small(), schema, seed=1)
 
 
-# How its parameters travel
+# Flat parameters
 
 
 @pytest.mark.parametrize("config", [small(), small(dueling=False)])
@@ -303,7 +303,7 @@ def test_tensors_that_are_not_float32_are_refused(function):
         function(nn.BatchNorm1d(3))
 
 
-# The user's own network
+# Custom networks
 
 FACTORIES = """
 import torch
@@ -357,7 +357,7 @@ number = 5
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A current directory with a user's module in it; sys.path and sys.modules are put back."""
+    """A current folder with a user's module; restores sys.path and sys.modules."""
     (tmp_path / "my_networks.py").write_text(FACTORIES)
     (tmp_path / "my_broken_networks.py").write_text("def good(:\n")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Random shifts move whole stacks, repeat the border, and are the same in every run with the same seed."""
+"""Tests random shifts against a naive twin: whole stacks move, borders repeat, a seed gives the same shifts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ BATCH, STACK, HEIGHT, WIDTH = 40, 3, 7, 5
 
 
 def make_stacks(dtype="uint8"):
-    """Every pixel of a stack has a value of its own."""
+    """Returns stacks whose pixels all differ."""
     stacks = np.arange(2 * BATCH * STACK * HEIGHT * WIDTH) % 251
     return stacks.reshape(2, BATCH, STACK, HEIGHT, WIDTH).astype(dtype)
 
 
 def naive(stack, down, right):
-    """The stack with its content moved by so many pixels, one pixel after the other."""
+    """Returns the stack shifted by these numbers of pixels, computed pixel by pixel."""
     moved = np.empty_like(stack)
     for image, result in zip(stack, moved, strict=True):
         for y in range(HEIGHT):
@@ -34,7 +34,7 @@ def shifted(pixels, *, seed=5, dtype="uint8"):
 
 
 def offsets(before, after, pixels):
-    """The only shift of at most `pixels` that makes each stack `after` from `before`."""
+    """Yields for each stack the only shift of at most `pixels` that turns `before` into `after`."""
     pairs = [(down, right) for down in range(-pixels, pixels + 1) for right in range(-pixels, pixels + 1)]
     for old, new in zip(before.reshape(-1, *before.shape[2:]), after.reshape(-1, *before.shape[2:]), strict=True):
         (found,) = (pair for pair in pairs if np.array_equal(naive(old, *pair), new))

@@ -1,4 +1,4 @@
-"""The trainer publishes first, updates, returns priorities by key and releases memory, in this order: a tape."""
+"""Tests the order of the trainer's actions, its results, its checkpoints and its skipped updates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_parameters_are_published_first_and_every_period():
     trainer = make_trainer(tape, publish_period=2)
     trainer.publish_newest()
     assert [trainer.step(0.0) for _ in range(5)] == [True] * 4 + [False]
-    assert tape.words == [
+    assert tape.events == [
         "publish 0",
         "priorities 0",
         "release 0",
@@ -43,32 +43,34 @@ def test_parameters_are_published_first_and_every_period():
 
 
 def test_newest_parameters_are_published_after_the_pause():
-    """Every second update at most, and every 10 s at most."""
+    """At most every second update, and at most every 10 s."""
     tape = Tape(*(make_batch(number) for number in range(7)))
     now = 0.0
     trainer = make_trainer(tape, clock=lambda: now, publish_period=2, publish_seconds=10.0)
     trainer.publish_newest()
     for now in (1.0, 9.0, 10.0, 11.0, 19.0, 20.5, 30.5):  # noqa: B007 - the clock reads it
         trainer.step(0.0)
-    # Update 2 came too early, so 3 goes in its place; 4 and 5 came too early for that.
+    # Update 2 is too early, so 3 is published instead; after it, 4 and 5 are too early.
     assert [parameters.version for parameters in tape.published] == [0, 3, 6]
 
 
 def test_target_network_is_in_evaluation_mode():
-    class Moody(DqnAlgorithm):
+    class WithDropout(DqnAlgorithm):
         def make_network(self):
             return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
 
     tape = Tape(make_batch(0))
     config = LearnerConfig(batch_size=B, optimizer="adam")
-    moody = Moody(Config(learner=config), SCHEMA)
-    trainer = Trainer(config, moody, device=torch.device("cpu"), batches=tape, priorities=tape, publish=tape.publish)
+    algorithm = WithDropout(Config(learner=config), SCHEMA)
+    trainer = Trainer(
+        config, algorithm, device=torch.device("cpu"), batches=tape, priorities=tape, publish=tape.publish
+    )
     assert trainer.step(0.0)
     assert [network.training for network in (trainer.online, trainer.target)] == [True, False]
 
 
 def test_priorities_are_the_td_errors_of_the_keys():
-    """Straight from the definition, with the parameters from before the update."""
+    """Compares with the definition, at the parameters before the update."""
     batch = make_batch(0)
     tape = Tape(batch)
     trainer = make_trainer(tape)
@@ -117,7 +119,7 @@ def test_published_parameters_do_not_change_with_the_next_update():
 
 
 def test_parameters_are_published_when_their_copy_arrives():
-    """They arrive after the next update here."""
+    """As on a GPU: here the copy arrives after the next update."""
     tape = Tape(make_batch(0), make_batch(1))
     trainer = make_trainer(tape, publish_period=1)
     fetched = []
@@ -132,7 +134,7 @@ def test_parameters_are_published_when_their_copy_arrives():
 
 
 def test_nothing_is_published_before_the_update_is_ready():
-    """Another thread would free the memory of what was published, which a step that is being recorded cannot bear."""
+    """Another thread would free pinned memory during the capture, which makes the capture fail."""
     tape = Tape(*(make_batch(number) for number in range(4)))
     trainer = make_trainer(tape, publish_period=1)
     trainer._update = GraphUpdate(trainer._update)
@@ -140,7 +142,7 @@ def test_nothing_is_published_before_the_update_is_ready():
         trainer.step(0.0)
     assert not trainer.ready
     assert tape.published == []
-    trainer._update._num_steps, trainer._update._graph = 4, object()  # It could not be recorded, say.
+    trainer._update._num_steps, trainer._update._graph = 4, object()  # As if the capture had been tried.
     trainer._update.ready = True
     trainer.step(0.0)
     assert [parameters.version for parameters in tape.published] == [4]
@@ -160,7 +162,7 @@ def test_gradients_are_clipped_to_the_norm():
     trainer.step(0.0)
     norm = torch.cat([p.grad.reshape(-1) for p in trainer.online.parameters()]).norm()
     assert float(norm) == pytest.approx(1e-3, rel=1e-3)
-    assert float(trainer.figures["gradient_norm"]) > 1e-3  # What is reported is the norm before.
+    assert float(trainer.figures["gradient_norm"]) > 1e-3  # The reported norm is that before clipping.
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -184,18 +186,18 @@ def test_restored_trainer_makes_the_same_updates(tmp_path, optimizer):
 
 
 def test_bfloat16_agrees_with_float32():
-    """bfloat16 has 8 bits of mantissa: 2^-8 of rounding a layer, three layers, and some cancellation."""
+    """bfloat16 has 8 bits of mantissa: each of three layers rounds by 2^-8, and differences cancel digits."""
     batches = [make_batch(0)]
     plain, fast = Tape(*batches), Tape(*batches)
     make_trainer(plain).step(0.0)
     make_trainer(fast, bfloat16="on").step(0.0)
     np.testing.assert_allclose(fast.updates[0].priorities, plain.updates[0].priorities, atol=0.05)
-    assert not np.array_equal(fast.updates[0].priorities, plain.updates[0].priorities)  # It was bfloat16.
+    assert not np.array_equal(fast.updates[0].priorities, plain.updates[0].priorities)  # bfloat16 was used.
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_restored_averages_have_the_parameters_memory_format(tmp_path, optimizer):
-    """On a GPU the parameters are in another order of memory than in a file, and a fused step walks through both."""
+    """On a GPU, parameters have another memory format than in a file, and a fused step requires equal formats."""
     first, second = (make_trainer(Tape(make_batch(0)), optimizer=optimizer) for _ in range(2))
     for trainer in (first, second):
         for parameter in trainer.online.parameters():
@@ -219,7 +221,7 @@ def test_restored_averages_have_the_parameters_memory_format(tmp_path, optimizer
 
 
 def test_checkpoint_does_not_change_the_optimizers_settings():
-    """A run that began on a CPU goes on on a GPU, whose graph needs `capturable`; and with another learning rate."""
+    """A run may continue on a GPU, which needs `capturable`, and with another learning rate."""
     before = make_trainer(Tape(make_batch(0)))
     before.step(0.0)
     after = make_trainer(Tape(), learning_rate=0.5)
@@ -250,25 +252,25 @@ def test_decaying_rate_continues_after_a_restore():
     assert after.learning_rate == pytest.approx(0.1)
 
 
-class LateFeed:
-    """A device whose results arrive when somebody has looked for them three times."""
+class SlowTransfer:
+    """A device transfer whose results arrive at the third call of `collect`."""
 
     def __init__(self, tape):
-        self.tape, self.under_way, self.looks = tape, [], 0
+        self.tape, self.pending, self.num_calls = tape, [], 0
 
     def load(self, batch, weights):
         return DeviceBatch(*(torch.from_numpy(array) for array in (*_arrays(batch), weights)))
 
     def give_back(self, batch, result):
-        self.under_way.append(batch)
+        self.pending.append(batch)
 
     def collect(self):
-        self.looks += 1
-        if self.under_way and self.looks >= 3:
-            batch = self.under_way.pop()
-            self.tape.words.append(f"priorities {batch.parts[0].number}")
-            self.tape.batches.append(make_batch(1))  # The credit came back.
-        return bool(self.under_way)
+        self.num_calls += 1
+        if self.pending and self.num_calls >= 3:
+            batch = self.pending.pop()
+            self.tape.events.append(f"priorities {batch.parts[0].number}")
+            self.tape.batches.append(make_batch(1))  # The credit was returned.
+        return bool(self.pending)
 
 
 def _arrays(batch):
@@ -276,29 +278,29 @@ def _arrays(batch):
 
 
 def test_results_are_sent_while_the_next_batch_is_awaited():
-    """One loader, one batch in flight: the second comes after the first one's priorities have left."""
+    """With one batch in flight, the next batch comes only after the priorities of the first were sent."""
     tape, timeouts = Tape(make_batch(0)), []
     receive = tape.receive
     tape.receive = lambda timeout: timeouts.append(timeout) or receive(timeout)
     trainer = make_trainer(tape)
-    trainer._transfer = LateFeed(tape)
+    trainer._transfer = SlowTransfer(tape)
     assert trainer.step(0.0)
     assert trainer.step(60.0)
-    assert tape.words == ["priorities 0"]
-    assert max(timeouts[:-1]) <= COLLECT_SECONDS  # Meanwhile it does not sleep through what it waits for ...
-    assert timeouts[-1] > 50.0  # ... and with nothing under way it does not look again and again.
+    assert tape.events == ["priorities 0"]
+    assert max(timeouts[:-1]) <= COLLECT_SECONDS  # While results are pending, it checks often;
+    assert timeouts[-1] > 50.0  # otherwise it waits for a batch only.
 
 
 def test_step_returns_at_its_timeout_without_results():
     tape = Tape(make_batch(0))
     trainer = make_trainer(tape)
-    trainer._transfer = LateFeed(tape)
+    trainer._transfer = SlowTransfer(tape)
     trainer._transfer.collect = lambda: True
     assert trainer.step(0.0)
     assert not trainer.step(0.01)
 
 
-# --- updates that are not made ----------------------------------------------------------------------------------------
+# --- skipped updates --------------------------------------------------------------------------------------------------
 
 
 def spoiled(number, rows):
@@ -354,7 +356,7 @@ def test_unusable_row_has_no_effect_and_gets_priority_0(caplog):
         assert describe_training(trainer).unusable_transitions == 1
         networks.append(flatten_parameters(trainer.online))
     assert (networks[0] == networks[1]).all()
-    assert "1 transitions are unusable" in caplog.text
+    assert caplog.messages[0].startswith("1 ")
 
 
 def test_credit_is_returned_if_all_td_errors_are_not_finite():
@@ -379,8 +381,8 @@ def test_first_skipped_batches_are_saved(tmp_path):
 def test_full_disk_is_logged_and_saves_no_batch(tmp_path, caplog):
     (tmp_path / "bad-batches").write_text("a file where the folder should be")
     SkippedBatches(tmp_path).keep(spoiled(0, [3]), np.full(B, np.nan, np.float32), 1)
-    assert "1 updates were skipped" in caplog.text
-    assert "cannot write the batch of a skipped update" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    assert "bad-batches" in caplog.text
 
 
 def test_denormal_numbers_become_0_only_in_an_update():

@@ -1,7 +1,6 @@
-"""Claims about `apex.dqn.kernels`: the native loop computes what a convolution is.
+"""Compares the native convolution with the formula; torch computes what it does not support.
 
-Where it is not fit, torch does it.
-What the native loop gives has the channels last in memory, which tells it from torch's.
+Outputs of the native convolution have the channels last in memory, torch's do not.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # sums of up to 1,200 products in floa
 
 @pytest.fixture
 def found():
-    """What is found is looked for again, before and after."""
+    """Clears the cached library before and after a test."""
     load_convolution.cache_clear()
     yield
     load_convolution.cache_clear()
@@ -44,7 +43,7 @@ def make_images(batch=3, channels=4, height=84, width=84, seed=0):
 
 
 def convolve_naively(layer, images):
-    """Place by place, in float64."""
+    """Computes each output position in float64."""
     weight, bias, pixels = layer.weight.detach().double(), layer.bias.detach().double(), images.double() / 255
     rows, columns = ((size - 8) // 4 + 1 for size in images.shape[2:])
     out = torch.empty(len(images), len(weight), rows, columns, dtype=torch.float64)
@@ -56,7 +55,7 @@ def convolve_naively(layer, images):
 
 
 def differentiate_naively(images, gradient):
-    """The gradients of weight and bias, place by place, in float64."""
+    """Returns the gradients of weight and bias, summed over output positions in float64."""
     pixels, gradient = images.double() / 255, gradient.double()
     weight = torch.zeros(gradient.shape[1], images.shape[1], 8, 8, dtype=torch.float64)
     for i in range(gradient.shape[2]):
@@ -73,9 +72,9 @@ def is_native(out):
 SHAPES = [  # batch, channels, height, width, outputs
     (3, 4, 84, 84, 8),
     (2, 4, 84, 84, 32),
-    (1, 1, 8, 8, 8),  # a single place
-    (2, 3, 11, 15, 16),  # pixels that no place sees
-    (5, 2, 47, 61, 24),  # two vectors of channels, then one; ten places, then four, one by one
+    (1, 1, 8, 8, 8),  # a single output position
+    (2, 3, 11, 15, 16),  # unused pixels
+    (5, 2, 47, 61, 24),  # two vectors of channels, then one; ten positions at once, then four one by one
     (1, 16, 36, 52, 40),
 ]
 
@@ -110,7 +109,7 @@ def test_gradients_equal_the_formula(batch, channels, height, width, outputs, or
 def test_gradients_add_up_over_several_calls():
     layer, twin = make_layer(), make_layer()
     images = [make_images(seed=seed) for seed in (1, 2)]
-    for layer_or_twin, threads in ((layer, 1), (twin, 2)):  # Of two threads, torch does it.
+    for layer_or_twin, threads in ((layer, 1), (twin, 2)):  # With two threads, torch computes it.
         torch.set_num_threads(threads)
         for each in images:
             layer_or_twin(each).square().mean().backward()
@@ -221,11 +220,11 @@ def test_traced_layer_uses_torch():
     torch.testing.assert_close(traced(make_images(seed=3)), layer(make_images(seed=3)), **TOLERANCE)
 
 
-# Where there is none
+# Missing library
 
 
 def test_native_convolution_is_available_with_a_compiler():
-    """So that nobody loses it without noticing."""
+    """Otherwise, its loss would go unnoticed."""
     if shutil.which("cc") is None or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         pytest.skip("no C compiler, or no AVX2")
     assert describe_convolution().problem == ""

@@ -1,7 +1,4 @@
-"""Claims about `apex.dqn.manual_backward.bfloat16_layers`: exact where bfloat16 is exact, and otherwise close.
-
-Small whole numbers have no rounding errors in bfloat16, so that a layer must give what float64 gives.
-"""
+"""Compares the bfloat16 layers with float64: exact for small integers, which bfloat16 does not round, else close."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def with_gradients(layer):
 
 
 def differentiated(layer, inputs, output_gradient):
-    """Outputs, gradients of the parameters and of the inputs by float64 autograd."""
+    """Returns outputs, gradients of the parameters and gradient of the inputs, by float64 autograd."""
     inputs = inputs.double().requires_grad_()
     parameters = [parameter.detach().double().requires_grad_() for parameter in layer.parameters()]
     if isinstance(layer, nn.Linear):
@@ -119,13 +116,13 @@ def test_features_and_gradients_equal_autograds_up_to_rounding():
         torso.backward(stacks, passed, gradient)
     for parameter, by_parameter in zip(body.parameters(), expected, strict=True):
         off = (parameter.grad - by_parameter).norm() / by_parameter.norm()
-        assert off < 0.2  # A unit near 0 is on one side of its ReLU here and on the other there.
+        assert off < 0.2  # Units near 0 can be active in only one of the networks.
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5, 7), (2, 4, 84, 84), (0, 4, 8, 8), (2, 3, 9, 8), (2, 1, 8, 8)])
 @pytest.mark.parametrize("stop", [None, -1])
 def test_interleaved_pixels_keep_their_values(shape, stop):
-    """By the native loop for four channels, else by torch; also if the rows are not the whole of their memory."""
+    """Four channels use the native code, others torch; the rows may be a part of a larger array."""
     images = torch.randint(256, shape, generator=torch.Generator().manual_seed(0)).to(torch.uint8)[..., :stop]
     interleaved = interleave(images)
     assert interleaved.dtype is torch.bfloat16

@@ -1,4 +1,4 @@
-"""Claims about `apex.dqn.manual_backward.pixel_torso`: each layer is a convolution and its ReLU, in both directions."""
+"""Compares each native convolution and its ReLU with the formula in float64, forward and backward."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ SHAPES = [  # batch, height, width, inputs, outputs, kernel, stride
     (3, 20, 20, 8, 16, 4, 2),  # the second and third layer of Pong's preset
     (2, 9, 9, 16, 16, 3, 1),
     (2, 9, 9, 64, 64, 3, 1),  # of the paper's
-    (1, 3, 3, 8, 8, 3, 1),  # a single place
-    (2, 11, 14, 8, 24, 4, 2),  # pixels that no place sees; two vectors of channels, then one
-    (1, 7, 36, 8, 8, 2, 1),  # 35 places in a row: six blocks of five and six
-    (1, 6, 9, 24, 40, 3, 3),  # places that do not overlap
+    (1, 3, 3, 8, 8, 3, 1),  # a single output position
+    (2, 11, 14, 8, 24, 4, 2),  # unused pixels; two vectors of channels, then one
+    (1, 7, 36, 8, 8, 2, 1),  # 35 output positions in a row: six blocks of five and six
+    (1, 6, 9, 24, 40, 3, 3),  # windows that do not overlap
 ]
 skip_without_convolution()
 
 
 def make(batch, height, width, inputs, outputs, kernel, stride):
-    """A layer, what goes into it (after a ReLU), and the gradient of the loss by what it gives before its own ReLU."""
+    """Returns a layer, its inputs (after a ReLU), and the gradient of the loss with respect to its outputs."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         module = nn.Conv2d(inputs, outputs, kernel, stride)
@@ -34,12 +34,12 @@ def make(batch, height, width, inputs, outputs, kernel, stride):
         places = ((size - kernel) // stride + 1 for size in (height, width))
         output_gradient = torch.randn(batch, *places, outputs)
     for parameter in module.parameters():
-        parameter.grad = torch.full_like(parameter, torch.nan)  # What was there before is nobody's.
+        parameter.grad = torch.full_like(parameter, torch.nan)  # must be overwritten
     return convolution_layer(module), into, output_gradient
 
 
 def windows(layer, rows):
-    """Each place's window: float64[B, rows, columns, kernel, kernel, inputs], a view that may be added to."""
+    """Returns each output position's window, float64[B, rows, columns, kernel, kernel, inputs], a writable view."""
     kernel, stride = layer.weight.shape[2], layer.stride
     return rows.unfold(1, kernel, stride).unfold(2, kernel, stride).permute(0, 1, 2, 4, 5, 3)
 

@@ -1,4 +1,4 @@
-"""Claims about `apex.dqn.manual_backward.update`: it is autograd's step, for every shape of our own networks."""
+"""Compares the hand-written step with autograd's, for every shape of the built-in networks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 NUM_ACTIONS = 3
 
 VECTORS = [(1, "float32", (5,)), (3, "float32", (5,)), (2, "uint8", (5,))]
-PIXELS = [(4, "uint8", (84, 84)), (1, "uint8", (47, 61))]  # 61 columns: some that no place of a kernel sees
+PIXELS = [(4, "uint8", (84, 84)), (1, "uint8", (47, 61))]  # 61 columns: the kernel does not reach the last ones
 KINDS = [*VECTORS, *PIXELS]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -64,7 +64,7 @@ def make_batch(schema, size, seed):
 
 
 def make(kind, schema, *, dueling=True, width=0.25, aside=False, extra=None, rescaled=False, **settings):
-    """An update of that kind, its networks and its optimizer; equal for equal arguments but the kind."""
+    """Returns an update of this kind, its networks and its optimizer, which do not depend on `kind`."""
     skip_without_loop(schema)
     config = LearnerConfig(**{"batch_size": 8, "optimizer": "adam", "learning_rate": 1e-2, **settings})
     network = NetworkConfig(hidden=round(7 / width), body_hidden=6, dueling=dueling, width=width, **(extra or {}))
@@ -86,7 +86,7 @@ def gradients(network):
 @pytest.mark.parametrize("max_gradient_norm", [1e9, 0.05])
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_step_equals_autograds(dueling, loss, stack, dtype, frame_shape, max_gradient_norm, optimizer):
-    """Within the rounding of float32, for batches of several sizes; both start each step from the same parameters."""
+    """Equal up to float32 rounding, for several batch sizes; both start each step from the same parameters."""
     schema = make_schema(stack, dtype, frame_shape)
     settings = {"dueling": dueling, "loss": loss, "max_gradient_norm": max_gradient_norm, "optimizer": optimizer}
     assert_steps_are_autograds(schema, **settings)
@@ -129,7 +129,7 @@ def test_centered_gradients_lack_each_units_mean(kind):
 @pytest.mark.parametrize("aside", [False, True])
 @pytest.mark.parametrize("extra", [{}, {"initialization": "balanced"}])
 def test_step_in_bfloat16_equals_autograds_up_to_rounding(extra, aside):
-    """The gradients of the same parameters; those of the first layers are off by 5 to 9 % of their norm."""
+    """Gradients at the same parameters; those of the first layers differ by 5 to 9 % of their norm."""
     schema = make_schema(*PIXELS[0])
     plain, plain_network, _, _ = make(EagerUpdate, schema, width=0.5, extra=extra)
     update, network, _, _ = make(ManualUpdate, schema, width=0.5, extra=extra, aside=aside, bfloat16="on")
@@ -145,8 +145,8 @@ def test_step_in_bfloat16_equals_autograds_up_to_rounding(extra, aside):
 def assert_steps_are_autograds(schema, sizes=(8, 1, 33, 8), aside=False, **settings):
     plain, plain_network, _, _ = make(EagerUpdate, schema, **settings)
     update, network, target, _ = make(ManualUpdate, schema, aside=aside, **settings)
-    judge = flatten_parameters(target)
-    # Adam makes a step of whole length, 1e-2, of a gradient next to nothing: among many parameters there are some.
+    initial = flatten_parameters(target)
+    # Adam makes a full step of 1e-2 even for a tiny gradient, of which many parameters have some.
     off = 1e-5 if len(schema.frame_shape) == 1 else 1e-4
     for seed, size in enumerate(sizes):
         before = flatten_parameters(network)
@@ -158,9 +158,9 @@ def assert_steps_are_autograds(schema, sizes=(8, 1, 33, 8), aside=False, **setti
         torch.testing.assert_close(gradients(network), gradients(plain_network), rtol=1e-3, atol=1e-6)
         assert (flatten_parameters(network) != before).any()
         assert flatten_parameters(network) == pytest.approx(flatten_parameters(plain_network), rel=1e-3, abs=off)
-        # Else a unit near zero would be alive in one network and dead in the other after the next step.
+        # Otherwise, a unit near zero could be active in only one of the networks after the next step.
         network.load_state_dict(plain_network.state_dict())
-    assert (flatten_parameters(target) == judge).all()
+    assert (flatten_parameters(target) == initial).all()
     assert all(parameter.grad is None for parameter in target.parameters())
 
 
@@ -168,8 +168,7 @@ def assert_steps_are_autograds(schema, sizes=(8, 1, 33, 8), aside=False, **setti
 def test_gradients_are_clipped_to_the_largest_joint_norm(kind, at_least):
     schema = make_schema(*kind)
     update, network, _, _ = make(ManualUpdate, schema, max_gradient_norm=0.05)
-    told = update(make_batch(schema, 8, 0)).figures["gradient_norm"]
-    assert told > at_least
+    assert update(make_batch(schema, 8, 0)).figures["gradient_norm"] > at_least
     assert float(gradients(network).norm()) == pytest.approx(0.05, rel=1e-3)
 
 
@@ -208,7 +207,7 @@ def test_non_finite_update_changes_nothing_and_the_next_is_made(kind, field, val
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
 def test_non_finite_gradient_skips_the_update(kind):
-    """The loss is; what the way back multiplies it by overflows."""
+    """The loss is finite, but its gradient overflows."""
     schema = make_schema(*kind)
     update, network, _, _ = make(ManualUpdate, schema)
     with torch.no_grad():
@@ -226,7 +225,7 @@ def test_non_finite_gradient_skips_the_update(kind):
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
 def test_step_does_not_change_the_batch(kind):
-    """Its memory is a slot of the ring, of which a batch that no update could be made with is kept."""
+    """The batch is in the memory of the ring, and the batch of a skipped update is saved."""
     schema = make_schema(*kind)
     update, *_ = make(ManualUpdate, schema)
     batch, same = make_batch(schema, 8, 0), make_batch(schema, 8, 0)
@@ -239,11 +238,11 @@ def test_step_does_not_change_the_batch(kind):
 def test_result_of_a_step_is_not_changed_by_the_next(kind):
     schema = make_schema(*kind)
     update, *_ = make(ManualUpdate, schema)
-    told = update(make_batch(schema, 8, 0))
-    kept = told.td_errors.clone(), [figure.clone() for figure in told.figures.values()]
+    updated = update(make_batch(schema, 8, 0))
+    kept = updated.td_errors.clone(), [figure.clone() for figure in updated.figures.values()]
     update(make_batch(schema, 8, 1))
-    assert torch.equal(told.td_errors, kept[0])
-    assert all(torch.equal(one, other) for one, other in zip(told.figures.values(), kept[1], strict=True))
+    assert torch.equal(updated.td_errors, kept[0])
+    assert all(torch.equal(one, other) for one, other in zip(updated.figures.values(), kept[1], strict=True))
 
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
@@ -300,7 +299,7 @@ def test_manual_update_is_chosen_for_built_in_networks(kind):
     skip_without_loop(schema)
     own = make_network(NetworkConfig(hidden=7, body_hidden=6, width=0.25), schema, seed=1)
     assert chosen_for(own) is ManualUpdate
-    assert chosen_for(own, num_threads=2) is ManualUpdate  # The second one is the target network's.
+    assert chosen_for(own, num_threads=2) is ManualUpdate  # The second thread runs the target network.
     assert chosen_for(own, num_threads=2, batch_size=128) is EagerUpdate
     assert chosen_for(own, num_threads=3) is ManualUpdate
     assert chosen_for(own, num_threads=3, batch_size=128) is EagerUpdate
@@ -310,7 +309,7 @@ def test_manual_update_is_chosen_for_built_in_networks(kind):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_second_thread_runs_the_target_network(threads, monkeypatch):
-    """It begins before the online network does; beyond two there is nothing to do."""
+    """The thread starts before the online network does. More than two threads are not used."""
     schema = make_schema(*VECTORS[0])
     config = LearnerConfig(batch_size=8, num_threads=threads)
     network = NetworkConfig(hidden=7, body_hidden=6)
@@ -318,15 +317,15 @@ def test_second_thread_runs_the_target_network(threads, monkeypatch):
     update = make_update(config, online, target.requires_grad_(False), make_optimizer(config, online.parameters()), CPU)
     torch.set_num_threads(update.torch_threads)
     assert torch.get_num_threads() == 1
-    passes, judged = [], threading.Event()
+    passes, target_done = [], threading.Event()
     own_pass = VectorTorso.forward
 
     def forward(self, stacks):
         passes.append((len(stacks), threading.get_ident(), torch.get_num_threads()))
         if len(stacks) == 1:
-            judged.set()
+            target_done.set()
         elif threads > 1:
-            assert judged.wait(10)  # The other thread works meanwhile; one that came after would never begin.
+            assert target_done.wait(10)  # It runs at the same time; if it ran afterwards, this would time out.
         return own_pass(self, stacks)
 
     monkeypatch.setattr(VectorTorso, "forward", forward)
@@ -337,7 +336,7 @@ def test_second_thread_runs_the_target_network(threads, monkeypatch):
 
 
 def test_unsupported_networks_use_autograd(monkeypatch):
-    narrow, images = NetworkConfig(hidden=7, width=0.125), make_schema(*PIXELS[0])  # 4 channels fill no vector.
+    narrow, images = NetworkConfig(hidden=7, width=0.125), make_schema(*PIXELS[0])  # 4 channels do not fill a vector.
     assert chosen_for(make_network(narrow, images, seed=1)) is EagerUpdate
     own = NetworkConfig(hidden=7, width=0.25)
     assert chosen_for(make_network(own, make_schema(4, "float32", (84, 84)), seed=1)) is EagerUpdate
@@ -348,7 +347,7 @@ def test_unsupported_networks_use_autograd(monkeypatch):
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
 def test_custom_network_uses_autograd_even_if_similar(kind):
-    """Whatever is changed in it, autograd knows: layers that are frozen, tied, hooked, or other than they seem."""
+    """Autograd handles any change: layers that are frozen, tied, hooked or replaced."""
     schema = make_schema(*kind)
     ours = make_network(NetworkConfig(hidden=7, body_hidden=6, width=0.25), schema, seed=1)
     assert chosen_for(QNetwork(NetworkConfig(), ours.body, 6, NUM_ACTIONS, 7)) is EagerUpdate
