@@ -1,4 +1,4 @@
-"""The real programs, as people start them: by hand in any order, or by one command."""
+"""Whole runs with the real programs, which are started by hand in any order, or by one command."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from support.programs import CALM, DEADLINE, FEW_GAMES, TINY, children_of, runni
 from support.waiting import until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from apex.facts import EndReason
 from apex.launch.terminal.dashboard import EVALUATING
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import COMMIT
@@ -59,7 +60,7 @@ def test_three_programs_in_any_order_train_and_end_together(programs, order, bat
     assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
 
 
-def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(programs):
+def test_a_late_actor_host_leases_the_free_ids(programs):
     programs.start("learner", "learner", *CALM, *programs.offset)
     programs.start("replay", "replay", *programs.learner)
     programs.start("first", "actor", *programs.learner, "--envs", "2")
@@ -79,7 +80,7 @@ def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(pro
 
 
 @pytest.mark.covers_programs
-def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
+def test_one_command_trains_with_one_actor_and_leaves_nothing(programs):
     programs.start(
         "train",
         "train",
@@ -96,17 +97,16 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
         "501",
     )
     assert programs.wait("train") == 0, programs.said("train")
-    said = programs.said("train")
-    assert "finished: reached 3000 steps" in said
-    assert "next: " in said
-    assert "\x1b" not in said
+    output = programs.said("train")
+    assert "next: " in output
+    assert "\x1b" not in output
     folder = RunFolder.open(programs.folder / "runs" / "one")
+    assert folder.end == EndReason("steps", 3000.0)
     assert folder.has_saved
-    assert "was not written" not in said
     assert list((folder.path / "tensorboard").iterdir())
-    told = {tag for file in folder.curves.glob("*.jsonl") for line in read_curve(file) for tag in line["scalars"]}
-    hoped = [tag for tags in LAYOUT[GLANCE].values() for tag in tags if not tag.startswith("evaluator/")]
-    assert [tag for tag in hoped if not any(re.match(tag, each) for each in told)] == []
+    tags = {tag for file in folder.curves.glob("*.jsonl") for line in read_curve(file) for tag in line["scalars"]}
+    charts = [tag for chart in LAYOUT[GLANCE].values() for tag in chart if not tag.startswith("evaluator/")]
+    assert [tag for tag in charts if not any(re.match(tag, each) for each in tags)] == []
     assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
     programs.start("evaluate", "evaluate", "runs/one", "--episodes", "3", "--json")
     assert programs.wait("evaluate") == 0, programs.said("evaluate")
@@ -116,40 +116,98 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     assert (programs.folder / "game.gif").read_bytes()[:6] == b"GIF89a"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_one_signal_saves_and_ends_everything_within_ten_seconds(programs, signum):
-    programs.start("train", "train", *CALM, *programs.offset, "--name", "one")
-    programs.status(lambda status: status.updates > 10)
-    folder = RunFolder.open(programs.folder / "runs" / "one")
-    assert {address for address, _ in listening(running_in(programs.folder))} == {"127.0.0.1"}
-    programs.running["train"].send_signal(signum)
+def stop(programs, name="train", signum=signal.SIGTERM):
+    """Stops a run by a signal. It must end with status 0 within 10 s, and no process may stay."""
+    programs.running[name].send_signal(signum)
     began = time.monotonic()
-    assert programs.wait("train") == 0, programs.said("train")
+    assert programs.wait(name) == 0, programs.said(name)
     assert time.monotonic() - began < 10
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
-    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+
+
+def steps_and_updates(folder):
+    """Every row of the replay server's and of the learner's curve."""
+    rows = [read_curve(folder.curves / f"{role}.jsonl") for role in ("replay", "learner")]
+    return [row["steps"] for row in rows[0]], [row["scalars"]["learner/updates"] for row in rows[1]]
+
+
+def test_a_run_that_a_signal_stops_is_saved_and_resumed(programs):
+    options = ["--replay.samples-per-insert", "8", "--run.no-tensorboard", "--name", "one"]
+    programs.start("train", "train", *CALM, *options, *programs.offset)
+    programs.status(lambda status: status.updates > 50)
+    folder = RunFolder.open(programs.folder / "runs" / "one")
+    memory = f"apex-{folder.run_id:016x}*"
+    assert {address for address, _ in listening(running_in(programs.folder))} == {"127.0.0.1"}
+    stop(programs, signum=signal.SIGINT)
+    assert "train --resume" in programs.said("train")
     assert [int(path.name) > 0 for path in folder.checkpoints.glob("[0-9]*")] == [True]
     assert list((folder.checkpoints / "replay").rglob("*.segments"))
+    assert not list(Path("/dev/shm").glob(memory))
+    before = steps_and_updates(folder)
+
+    programs.start("refused", "train", "--resume", "one", "--learner.batch-size", "64", "--max-minutes", "1")
+    assert programs.wait("refused") == 2
+    assert "learner.batch_size 32 -> 64" in programs.said("refused")
+
+    programs.start("hangup", "train", "--resume", "one")
+    programs.status(lambda status: status.updates > before[1][-1] + 50)
+    stop(programs, "hangup", signal.SIGHUP)
+    steps, updates = steps_and_updates(folder)
+
+    goal = steps[-1] + 2_000
+    programs.start("again", "train", "--resume", "runs/one", "--max-steps", str(goal))
+    assert programs.wait("again") == 0, programs.said("again")
+    again = RunFolder.open(folder.path)
+    assert again.end == EndReason("steps", float(goal))
+    assert again.run_id == folder.run_id
+    assert len(again.manifest["resumed"]) == 2
+    all_steps, all_updates = steps_and_updates(again)
+    assert len(all_steps) > len(steps) > len(before[0])
+    assert len(all_updates) > len(updates) > len(before[1])
+    assert all_steps == sorted(all_steps)  # The curves continue.
+    assert all_updates == sorted(all_updates)
+    assert all_steps[-1] >= goal
+    assert all_updates[-1] > updates[-1] > before[1][-1] > 50
+    replayed = [row["scalars"]["replay/num_inserted"] for row in read_curve(folder.curves / "replay.jsonl")]
+    assert replayed == sorted(replayed)
+    ratio = 32 * (all_updates[-1] - updates[-1]) / (all_steps[-1] - steps[-1])
+    assert ratio < 1.5 * 8  # The learner does not catch up for the pause.
+    assert (folder.logs / "replay.log").read_text().count("restored") == 2
+    assert not list(Path("/dev/shm").glob(memory))
 
 
-def test_after_the_launcher_was_killed_no_process_stays(programs):
+def kill_launcher(programs, name):
+    """Kills a launcher whose learner is stopped. All programs must end."""
+    assert len(running_in(programs.folder)) >= 6  # launcher, replay, coordinator, learner, loader, actor at least
+    os.kill(learner_of(programs.folder), signal.SIGSTOP)
+    programs.running[name].kill()
+    until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
+
+
+def test_the_memory_outlives_a_killed_run_until_another_run_starts(programs):
     programs.start("train", "train", *CALM, *programs.offset, "--name", "one")
     programs.status(lambda status: status.updates > 10)
-    assert len(running_in(programs.folder)) >= 6  # launcher, replay, sampler, learner, loader, actor at least
-    learner = learner_of(programs.folder)
-    os.kill(learner, signal.SIGSTOP)  # Who hears nobody ends as well.
-    programs.running["train"].kill()
-    until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
+    kill_launcher(programs, "train")
     folder = RunFolder.open(programs.folder / "runs" / "one")
-    assert store_path(folder.run_id).exists()  # It waits for --resume ...
+    assert store_path(folder.run_id).exists()
+    steps, _ = steps_and_updates(folder)
+    programs.start("again", "train", "--resume", "one", "--run.no-tensorboard")
+    programs.status(lambda status: status.steps > steps[-1] + 1_000)
+    for process in running_in(programs.folder):
+        with suppress(ProcessLookupError):  # It has ended with its parent.
+            os.kill(process, signal.SIGKILL)
+    until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
+    assert "attached to /dev/shm" in (folder.logs / "replay.log").read_text()
+    all_steps, _ = steps_and_updates(folder)
+    assert all_steps == sorted(all_steps)
+    assert store_path(folder.run_id).exists()
     programs.start("other", "train", *CALM, *programs.offset, "--name", "other", "--run.no-tensorboard")
     programs.status(lambda status: status.run == "other" and status.steps)
-    assert not store_path(folder.run_id).exists()  # ... until another run needs the room.
-    programs.running["other"].send_signal(signal.SIGTERM)
-    assert programs.wait("other") == 0, programs.said("other")
+    assert not store_path(folder.run_id).exists()
+    stop(programs, "other")
 
 
-def test_a_launcher_that_is_killed_while_its_programs_start_leaves_no_process(programs):
+def test_a_launcher_killed_during_the_start_leaves_no_process(programs):
     """Some of them have children by then, which say hello."""
     programs.start("train", "train", *CALM, *programs.offset, "--name", "one", "--run.no-tensorboard")
     until(lambda: len(running_in(programs.folder)) >= 7, "the programs", seconds=DEADLINE)
@@ -158,7 +216,7 @@ def test_a_launcher_that_is_killed_while_its_programs_start_leaves_no_process(pr
     assert until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
 
 
-def test_a_loader_and_an_actor_that_are_stopped_for_good_are_found_and_the_run_goes_on(programs):
+def test_a_stuck_loader_and_a_stuck_actor_are_killed_and_restarted(programs):
     """The loader is a child, which its parent finds; the actor is a program, which the launcher finds."""
     options = ["--run.stuck-seconds", "10", "--run.no-tensorboard", "--name", "one"]
     programs.start("train", "train", *CALM, *options, *programs.offset)
@@ -170,92 +228,13 @@ def test_a_loader_and_an_actor_that_are_stopped_for_good_are_found_and_the_run_g
     until(lambda: not {learner, actor} & set(running_in(programs.folder)), "the end of both", seconds=DEADLINE)
     steps = status.steps
     programs.status(lambda status: status.steps > steps + 500 and status.updates_per_second and status.updates > 50)
-    said = programs.said("train")
-    assert "actor had no heartbeat for " in said
-    assert any(line.startswith("learner ") and "it starts again" in line for line in said.splitlines())
-    log = (programs.folder / "runs" / "one" / "logs" / "learner.log").read_text()
-    assert "ERROR loader-0 had no heartbeat for " in log
-    programs.running["train"].send_signal(signal.SIGTERM)
-    assert programs.wait("train") == 0, programs.said("train")
+    logs = programs.folder / "runs" / "one" / "logs"
+    assert re.search(r"actor had no heartbeat", (logs / "launcher.log").read_text())
+    assert re.search(r"ERROR loader-0 .*heartbeat", (logs / "learner.log").read_text())
+    stop(programs)
 
 
-def steps_and_updates(folder):
-    """Every row of the replay server's and of the learner's curve."""
-    rows = [read_curve(folder.curves / f"{role}.jsonl") for role in ("replay", "learner")]
-    return [row["steps"] for row in rows[0]], [row["scalars"]["learner/updates"] for row in rows[1]]
-
-
-def test_a_run_that_was_stopped_goes_on_where_it_was(programs):
-    options = ["--replay.samples-per-insert", "8", "--run.no-tensorboard", "--name", "one"]
-    programs.start("train", "train", *CALM, *options, *programs.offset)
-    programs.status(lambda status: status.updates > 50)
-    programs.running["train"].send_signal(signal.SIGINT)
-    assert programs.wait("train") == 0, programs.said("train")
-    assert "train --resume" in programs.said("train")
-    folder = RunFolder.open(programs.folder / "runs" / "one")
-    steps, updates = steps_and_updates(folder)
-    rows = len(steps), len(updates)
-
-    programs.start("refused", "train", "--resume", "one", "--learner.batch-size", "64", "--max-minutes", "1")
-    assert programs.wait("refused") == 2
-    assert "learner.batch_size 32 -> 64" in programs.said("refused")
-
-    goal = steps[-1] + 2_000
-    programs.start("again", "train", "--resume", "runs/one", "--max-steps", str(goal))
-    assert programs.wait("again") == 0, programs.said("again")
-    assert f"finished: reached {goal} steps" in programs.said("again")
-    again = RunFolder.open(folder.path)
-    assert again.run_id == folder.run_id
-    assert len(again.manifest["resumed"]) == 1
-    all_steps, all_updates = steps_and_updates(again)
-    assert len(all_steps) > rows[0]
-    assert len(all_updates) > rows[1]
-    assert all_steps == sorted(all_steps)  # Nothing began anew ...
-    assert all_updates == sorted(all_updates)
-    assert all_steps[-1] >= goal
-    assert all_updates[-1] > updates[-1] > 50
-    replayed = [row["scalars"]["replay/num_inserted"] for row in read_curve(folder.curves / "replay.jsonl")]
-    assert replayed == sorted(replayed)
-    ratio = 32 * (all_updates[-1] - updates[-1]) / (all_steps[-1] - steps[-1])
-    assert ratio < 1.5 * 8  # ... and nothing is caught up with.
-    log = (folder.logs / "replay.log").read_text()
-    assert "restored" in log
-    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
-
-
-def test_a_run_whose_every_process_was_killed_goes_on_with_the_memory_that_stayed(programs):
-    programs.start("train", "train", *CALM, *programs.offset, "--name", "one", "--run.no-tensorboard")
-    programs.status(lambda status: status.updates > 10)
-    for process in running_in(programs.folder):
-        with suppress(ProcessLookupError):  # The death of its parent may have ended it.
-            os.kill(process, signal.SIGKILL)
-    until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
-    folder = RunFolder.open(programs.folder / "runs" / "one")
-    steps, _ = steps_and_updates(folder)
-    programs.start("again", "train", "--resume", "one", "--max-steps", str(steps[-1] + 3_000))
-    assert programs.wait("again") == 0, programs.said("again")
-    assert "attached to /dev/shm" in (folder.logs / "replay.log").read_text()
-    all_steps, _ = steps_and_updates(folder)
-    assert all_steps == sorted(all_steps)
-
-
-def test_a_run_whose_memory_is_removed_goes_on_with_all_that_was_acknowledged(programs):
-    """As systemd-logind does it at a logout: the file's name goes, the programs stay."""
-    programs.start("train", "train", *CALM, *programs.offset, "--name", "one", "--run.no-tensorboard")
-    before = programs.status(lambda status: status.updates > 10)
-    folder = RunFolder.open(programs.folder / "runs" / "one")
-    store_path(folder.run_id).unlink()
-    programs.status(lambda status: status.steps > before.steps + 500 and status.updates > before.updates + 50)
-    log = (folder.logs / "replay.log").read_text()
-    assert "removed or replaced" in log
-    restored = re.search(r"restored .*\(([0-9]+) inserted in total", log)
-    assert restored is not None
-    assert int(restored[1]) >= before.steps
-    programs.running["train"].send_signal(signal.SIGTERM)
-    assert programs.wait("train") == 0, programs.said("train")
-
-
-def test_an_evaluator_that_is_killed_while_it_plays_the_final_policy_plays_it_again(programs):
+def test_a_killed_evaluator_evaluates_the_final_policy_again(programs):
     """Its games take seconds; without a restart, the run would end without the score of its final policy."""
     options = ["--run.no-tensorboard", "--name", "one", "--max-steps", "1000", "--evaluator.episodes", "60"]
     programs.start("train", "train", *CALM, *options, *programs.offset)
@@ -273,15 +252,15 @@ def member(programs, role):
     return next(row for row in status.roles if row.role == role)
 
 
-def test_a_run_goes_on_after_kill_of_any_program_with_the_same_memory(programs):
-    """One after the other; steps and updates grow again after each, and the replay memory is the same one."""
+def test_a_run_survives_a_kill_of_each_program_and_the_loss_of_its_memory(programs):
+    """Steps and updates grow after each fault. The replay memory stays the same one until it is removed."""
     programs.start("train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard")
     status = programs.status(lambda status: status.updates > 50)
-    run_id = RunFolder.open(programs.folder / "runs" / "one").run_id
+    folder = RunFolder.open(programs.folder / "runs" / "one")
     for role in ("replay", "actor", "evaluator", "learner"):
         pid = learner_of(programs.folder) if role == "learner" else member(programs, role).pid
         os.kill(pid, signal.SIGKILL)
-        assert is_claimed(run_id)  # So another run that starts now leaves its memory alone.
+        assert is_claimed(folder.run_id)  # Another run that starts now does not remove this memory.
         steps = status.steps
         status = programs.status(
             lambda status, steps=steps, pid=pid: (
@@ -290,16 +269,20 @@ def test_a_run_goes_on_after_kill_of_any_program_with_the_same_memory(programs):
                 and all(row.pid != pid or row.last_seen_seconds > 2 for row in status.roles)
             )
         )
-    log = (programs.folder / "runs" / "one" / "logs" / "replay.log").read_text()
-    assert log.count("created ") == 1
-    assert log.count("attached to ") == 1
-    programs.running["train"].send_signal(signal.SIGTERM)
-    assert programs.wait("train") == 0, programs.said("train")
-    assert not is_claimed(run_id)
+    log = folder.logs / "replay.log"
+    assert log.read_text().count("created ") == 1
+    assert log.read_text().count("attached to ") == 1
+    store_path(folder.run_id).unlink()  # as systemd-logind does at a logout, while the programs continue
+    programs.status(lambda later: later.steps > status.steps + 500 and later.updates > status.updates + 50)
+    restored = re.search(r"restored .*\(([0-9]+) inserted in total", log.read_text())
+    assert restored is not None
+    assert int(restored[1]) >= status.steps
+    stop(programs)
+    assert not is_claimed(folder.run_id)
 
 
 @pytest.mark.parametrize("batches", ["--transport.shared-memory", "--transport.no-shared-memory"])
-def test_a_run_goes_on_after_kill_of_one_of_its_replay_shards_and_keeps_streams_apart(programs, batches):
+def test_a_run_survives_a_kill_of_one_replay_shard(programs, batches):
     options = ["--replay.num-shards", "2", "--run.no-tensorboard", batches]
     programs.start("train", "train", *CALM, *options, *programs.offset, "--name", "one")
     status = programs.status(lambda status: status.updates > 50)
@@ -322,8 +305,7 @@ def test_a_run_goes_on_after_kill_of_one_of_its_replay_shards_and_keeps_streams_
         assert regions.cells[COMMIT] > 300
     assert [(folder.logs / f"replay-{shard}.log").read_text().count("created ") for shard in range(2)] == [1, 1]
     assert "attached to " in (folder.logs / "replay-1.log").read_text()
-    programs.running["train"].send_signal(signal.SIGTERM)
-    assert programs.wait("train") == 0, programs.said("train")
+    stop(programs)
     steps, updates = steps_and_updates(folder)
     programs.start("again", "train", "--resume", "one", "--max-steps", str(steps[-1] + 1_000))
     assert programs.wait("again") == 0, programs.said("again")
@@ -406,7 +388,7 @@ def commands():
         (["evlauate"], ["evaluate"]),
     ],
 )
-def test_a_mistake_ends_with_a_sentence_and_status_2(commands, tmp_path, arguments, words):
+def test_a_mistake_is_named_and_ends_with_status_2(commands, tmp_path, arguments, words):
     status, said = commands(tmp_path, arguments)
     assert status == 2, said
     assert "Traceback" not in said
@@ -415,33 +397,27 @@ def test_a_mistake_ends_with_a_sentence_and_status_2(commands, tmp_path, argumen
     assert not list((tmp_path / "runs").glob("*"))
 
 
-def test_status_without_a_run_says_so(programs):
+def test_status_without_a_run_names_the_address(programs):
     programs.start("status", "status", *programs.learner, "--timeout", "0.3")
     assert programs.wait("status") == 75
     assert programs.endpoint in programs.said("status")
 
 
-def test_a_taken_port_is_named_and_ends_the_learner(programs, offset):
-    programs.start("first", "learner", *CALM, *programs.offset)
+def test_a_taken_port_is_named_and_ends_the_program(programs, offset):
+    programs.start("learner", "learner", *CALM, *programs.offset)
     programs.status(lambda status: True)
-    programs.start("second", "learner", *CALM, *programs.offset)
-    assert programs.wait("second") == 2
-    assert "is in use" in programs.said("second")
-    programs.running["first"].send_signal(signal.SIGTERM)
-    assert programs.wait("first") == 0
-
-
-def test_a_replay_server_whose_port_is_taken_says_so_and_leaves_nothing(programs, offset):
+    port = 21001 + offset
     with socket.socket() as squatter:
         squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        squatter.bind(("127.0.0.1", 21001 + offset))
+        squatter.bind(("127.0.0.1", port))
         squatter.listen()
-        programs.start("learner", "learner", *CALM, *programs.offset)
+        programs.start("second", "learner", *CALM, *programs.offset)
         programs.start("replay", "replay", *programs.learner)
-        assert programs.wait("replay") == 2
-    said = programs.said("replay")
-    assert "Traceback" not in said
-    assert f"{21001 + offset} is in use" in said
-    (manifest,) = (programs.folder / "runs").glob("*/manifest.json")
-    run_id = json.loads(manifest.read_text())["run_id"]
-    assert not list(Path("/dev/shm").glob(f"apex-{run_id:016x}*"))
+        assert (programs.wait("second"), programs.wait("replay")) == (2, 2)
+    assert f"{port + 1002}" in programs.said("second")
+    assert f"{port}" in programs.said("replay")
+    assert "Traceback" not in programs.said("replay")
+    stop(programs, "learner")
+    for manifest in (programs.folder / "runs").glob("*/manifest.json"):
+        run_id = json.loads(manifest.read_text())["run_id"]
+        assert not list(Path("/dev/shm").glob(f"apex-{run_id:016x}*"))
