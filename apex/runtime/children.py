@@ -20,7 +20,7 @@ from apex.config import RunConfig
 from apex.errors import FAILED, REFUSED, ChildDiedError, ChildRefusedError, UsageError
 from apex.facts import Waiting
 from apex.runtime.file_lock import FileLock
-from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Stop, Wait, stop_on_signals
+from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait, stop_on_signals
 from apex.runtime.spawn import belong_to
 from apex.runtime.watchdog import Pulse, StuckDetector, abort
 
@@ -30,19 +30,14 @@ log = logging.getLogger("apex")
 _fork = multiprocessing.get_context("fork")  # Children share the parent's loaded libraries and its mapped memory.
 
 
-def start_child(
-    name: str, target: Callable[..., None], *args: Any, explain_seconds: float = EXPLAIN_SECONDS
-) -> BaseProcess:
-    """Forks a child that runs `target(stop, *args)`. SIGTERM requests `stop`; the child ignores Ctrl-C.
-
-    If the child sends no heartbeat for `explain_seconds`, the parent logs a warning.
-    """
+def start_child(name: str, target: Callable[..., None], *args: Any) -> BaseProcess:
+    """Forks a child that runs `target(stop, *args)`. SIGTERM requests `stop`; the child ignores Ctrl-C."""
     if not _started:
         atexit.register(_kill_remaining)  # Runs before multiprocessing's exit handler, registered earlier.
     pulse = Pulse()
     process = _fork.Process(target=_run, args=(os.getpid(), name, pulse, target, args), name=name)
     process.start()
-    wait = Wait(f"parent of {name}", explain_seconds=explain_seconds)
+    wait = Wait(f"parent of {name}")
     _started[process] = _Started(StuckDetector(pulse.count, process.pid), wait)
     return process
 

@@ -98,14 +98,11 @@ def sleep(seconds: float, stop: Stop) -> None:
 
 
 class Wait:
-    """Logs the reason of a wait after `explain_seconds`, and again each time the waiting time has doubled."""
+    """Logs the reason of a wait after EXPLAIN_SECONDS, and again each time the waiting time has doubled."""
 
-    def __init__(
-        self, who: str, clock: Callable[[], float] = time.monotonic, *, explain_seconds: float = EXPLAIN_SECONDS
-    ) -> None:
+    def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._who = who
         self._clock = clock
-        self._explain_seconds = explain_seconds
         self._since: float | None = None
         self._explain_at = 0.0
         self.waiting: Waiting | None = None  # None while there is no wait
@@ -114,7 +111,7 @@ class Wait:
         """Records what `who` waits for. Must be called in every iteration of the waiting loop."""
         now = self._clock()
         if self._since is None:
-            self._since, self._explain_at = now, self._explain_seconds
+            self._since, self._explain_at = now, EXPLAIN_SECONDS
         waited = now - self._since
         self.waiting = replace(waiting, who=self._who, seconds=waited)
         if waited >= self._explain_at:

@@ -19,7 +19,7 @@ from apex.config import RunConfig
 from apex.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
 from apex.facts import Ending, Failure, FailureKind, ProgramEvent, Waiting
 from apex.runtime.children import KILL_SECONDS
-from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Stop, Wait
+from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.runtime.logs import ENTRIES
 from apex.runtime.spawn import spawn
 from apex.runtime.text import last_lines
@@ -75,16 +75,14 @@ def supervise(
     notify: Callable[[ProgramEvent], None] = lambda event: None,
     tick: Callable[[], None] = lambda: None,
     environment: Mapping[str, str] = MappingProxyType({}),
-    explain_seconds: float = EXPLAIN_SECONDS,
 ) -> Ending:
     """Runs the programs until a stop is requested or a program ends the run, then stops all, even on an exception.
 
     Each program writes to `logs`/ROLE.log and gets `environment` in addition to the environment of this process.
-    `notify` is called with each event, `tick` every 0.2 s. If no program sends heartbeats for `explain_seconds`, that
-    is logged.
+    `notify` is called with each event, `tick` every 0.2 s.
     """
     running = [_Running(program, logs / f"{program.role}.log", notify, environment) for program in programs]
-    standstill = Wait("launcher", explain_seconds=explain_seconds)
+    standstill = Wait("launcher")
     try:
         while not stop.poll():
             for one in running:

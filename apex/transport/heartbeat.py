@@ -58,14 +58,12 @@ class Session:
         shard: int = 0,
         *,
         take_scores: Callable[[], Scores | None] = lambda: None,
-        explain_seconds: float = EXPLAIN_SECONDS,
     ) -> None:
         """Starts the thread.
 
         `endpoints` and `shard`: only for a replay server. `take_scores`: only for an actor host; returns the scores to
-        send, or None. If the main loop makes no progress for `explain_seconds`, the status says so.
+        send, or None.
         """
-        self._explain_seconds = explain_seconds
         self.inserts_wanted = False  # whether samplers of another shard wait for inserts
         self.finished = False  # whether the learner has ended the run
         self.final: int | None = None  # version of the last parameters; None before training ends
@@ -136,7 +134,7 @@ class Session:
             )
             os.abort()  # faulthandler logs the stack of each thread.
         seconds = self._detector.silence
-        if seconds <= self._explain_seconds:
+        if seconds <= EXPLAIN_SECONDS:
             return None
         return Waiting("own_main_thread", who=self._role, seconds=seconds)
 

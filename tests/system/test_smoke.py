@@ -21,13 +21,13 @@ from support.waiting import until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apex.facts import EndReason
-from apex.launch.terminal.dashboard import EVALUATING
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import COMMIT
 from apex.replay_memory.store.location import is_claimed, store_path
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
 from apex.runs.metrics.writer import read_curve
+from apex.sentences import PHASES
 
 pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
 
@@ -67,7 +67,9 @@ def test_a_late_actor_host_leases_the_free_ids(programs):
     programs.status(lambda status: status.actors.leased == 2 and status.updates > 10)
     programs.start("second", "actor", *programs.learner, "--envs", "2")
     programs.status(lambda status: status.actors.leased == 4)
-    both = programs.status(lambda status: len([r for r in status.roles if r.role == "actor" and r.rate]) == 2)
+    both = programs.status(
+        lambda status: len([r for r in status.roles if r.role == "actor" and r.steps_per_second]) == 2
+    )
     assert both.limited_by
     programs.running["first"].send_signal(signal.SIGTERM)
     assert programs.wait("first") == 0
@@ -238,7 +240,7 @@ def test_a_killed_evaluator_evaluates_the_final_policy_again(programs):
     """Its games take seconds; without a restart, the run would end without the score of its final policy."""
     options = ["--run.no-tensorboard", "--name", "one", "--max-steps", "1000", "--evaluator.episodes", "60"]
     programs.start("train", "train", *CALM, *options, *programs.offset)
-    until(lambda: EVALUATING in programs.said("train"), "end of training", seconds=DEADLINE)
+    until(lambda: PHASES["evaluating_final_policy"] in programs.said("train"), "end of training", seconds=DEADLINE)
     os.kill(member(programs, "evaluator").pid, signal.SIGKILL)
     assert programs.wait("train") == 0, programs.said("train")
     said = programs.said("train")

@@ -31,7 +31,6 @@ def open_cluster(engine: RayEngine) -> Iterator[Any]:
     Raises UsageError if Ray is not installed, if there is no cluster at the address, or if the cluster accepts
     connections without authentication.
     """
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # Ray must not merge equal lines of different hosts.
     try:
         import ray
     except ImportError as error:

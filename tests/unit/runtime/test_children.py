@@ -14,6 +14,7 @@ import pytest
 from support.waiting import DEADLINE
 
 from apex.errors import ChildDiedError, ChildRefusedError, UsageError
+from apex.runtime import lifecycle
 from apex.runtime.children import call_in_child, check_children, start_child, stop_children
 from apex.runtime.lifecycle import Stop
 
@@ -32,10 +33,10 @@ def ignore_everything(stop, ready):
         time.sleep(0.05)
 
 
-def start_ready(target, **options):
+def start_ready(target):
     """Starts a child and waits until it has its own signal handlers."""
     ready = multiprocessing.get_context("fork").Event()
-    child = start_child("child", target, ready, **options)
+    child = start_child("child", target, ready)
     assert ready.wait(DEADLINE)
     return child
 
@@ -122,8 +123,9 @@ def test_a_stuck_child_is_killed_and_named(action):
     assert str(second.value) == str(first.value)
 
 
-def test_a_silent_child_is_logged_before_it_is_killed(caplog):
-    child = start_ready(wait_until_stopped, explain_seconds=0.2)
+def test_a_silent_child_is_logged_before_it_is_killed(caplog, monkeypatch):
+    monkeypatch.setattr(lifecycle, "EXPLAIN_SECONDS", 0.2)
+    child = start_ready(wait_until_stopped)
     os.kill(child.pid, signal.SIGSTOP)
     deadline = time.monotonic() + DEADLINE
     while not caplog.records and time.monotonic() < deadline:

@@ -16,6 +16,7 @@ from support.waiting import DEADLINE, until
 
 from apex.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
 from apex.facts import Ending, Failure, ProgramEvent
+from apex.runtime import lifecycle
 from apex.runtime.lifecycle import Stop
 from apex.runtime.supervisor import FORGET_SECONDS, CrashBudget, Program, supervise
 
@@ -264,7 +265,8 @@ def test_a_short_pause_is_not_stuck(folder):
     assert (len(pids(folder, "actor")), len(pids(folder, "tensorboard"))) == (1, 1)
 
 
-def test_no_program_is_killed_if_all_are_silent_and_the_launcher_warns(folder, caplog):
+def test_no_program_is_killed_if_all_are_silent_and_the_launcher_warns(folder, caplog, monkeypatch):
+    monkeypatch.setattr(lifecycle, "EXPLAIN_SECONDS", 1.0)
     stopped = []
 
     def condition():
@@ -275,7 +277,7 @@ def test_no_program_is_killed_if_all_are_silent_and_the_launcher_warns(folder, c
         return any(getattr(record.msg, "what", "") == "any_heartbeat" for record in caplog.records)
 
     programs = [beating("learner", grace_seconds=0.1), beating("actor", grace_seconds=0.1)]
-    run(programs, condition, folder=folder, explain_seconds=1.0)
+    run(programs, condition, folder=folder)
     assert pids(folder, "learner") + pids(folder, "actor") == stopped
 
 
@@ -360,6 +362,7 @@ def test_a_second_ctrl_c_kills_without_a_grace_period(folder):
 LAUNCHER = """
 import sys
 from pathlib import Path
+from apex.runtime import lifecycle
 from apex.runtime.lifecycle import Stop
 from apex.runtime.supervisor import Program, supervise
 roles = [Program(role=role, command=("sh", "-c", sys.argv[2])) for role in ("replay", "actor")]

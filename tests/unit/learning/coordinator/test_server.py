@@ -32,6 +32,7 @@ from apex.runs.metrics.writer import read_curve
 from apex.runtime.children import start_child, stop_children
 from apex.runtime.file_lock import FileLock
 from apex.runtime.lifecycle import Stop
+from apex.transport import heartbeat
 from apex.transport.codec import Codec
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
@@ -141,8 +142,9 @@ def test_a_run_folder_and_a_host_whose_names_are_no_text_keep_nobody_out(tmp_pat
         stop_children([coordinator.child])
 
 
-def test_the_status_tells_of_a_program_whose_main_thread_makes_no_turns(coordinator):
-    evaluator, stop = session_of(coordinator.welcome("evaluator"), "evaluator", explain_seconds=0.2)
+def test_the_status_tells_of_a_program_whose_main_thread_makes_no_turns(coordinator, monkeypatch):
+    monkeypatch.setattr(heartbeat, "EXPLAIN_SECONDS", 0.2)
+    evaluator, stop = session_of(coordinator.welcome("evaluator"), "evaluator")
     stuck = until(lambda: [row for row in coordinator.status().roles if row.waiting], "silence")
     assert stuck[0].waiting.what == "own_main_thread"
     until(lambda: stop.tick() or not any(row.waiting for row in coordinator.status().roles), "turns")
