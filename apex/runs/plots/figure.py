@@ -167,13 +167,19 @@ def _set_up(axes: Axes, axis: Axis, end: float, max_ticks: int) -> float:
     axes.set_xlabel(name, labelpad=5)
     for each, most in ((axes.xaxis, max_ticks), (axes.yaxis, 7)):
         each.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
-        each.set_major_formatter(FuncFormatter(lambda value, _: number(value).replace("-", "\N{MINUS SIGN}")))
+        each.set_major_formatter(FuncFormatter(_tick))
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=SOFT, length=0, pad=5, labelcolor=axes.xaxis.label.get_color())
     axes.tick_params(axis="x", length=3.5)
     axes.spines[["top", "right", "left"]].set_visible(False)
     return unit
+
+
+def _tick(value: float, _: Any) -> str:
+    """Returns a short label: 0.25, 475, 3,000, 50k, 1.2M."""
+    text = f"{value / 1_000:g}k" if 10_000 <= abs(value) < 1_000_000 else number(value)
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _limit_values(axes: Axes, values: Floats, threshold: float | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from apex.config import Config, flatten
 from apex.facts import EndReason
 from apex.runs.folder import RunFolder
-from apex.runs.history import EVALUATION, RunHistory
+from apex.runs.history import EVALUATION, Floats, RunHistory
 from apex.runs.lock import is_held
 from apex.runtime.text import duration
 
@@ -37,8 +37,16 @@ class Score(NamedTuple):
     mean: float
     steps: float
     seconds: float
-    games: str  # "33 games"; "full games" if the number was not recorded
+    num_games: int | None  # None: not recorded
     interval: tuple[float, float] | None  # 95 % confidence interval of the mean; None: one game, or not recorded
+
+
+class Total(NamedTuple):
+    """The number of steps or updates of a run."""
+
+    name: Literal["steps", "updates"]
+    value: float
+    per_second: float | None  # None: not known
 
 
 class Change(NamedTuple):
@@ -74,31 +82,24 @@ def find_scores(history: RunHistory) -> tuple[Score, Score] | None:
     def score(at: int) -> Score:
         seconds, steps, mean = (float(values[at]) for values in means)
         place = seconds, steps
-        games = f"{counts[place]:.0f} games" if place in counts else "full games"
+        num_games = int(counts[place]) if place in counts else None
         interval = (lows[place], highs[place]) if place in lows and place in highs else None
-        return Score(mean, steps, seconds, games, interval)
+        return Score(mean, steps, seconds, num_games, interval)
 
     return score(int(means.values.argmax())), score(-1)
 
 
-def find_figures(run: RunFolder, history: RunHistory) -> list[Fact]:
-    """Returns totals and rates; omits figures that were never recorded."""
-    facts = [Fact("wall clock", duration(history.seconds))]
+def find_totals(history: RunHistory) -> list[Total]:
+    """Returns the number of steps and of updates; empty if the learner has recorded none."""
     updates = history.series("learner", "learner/updates")
-    for name, values in (("steps", updates.steps), ("updates", updates.values)):
-        if len(values):
-            facts.append(Fact(name, f"{values[-1]:,.0f}"))
-            seconds = float(updates.seconds[-1] - updates.seconds[0])
-            facts += [Fact(f"{name} per second", f"{(values[-1] - values[0]) / seconds:,.1f}")] if seconds > 0 else []
-    for name, role, tag, form in (
-        ("samples per insert", "replay", "replay/samples_per_insert", "{:.2f}"),
-        ("transitions in the replay memory", "replay", "replay/size", "{:,.0f}"),
-        ("policy lag, updates", "learner", "learner/policy_lag", "{:,.0f}"),
-        ("games of all actors", "actor", "actors/episodes", "{:,.0f}"),
-    ):
-        values = history.series(role, tag).values
-        facts += [Fact(name, form.format(values[-1]))] if len(values) else []
-    return facts
+    if not len(updates.values):
+        return []
+    seconds = float(updates.seconds[-1] - updates.seconds[0])
+
+    def total(name: Literal["steps", "updates"], values: Floats) -> Total:
+        return Total(name, float(values[-1]), float(values[-1] - values[0]) / seconds if seconds > 0 else None)
+
+    return [total("steps", updates.steps), total("updates", updates.values)]
 
 
 def find_limits(history: RunHistory) -> list[Share]:
@@ -151,13 +152,13 @@ def is_from_python(run: RunFolder) -> bool:
 
 def typed_command(run: RunFolder) -> str:
     """Returns the command that started the run; for `apex.train`, a command that trains with the same configuration."""
-    words: Sequence[str] = run.manifest["argv"]
+    arguments: Sequence[str] = run.manifest["argv"]
     if is_from_python(run):
         return shlex.join(["apex", "train", "--config", str(run.config_file)])
-    if words and not words[0].startswith("-"):
-        return shlex.join(words)  # The whole command line of another program.
+    if arguments and not arguments[0].startswith("-"):
+        return shlex.join(arguments)  # The whole command line of another program.
     is_whole = run.config.run.single_process or (run.logs / "launcher.log").exists()
-    return shlex.join(["apex", "train" if is_whole else "learner", *words])
+    return shlex.join(["apex", "train" if is_whole else "learner", *arguments])
 
 
 def next_commands(run: RunFolder) -> list[Fact]:
@@ -169,8 +170,10 @@ def next_commands(run: RunFolder) -> list[Fact]:
     ]
     if run.config.run.single_process:
         return commands  # A serial run cannot be resumed.
-    ended = find_state(run).word == "finished"
-    return [*commands, Fact(f"continue training{', with another limit' * ended}", f"apex train --resume {where}")]
+    purpose = "continue training"
+    if find_state(run).word == "finished":
+        purpose += ", with another limit"
+    return [*commands, Fact(purpose, f"apex train --resume {where}")]
 
 
 def _show(value: Any) -> str:

@@ -15,7 +15,7 @@ from apex.runs.plots.figure import FAINT, MAIN, PANELS, WIDE, Line, chart
 from apex.runs.report import facts
 from apex.runs.report.video import EmbeddedVideo
 from apex.runtime.text import duration, number
-from apex.sentences import describe_outcome
+from apex.sentences import describe_outcome, plural
 
 CURVES: tuple[tuple[str, str, str, Axis], ...] = (  # role, tag, title, axis
     ("learner", "learner/loss", "Loss", "steps"),
@@ -24,6 +24,14 @@ CURVES: tuple[tuple[str, str, str, Axis], ...] = (  # role, tag, title, axis
     ("replay", "replay/inserts_per_second", "Stored steps per second", "seconds"),
     ("replay", "replay/size", "Transitions in the replay memory", "seconds"),
     ("learner", "learner/policy_lag", "Policy lag, in updates", "seconds"),
+)
+
+
+FIGURES = (  # name, role, tag, format
+    ("samples per insert", "replay", "replay/samples_per_insert", "{:.2f}"),
+    ("transitions in the replay memory", "replay", "replay/size", "{:,.0f}"),
+    ("policy lag, updates", "learner", "learner/policy_lag", "{:,.0f}"),
+    ("games of all actors", "actor", "actors/episodes", "{:,.0f}"),
 )
 
 
@@ -61,7 +69,7 @@ def build_page(run: RunFolder, video: EmbeddedVideo | str) -> str:
         video=video if isinstance(video, EmbeddedVideo) else None,
         no_video=video if isinstance(video, str) else "",
         curves=_training_charts(history),
-        figures=facts.find_figures(run, history),
+        figures=_figures(history),
         limits=facts.find_limits(history),
         changes=facts.find_changes(run.config),
         settings=dump_toml(run.config),
@@ -84,12 +92,25 @@ def _cards(run: RunFolder, history: RunHistory) -> list[Card]:
         cards = [Card(f"{last[-1]:.4g}", "last score", note)]
     else:
         cards = [Card("-", "score", "no game was finished")]
-    figures = dict(facts.find_figures(run, history))
-    for name in ("wall clock", "steps", "updates"):
-        if name in figures:
-            rate = figures.get(f"{name} per second")
-            cards.append(Card(figures[name], name, f"{rate} per second" if rate else ""))
+    cards.append(Card(duration(history.seconds), "wall clock", ""))
+    for total in facts.find_totals(history):
+        rate = "" if total.per_second is None else f"{total.per_second:,.1f} per second"
+        cards.append(Card(f"{total.value:,.0f}", total.name, rate))
     return cards
+
+
+def _figures(history: RunHistory) -> list[facts.Fact]:
+    """Returns totals, rates and the last values of FIGURES; omits what was never recorded."""
+    rows = [facts.Fact("wall clock", duration(history.seconds))]
+    for total in facts.find_totals(history):
+        rows.append(facts.Fact(total.name, f"{total.value:,.0f}"))
+        if total.per_second is not None:
+            rows.append(facts.Fact(f"{total.name} per second", f"{total.per_second:,.1f}"))
+    for name, role, tag, form in FIGURES:
+        values = history.series(role, tag).values
+        if len(values):
+            rows.append(facts.Fact(name, form.format(values[-1])))
+    return rows
 
 
 def _origin_of(score: facts.Score) -> str:
@@ -97,7 +118,8 @@ def _origin_of(score: facts.Score) -> str:
     if score.interval is not None:
         low, high = map(number, score.interval)
         interval = f" (95 %: {low} ... {high})"
-    return f"mean of {score.games}{interval}, at {number(score.steps)} steps, {duration(score.seconds)}"
+    games = "full games" if score.num_games is None else plural(score.num_games, "game")
+    return f"mean of {games}{interval}, at {number(score.steps)} steps, {duration(score.seconds)}"
 
 
 def _score_charts(run: RunFolder, history: RunHistory) -> list[Chart]:

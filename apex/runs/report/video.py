@@ -101,10 +101,10 @@ def recode(source: Path, target: Path) -> bool:
 
 def _play(command: Sequence[str], epsilon: float, video: Path) -> dict[str, Any]:
     """Plays a game and returns the figures of `apex evaluate --json`."""
-    words = ["--episodes", "1", "--envs", "1", "--epsilon", str(epsilon), "--video", str(video), "--json"]
+    options = ["--episodes", "1", "--envs", "1", "--epsilon", str(epsilon), "--video", str(video), "--json"]
     try:
         program = subprocess.run(
-            [*command, *words],
+            [*command, *options],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -114,7 +114,7 @@ def _play(command: Sequence[str], epsilon: float, video: Path) -> dict[str, Any]
     except subprocess.TimeoutExpired as error:
         raise NoVideoError(f"the game did not end within {PLAY_SECONDS:.0f} s") from error
     if program.returncode:
-        last = (program.stderr.strip().splitlines() or [f"apex evaluate ended with status {program.returncode}"])[-1]
-        raise NoVideoError(last.removeprefix("apex evaluate: "))
+        lines = program.stderr.strip().splitlines()
+        raise NoVideoError(lines[-1] if lines else f"apex evaluate ended with status {program.returncode}")
     figures: dict[str, Any] = json.loads(program.stdout.splitlines()[-1])
     return figures

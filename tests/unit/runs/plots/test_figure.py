@@ -108,7 +108,7 @@ def test_chart_has_its_curve_and_labels():
     ((one, two, three),) = curves(svg)
     assert (two[0] - one[0]) == pytest.approx(three[0] - two[0], abs=0.01)
     assert (one[1] - two[1]) * 1.5 == pytest.approx(two[1] - three[1], abs=0.01)  # SVG counts downward.
-    assert {"0", "500", "50,000", "100,000", "steps (agent decisions)", "475"} <= set(texts(svg))
+    assert {"0", "500", "50k", "100k", "steps (agent decisions)", "475"} <= set(texts(svg))
     assert read(svg).get("aria-label") == "Score against steps"
 
 
