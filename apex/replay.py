@@ -17,7 +17,7 @@ from pathlib import Path
 
 from apex.config.arguments import Parser, non_negative_int
 from apex.errors import FINISHED
-from apex.replay_memory.recovery import predecessor_is_dead
+from apex.replay_memory.open_store import predecessor_is_dead
 from apex.replay_memory.service import run_service
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.logs import configure_logging

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from apex.config import Config
 from apex.errors import UsageError
 from apex.learning.run_save import snapshot_folder
-from apex.replay_memory.recovery import store_settings
+from apex.replay_memory.open_store import store_settings
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.store.location import remove, store_path
 from apex.runs.folder import RunFolder

@@ -16,7 +16,7 @@ from apex.config.arguments import Parser
 from apex.environments.factory import describe
 from apex.errors import DamagedMemoryError, require
 from apex.facts import Restored, RestoreSource
-from apex.replay_memory.recovery import require_snapshot
+from apex.replay_memory.open_store import require_snapshot
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import require_room
 from apex.replay_memory.store.file import is_whole, open_file, require_sound

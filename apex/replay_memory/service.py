@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from apex.config import REPLAY_SOCKETS
 from apex.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError
 from apex.replay_memory.batch_drawer import DrawSettings
-from apex.replay_memory.recovery import open_store, reclaim
+from apex.replay_memory.open_store import open_store, reclaim
 from apex.replay_memory.sampler import SamplerTask, run_sampler
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer

@@ -26,7 +26,7 @@ MODULES = (  # modules of learning, store and protocol
     "frame_blob", "learning/trainer", "learning/skipped_batches", "learning/batch_ring", "learning/loader",
     "learning/batch_source", "learning/coordinator/leases", "learning/coordinator/coordinator",
     "replay_memory/rate_limiter", "replay_memory/batch_drawer", "replay_memory/sampler_counters",
-    "replay_memory/server", "replay_memory/recovery", "replay_memory/snapshots/writer",
+    "replay_memory/server", "replay_memory/open_store", "replay_memory/snapshots/writer",
     "replay_memory/snapshots/restore", "replay_memory/snapshots/folder", "replay_memory/frames/stack_decoder",
     "replay_memory/store/sum_tree", "replay_memory/store/writer", "replay_memory/store/reader",
     "replay_memory/store/deduplication", "replay_memory/store/priority_weights", "replay_memory/store/layout",

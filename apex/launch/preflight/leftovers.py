@@ -32,7 +32,7 @@ class Leftovers(NamedTuple):
 def find_leftovers(memory: Path = MEMORY, processes: Path = Path("/proc")) -> Leftovers:
     """Finds leftovers without changing anything."""
     dead, in_use = {}, {}
-    for path in sorted([*memory.glob("apex-*.replay"), *memory.glob("apex-*.board")]):
+    for path in sorted([*memory.glob("apex-*.replay"), *memory.glob("apex-*.counters")]):
         store = path.with_suffix(".replay")
         try:
             num_bytes = path.stat().st_size

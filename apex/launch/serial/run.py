@@ -37,7 +37,7 @@ from apex.learning.coordinator.link import TrainerEnd, TrainerReport
 from apex.learning.loop import LearnerLoop, Reporter, describe_training
 from apex.learning.setup import make_trainer, prepare_torch, save_checkpoint
 from apex.learning.trainer import Trainer
-from apex.replay_memory.recovery import reclaim, store_settings
+from apex.replay_memory.open_store import reclaim, store_settings
 from apex.replay_memory.store.location import remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.folder import RunFolder

@@ -39,7 +39,7 @@ def is_same_run(store: Path, other: Path) -> bool:
 
 def counters_path(store: Path) -> Path:
     """Returns the path of the samplers' counters beside the store; see `sampler_counters.SamplerCounters`."""
-    return store.with_suffix(".board")
+    return store.with_suffix(".counters")
 
 
 def memory_id(memory: Path = MEMORY) -> str:

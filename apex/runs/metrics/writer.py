@@ -24,8 +24,8 @@ from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untype
 from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
 from tensorboardX.summary import custom_scalars, histogram_raw, scalar, text  # type: ignore[import-untyped]
 
+from apex.runs.metrics.append_file import AppendFile
 from apex.runs.metrics.tensorboard_layout import LAYOUT
-from apex.runtime.append_file import AppendFile
 from apex.runtime.atomic_files import replace_file
 from apex.transport.json_codec import encode_json
 from apex.transport.messages.histogram import Histogram

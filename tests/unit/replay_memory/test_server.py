@@ -11,8 +11,8 @@ from support.builders import PIXELS, RUN, make_segment
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex.errors import LostMemoryError, UsageError
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
+from apex.replay_memory.open_store import open_store, reclaim
 from apex.replay_memory.rate_limiter import RateLimiter
-from apex.replay_memory.recovery import open_store, reclaim
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer
 from apex.replay_memory.snapshots.folder import SnapshotFolder
@@ -273,7 +273,7 @@ def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp
         path.touch()
     maker = FileLock(coming)
     reclaim(tmp_path / "apex-3-0.replay")
-    names = ["apex-1-0.replay", own_coming.name, "apex-3-1.replay", "apex-4-0.board", "apex-4-0.replay", coming.name]
+    names = ["apex-1-0.replay", own_coming.name, "apex-3-1.replay", "apex-4-0.counters", "apex-4-0.replay", coming.name]
     assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "notes.txt"]
     maker.release()
     running.store.close()
@@ -388,7 +388,7 @@ def test_the_sampler_refuses_a_store_that_is_not_there(tmp_path):
 
 def test_the_replay_ratio_is_remembered_when_the_writer_is_started_again(tmp_path):
     """Else inserts would wait until all that was ever drawn is drawn once more."""
-    path = tmp_path / "apex-9-0.board"
+    path = tmp_path / "apex-9-0.counters"
     before = SamplerCounters(2, path)
     before.note_sent(1, 500)
     after = SamplerCounters(2, path)
@@ -430,7 +430,7 @@ def test_malformed_messages_are_counted_and_told_of_now_and_then_and_others_are_
 
 
 def test_a_server_that_goes_on_from_a_snapshot_tells_of_no_samples_that_were_drawn_before_it(scene):
-    scene.counters.go_on_from(1_000_000)
+    scene.counters.continue_from(1_000_000)
     server = ReplayServer(scene.store, CODEC, scene.counters, RateLimiter(10, 0.0, 0.1, False), clock=scene.clock)
     scene.now += 1
     status = server.status()
@@ -441,9 +441,7 @@ def test_counters_that_find_no_room_are_refused(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
     try:
-        with pytest.raises(
-            UsageError, match=r"cannot allocate \d+ bytes for .*board: File too large; free some space there"
-        ):
-            SamplerCounters(2, tmp_path / "apex-1-0.board")
+        with pytest.raises(UsageError, match=r"192 bytes .*apex-1-0\.counters"):
+            SamplerCounters(2, tmp_path / "apex-1-0.counters")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

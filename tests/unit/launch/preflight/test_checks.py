@@ -258,10 +258,10 @@ def test_used_ports_are_a_warning_because_the_run_takes_others(taken, verdict, o
 
 
 def test_files_of_dead_runs_need_no_action():
-    dead = {SHM / "apex-1-0.replay": 3 * GIB, SHM / "apex-1-0.board": 64}
+    dead = {SHM / "apex-1-0.replay": 3 * GIB, SHM / "apex-1-0.counters": 64}
     checks = check_leftovers(Leftovers(dead, {}, []))
     assert {check.verdict for check in checks} == {"ok"}
-    assert all(text in checks[0].note for text in ("apex-1-0.replay", "3.0 GiB", "apex-1-0.board"))
+    assert all(text in checks[0].note for text in ("apex-1-0.replay", "3.0 GiB", "apex-1-0.counters"))
 
 
 def test_orphans_and_other_runs_are_warnings():

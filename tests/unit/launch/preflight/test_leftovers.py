@@ -39,7 +39,7 @@ def find(folder):
 def test_a_store_without_an_owner_is_dead(tmp_path):
     store = make_store(tmp_path, "a")
     counters_path(store).write_bytes(bytes(64))
-    lonely = tmp_path / "apex-b-0.board"
+    lonely = tmp_path / "apex-b-0.counters"
     lonely.write_bytes(bytes(64))
     assert find(tmp_path) == Leftovers({store: 4_096, counters_path(store): 64, lonely: 64}, {}, [])
     assert store.exists()

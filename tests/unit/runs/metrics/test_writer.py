@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
+from apex.runs.metrics.append_file import MAX_PENDING_BYTES
 from apex.runs.metrics.writer import MetricRow, MetricsWriter, cut_curves, read_curve
-from apex.runtime.append_file import MAX_PENDING_BYTES
 from apex.transport.messages.histogram import Histogram
 
 

@@ -66,7 +66,7 @@ def open_store(
         log.info("created %s", path)
         return store, SamplerCounters(num_rows, counters_path(path))
     store, counters = restored.store, SamplerCounters(num_rows, counters_path(path))
-    counters.go_on_from(restored.num_drawn)  # Otherwise the limiter would allow a burst of samples.
+    counters.continue_from(restored.num_drawn)  # Otherwise the limiter would allow a burst of samples.
     log.info("restored %s: %d transitions (%d inserted in total)", path, store.size, store.num_inserted)
     return store, counters
 
@@ -96,7 +96,7 @@ def reclaim(own: Path) -> None:
                 continue
             if removed:  # False: another process has just removed it.
                 log.info("removed %s, left behind by a run that was killed", path)
-    for counters in own.parent.glob("apex-*.board"):
+    for counters in own.parent.glob("apex-*.counters"):
         store = counters.with_suffix(".replay")
         if not store.exists() and not is_same_run(store, own) and not is_wanted(store):
             counters.unlink(missing_ok=True)
