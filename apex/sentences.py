@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
+from typing import Any
 
 from apex.facts import (
     Bottleneck,
@@ -194,18 +196,6 @@ OTHER_REMEDIES: dict[Cause, str] = {  # remedies that are not the increase or de
 }
 
 
-def describe(record: Record) -> str:
-    """Returns the sentence of a record, for the log."""
-    match record:
-        case EndReason():
-            return describe_end(record)
-        case Waiting():
-            return f"{record.who} waits {describe_wait(record)}"
-        case Bottleneck():
-            return f"{describe_bottleneck(record)}; {advise(record)}"
-    raise TypeError(f"no sentence for {record!r}")
-
-
 def describe_entry(entry: LogEntry) -> str:
     """Returns the line of a warning or an error, as in the program's log."""
     clock = time.strftime("%H:%M:%S", time.localtime(entry.time))
@@ -236,3 +226,28 @@ def advise(found: Bottleneck) -> str:
 def option(setting: str) -> str:
     """Returns the command-line option of a setting: learner.batch_size -> --learner.batch-size."""
     return "--" + setting.replace("_", "-")
+
+
+def _describe_wait_of(waiting: Waiting) -> str:
+    return f"{waiting.who} waits {describe_wait(waiting)}"
+
+
+def _describe_limit(found: Bottleneck) -> str:
+    return f"{describe_bottleneck(found)}; {advise(found)}"
+
+
+_SENTENCES: dict[type[Record], Callable[[Any], str]] = {
+    EndReason: describe_end,
+    Waiting: _describe_wait_of,
+    Bottleneck: _describe_limit,
+    LogEntry: describe_entry,
+    Failure: describe_failure,
+    ProgramEvent: describe_event,
+    UnitEvent: describe_unit,
+    Restored: describe_restored,
+}
+
+
+def describe(record: Record) -> str:
+    """Returns the sentence of a record."""
+    return _SENTENCES[type(record)](record)

@@ -74,7 +74,7 @@ class RoleRow(Record, frozen=True, kw_only=True):
 
 
 class RunStatus(Record, frozen=True, tag="status", kw_only=True):
-    """Status of a run. None: not known yet. docs/guide/status.md documents each field."""
+    """Status of a run. None: not known yet. docs/reference/status.md documents each field."""
 
     version: int = STATUS_VERSION
     run: str

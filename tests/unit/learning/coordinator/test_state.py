@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from support.clocks import Clock
 from support.messages import RESULT, make_heartbeat
 
-from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
+from apex.config import ActorConfig, Config, ReplayConfig, RunConfig, flatten
 from apex.facts import INTERRUPTED, MAX_TEXT, EndReason, Part, Waiting
 from apex.learning.coordinator.members import MAX_MEMBERS, MAX_ROWS
 from apex.learning.coordinator.state import RunState
@@ -224,7 +224,9 @@ def test_names_the_part_that_limits(replay, actor, learner, part):
     hear_all(state, replay=replay, actor=actor, **learner)
     limited_by = report(state).limited_by
     assert limited_by.part == part
-    assert limited_by.increase or limited_by.decrease
+    settings = {*limited_by.increase, *limited_by.decrease}
+    assert settings
+    assert settings <= set(flatten(state.config))
     shown = {tag: value for tag, value in state.scalars().items() if tag.startswith("limited_by/")}
     assert len(shown) == len(get_args(Part))
     assert [tag for tag, value in shown.items() if value] == [f"limited_by/{part}"]

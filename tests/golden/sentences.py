@@ -1,0 +1,73 @@
+"""One example of each sentence that is made of a record: `.venv/bin/python -m tests.golden.sentences` writes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+from apex import sentences
+from apex.facts import (
+    Bottleneck,
+    Cause,
+    EndKind,
+    EndReason,
+    Failure,
+    FailureKind,
+    LogEntry,
+    Part,
+    ProgramEvent,
+    Record,
+    Restored,
+    RestoreSource,
+    UnitEvent,
+    UnitEventKind,
+    Waiting,
+    WaitKind,
+)
+
+GOLDEN = Path(__file__).with_suffix(".txt")
+NOON = time.mktime((2025, 1, 31, 12, 0, 0, 0, 0, -1))
+FAILURE = Failure(role="actor", kind="exit", value=1, detail="12:00:00 actor ERROR lost", log="logs/actor.log")
+
+
+def examples() -> Iterator[Record]:
+    """Each record of `apex.facts` that has a sentence, with each of its kinds."""
+    for end in get_args(EndKind):
+        yield EndReason(end, None if end == "interrupted" else 475.0)
+    for wait in get_args(WaitKind):
+        yield Waiting(wait, "replay-1", 400, 50_000, "actor 7", 12.0)
+    yield Waiting("receipts", who="actor")
+    for cause in get_args(Cause):
+        figures = {"share": 0.9, "learner_wait_share": 0.5, "have": 9.0, "need": 12.0, "subject": "replay-1"}
+        yield Bottleneck(part=get_args(Part)[0], cause=cause, **figures)
+    increase = ("actor.num_processes", "replay.samples_per_insert")
+    yield Bottleneck(part="learner", cause="busy_learner", increase=increase, decrease=("learner.batch_size",))
+    yield LogEntry(time=NOON, role="replay", level="WARNING", message="message")
+    for failure in get_args(FailureKind):
+        yield Failure(role="actor", kind=failure, value=9, times=2, detail="detail", log="logs/actor.log", unit="head")
+    for event in get_args(get_type_hints(ProgramEvent)["kind"]):
+        yield ProgramEvent("actor", event, 2.5, FAILURE)
+    yield ProgramEvent("actor", "restarting", failure=FAILURE)
+    for unit in get_args(UnitEventKind):
+        places = {"host": "gpu1", "address": "10.0.0.7:21001", "tensorboard": "10.0.0.7:6006"}
+        yield UnitEvent(
+            unit="actor-1", kind=unit, cpus=4, gpu=True, free_cpus=2, total_cpus=8, failure=FAILURE, **places
+        )
+    for source in get_args(RestoreSource):
+        for part, other in (("learner", 0), ("replay 1", 8)):
+            yield Restored(part=part, source=source, number=7, size=400, path="p", other_number=other, other_size=9)
+
+
+def render() -> str:
+    """The sentences, one a line."""
+    lines = [f"{type(record).__name__}: {sentences.describe(record)}" for record in examples()]
+    lines += [f"phase: {text}" for text in sentences.PHASES.values()]
+    lines += [f"outcome: {sentences.describe_outcome(None, running=running)}" for running in (True, False)]
+    lines += [f"disk: {sentences.describe_disk('runs/x', flaw)}" for flaw in ("", "is full")]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(render())
