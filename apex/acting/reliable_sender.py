@@ -55,9 +55,8 @@ class ReliableSender:
         self._windows = [SendWindow(stream, window) for stream in streams]
         self._by_actor = {window.stream.actor_id: window for window in self._windows}
         self._backoffs = [ReconnectBackoff() for _ in outlets]
-        self._heard_at = [
-            clock() for _ in outlets
-        ]  # per shard: time of the last receipt; while no segment is in flight, the current time
+        # per shard: time of the last receipt; while no segment is in flight, the current time
+        self._receipt_at = [clock() for _ in outlets]
 
     @property
     def blocked(self) -> bool:
@@ -100,7 +99,7 @@ class ReliableSender:
                 raise SupersededError(
                     f"actor {window.stream.actor_id} has been leased to another host; restart this program"
                 )
-            self._heard_at[window.stream.shard(len(self._outlets))] = now
+            self._receipt_at[window.stream.shard(len(self._outlets))] = now
             if window.acknowledge(receipt, now):
                 self._resend(window, now)
         self._reconnect_silent(now)
@@ -113,8 +112,8 @@ class ReliableSender:
         waiting = {window.stream.shard(len(self._outlets)) for window in self._windows if window.in_flight}
         for shard, outlet in enumerate(self._outlets):
             if shard not in waiting:
-                self._heard_at[shard] = now
-            if self._backoffs[shard].is_due(now - self._heard_at[shard]):
+                self._receipt_at[shard] = now
+            if self._backoffs[shard].is_due(now - self._receipt_at[shard]):
                 outlet.reconnect()
 
     def _resend(self, window: SendWindow, now: float) -> None:

@@ -90,11 +90,11 @@ class SegmentBuilder:
 
     def begin(self, observation: Array) -> None:
         """Starts all streams at `observation`, frame_dtype[E, S, *F], after a reset. Call this first."""
-        shape = (self._num_streams, *self._schema.observation_shape)
+        dtype, shape = self._schema.frame_dtype, (self._num_streams, *self._schema.observation_shape)
         require(
-            observation.shape == shape and observation.dtype == self._schema.frame_dtype,
-            f"the environment's observations must be {self._schema.frame_dtype}{list(shape)}, "
-            f"got {observation.dtype}{list(observation.shape)}: change the environment to match its schema",
+            observation.shape == shape and observation.dtype == dtype,
+            f"observations must be {dtype}{list(shape)}, got {observation.dtype}{list(observation.shape)}",
+            remedy="change the environment to match its observation space",
         )
         self._rows: list[_Row] = []  # steps, from the oldest that any stream still needs on
         self._first = np.zeros(self._num_streams, np.int64)  # [E]  row of the oldest step that is not yet a transition

@@ -24,7 +24,7 @@ class SendWindow:
         self._window = window
         self._unacknowledged: dict[int, list[bytes]] = {}
         self._progress_at = 0.0
-        self._heard_at = 0.0
+        self._receipt_at = 0.0
         self._silence = 0.0  # longest time without a receipt since the last progress
         self._resend_seconds = RESEND_SECONDS
         self._resend_at = 0.0
@@ -48,7 +48,7 @@ class SendWindow:
     def add(self, message: list[bytes], now: float) -> None:
         """Keeps the message of segment `next_number`, which the caller sends."""
         if not self._unacknowledged:
-            self._heard_at, self._silence = now, 0.0
+            self._receipt_at, self._silence = now, 0.0
             self._progress_at, self._resend_at = now, now + self._resend_seconds
         self._unacknowledged[self.next_number] = message
         self.next_number += 1
@@ -57,8 +57,8 @@ class SendWindow:
         """Drops acknowledged segments; returns whether the replay memory is new and the rest must be sent again."""
         if receipt.stream != self.stream:
             return False
-        self._silence = max(self._silence, now - self._heard_at)
-        self._heard_at = now
+        self._silence = max(self._silence, now - self._receipt_at)
+        self._receipt_at = now
         stored = receipt.bitmap << 1  # Now bit 0 is `contiguous` itself, which is not stored.
         arrived = [
             number

@@ -22,23 +22,23 @@ class SharedParameters:
     def __init__(self, num_parameters: int) -> None:
         """Create this object before the fork."""
         memory = mmap.mmap(-1, 64 + _NUM_SIDES * 4 * num_parameters)
-        self._words = np.frombuffer(memory, "<i8", 8)  # number published, number begun, versions of sides 0 and 1
+        self._header = np.frombuffer(memory, "<i8", 8)  # number published, number begun, versions of sides 0 and 1
         self._sides = np.frombuffer(memory, "<f4", _NUM_SIDES * num_parameters, 64).reshape(_NUM_SIDES, -1)
 
     def publish(self, parameters: Parameters) -> None:
         """Writes newer parameters. Only one process may call this."""
-        number = int(self._words[0]) + 1
+        number = int(self._header[0]) + 1
         side = number % _NUM_SIDES
-        self._words[1] = number
+        self._header[1] = number
         self._sides[side] = parameters.values
-        self._words[2 + side] = parameters.version
-        self._words[0] = number
+        self._header[2 + side] = parameters.version
+        self._header[0] = number
 
     def newer(self, known: int) -> tuple[int, Parameters] | None:
         """Returns the newest parameters and their number, if that is larger than `known` (0: any); otherwise None."""
-        while (number := int(self._words[0])) > known:
+        while (number := int(self._header[0])) > known:
             side = number % _NUM_SIDES
-            version, values = int(self._words[2 + side]), self._sides[side].copy()
-            if self._words[1] < number + _NUM_SIDES:
+            version, values = int(self._header[2 + side]), self._sides[side].copy()
+            if self._header[1] < number + _NUM_SIDES:
                 return number, Parameters(version, values)
         return None

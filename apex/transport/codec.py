@@ -61,9 +61,8 @@ class Codec:
         """Decodes and checks what `encode_segment` wrote. Raises WireError if the segment is for another shard."""
         header, (body,) = self._check(frames, MessageKind.SEGMENT, 1)
         require_field(header.shard == shard, "shard", f"the segment is for shard {header.shard}, not for {shard}")
-        require_field(
-            0 < header.num_items <= MAX_RECORDS, "count", f"{header.num_items} transitions, expected 1 to {MAX_RECORDS}"
-        )
+        count = header.num_items
+        require_field(0 < count <= MAX_RECORDS, "count", f"{count} transitions, expected 1 to {MAX_RECORDS}")
         blob_at = _SEGMENT.size + header.num_items * self._record.itemsize
         require_field(len(body) >= blob_at + 8, "length", f"{len(body)} bytes cannot hold {header.num_items} records")
         base, version = _SEGMENT.unpack_from(body)
@@ -74,13 +73,10 @@ class Codec:
         blob = body[blob_at:]
         num_frames = self._check_blob(blob, MAX_FRAMES)
         self._check_records(records, num_frames)
-        require_field(bool(np.isfinite(records["priority"]).all()), "priority", "a priority is not finite")
-        require_field(bool((records["priority"] >= 0).all()), "priority", "a priority is negative")
-        require_field(bool(np.isfinite(records["reward"]).all()), "reward", "a reward is not finite")
-        step_discount = records["step_discount"]
-        require_field(
-            bool(((step_discount >= 0) & (step_discount <= 1)).all()), "discount", "a step discount is outside [0, 1]"
-        )
+        priority = records["priority"]
+        _require_all(np.isfinite(priority) & (priority >= 0), "priority", "a priority is negative or not finite")
+        _require_all(np.isfinite(records["reward"]), "reward", "a reward is not finite")
+        _require_all(_is_share(records["step_discount"]), "discount", "a step discount is outside [0, 1]")
         return Segment(Stream(header.sender, header.incarnation), header.number, version, records, blob, base)
 
     def encode_receipt(self, receipt: Receipt, shard: int = 0) -> list[bytes]:
@@ -117,18 +113,15 @@ class Codec:
         records = np.frombuffer(body, self._batch_record, batch_size, _BATCH.size)
         per_transition = records["num_frames"].astype(np.int64)
         limit = 2 * self.schema.stack + self.schema.n_step
-        require_field(bool((per_transition <= limit).all()), "count", f"a transition has more than {limit} frames")
+        _require_all(per_transition <= limit, "count", f"a transition has more than {limit} frames")
         num_frames = self._check_blob(blob, batch_size * limit)
-        require_field(
-            int(per_transition.sum()) == num_frames,
-            "count",
-            f"the blob has {num_frames} frames, which differs from the sum of the records' `num_frames`",
-        )
+        total = int(per_transition.sum())
+        require_field(total == num_frames, "count", f"{num_frames} frames in the blob, but {total} in the records")
         self._check_records(records, per_transition)
         probability = records["probability"]
         likely = (probability >= _LEAST_PROBABILITY) & (probability <= 1)
-        require_field(bool(likely.all()), "probability", f"a probability is outside [{_LEAST_PROBABILITY:g}, 1]")
-        require_field(not records["unused"].any(), "unused", "an unused byte is not 0")
+        _require_all(likely, "probability", f"a probability is outside [{_LEAST_PROBABILITY:g}, 1]")
+        _require_all(records["unused"] == 0, "unused", "an unused byte is not 0")
         return BatchMessage(
             header.shard, header.incarnation, header.sender, header.number, num_transitions, records, blob
         )
@@ -143,14 +136,13 @@ class Codec:
         """Decodes what `encode_priorities` wrote. The store checks the values of the priorities."""
         header, (body,) = self._check(frames, MessageKind.PRIORITIES, 1)
         require_field(header.shard == shard, "shard", f"the priorities are for shard {header.shard}, not {shard}")
-        require_field(header.num_items <= MAX_PRIORITIES, "count", f"{header.num_items} priorities")
+        count = header.num_items
+        require_field(count <= MAX_PRIORITIES, "count", f"{count} priorities, expected at most {MAX_PRIORITIES}")
         require_field(
-            len(body) == 12 * header.num_items,
-            "length",
-            f"{len(body)} bytes, expected 12 for each of {header.num_items} priorities",
+            len(body) == 12 * count, "length", f"{len(body)} bytes, expected 12 for each of {count} priorities"
         )
-        keys = np.frombuffer(body, "<i8", header.num_items)
-        priorities = np.frombuffer(body, "<f4", header.num_items, 8 * header.num_items)
+        keys = np.frombuffer(body, "<i8", count)
+        priorities = np.frombuffer(body, "<f4", count, 8 * count)
         return PriorityUpdate(header.shard, header.incarnation, header.sender, header.number, keys, priorities)
 
     def encode_parameters(self, parameters: Parameters) -> list[bytes]:
@@ -221,52 +213,48 @@ class Codec:
             raise WireError("blob", str(error)) from error
         if schema.frame_dtype == "float32" and schema.codec == "raw":
             values = np.frombuffer(blob, "<f4", offset=table_bytes(num_frames))
-            require_field(bool(np.isfinite(values).all()), "blob", "a frame value is not finite")
+            _require_all(np.isfinite(values), "blob", "a frame value is not finite")
         return num_frames
 
     def _check_records(self, records: Array, num_frames: Array | int) -> None:
         """Checks the fields that segments and batches share. `num_frames`: frames of the message, or of each record."""
-        schema = self.schema
+        stack, n_step = self.schema.stack, self.schema.n_step
         frame, next_frame = records["frame"].astype(np.int64), records["next_frame"].astype(np.int64)
         depth, next_depth = records["depth"], records["next_depth"]
-        discount = records["discount"]
-        require_field(bool(np.isfinite(records["n_step_return"]).all()), "return", "an n-step return is not finite")
-        require_field(bool(((discount >= 0) & (discount <= 1)).all()), "discount", "a discount is outside [0, 1]")
-        self._check_actions(records)
-        require_field(
-            bool(((depth >= 1) & (depth <= schema.stack)).all()), "depth", f"a depth is not in 1 ... {schema.stack}"
-        )
-        require_field(
-            bool(((next_depth >= 1) & (next_depth <= schema.stack)).all()),
-            "depth",
-            f"a next depth is not in 1 ... {schema.stack}",
-        )
         steps = next_frame - frame
-        require_field(
-            bool(((steps >= 1) & (steps <= schema.n_step)).all()),
-            "frames",
-            f"`next_frame` is not 1 to {schema.n_step} frames after `frame`",
-        )
-        require_field(bool((next_frame < num_frames).all()), "frames", "`next_frame` is beyond the last frame")
-        require_field(bool((depth <= frame + 1).all()), "frames", "a stack begins before the first frame")
-        require_field(
-            bool((next_depth <= next_frame + 1).all()), "frames", "a next stack begins before the first frame"
-        )
+        _require_all(np.isfinite(records["n_step_return"]), "return", "an n-step return is not finite")
+        _require_all(_is_share(records["discount"]), "discount", "a discount is outside [0, 1]")
+        self._check_actions(records)
+        _require_all((depth >= 1) & (depth <= stack), "depth", f"a depth is not in 1 ... {stack}")
+        _require_all((next_depth >= 1) & (next_depth <= stack), "depth", f"a next depth is not in 1 ... {stack}")
+        _require_all((steps >= 1) & (steps <= n_step), "frames", f"`next_frame` is not 1 to {n_step} after `frame`")
+        _require_all(next_frame < num_frames, "frames", "`next_frame` is beyond the last frame")
+        _require_all(depth <= frame + 1, "frames", "a stack begins before the first frame")
+        _require_all(next_depth <= next_frame + 1, "frames", "a next stack begins before the first frame")
 
     def _check_actions(self, records: Array) -> None:
         """Checks actions and masks. A mask must allow at least one action unless the discount is 0."""
         schema, action = self.schema, records["action"]
         if schema.action_size:
-            require_field(bool((np.abs(action) <= 1).all()), "action", "an action has a component outside [-1, 1]")
+            _require_all(np.abs(action) <= 1, "action", "an action has a component outside [-1, 1]")
         else:
             known = (action >= 0) & (action < schema.num_actions)
-            require_field(bool(known.all()), "action", f"an action is not in 0 ... {schema.num_actions - 1}")
+            _require_all(known, "action", f"an action is not in 0 ... {schema.num_actions - 1}")
         if schema.masked:
             masks = records["next_mask"]
             allowed = masks.any(axis=1) | (records["discount"] == 0)
-            require_field(bool(allowed.all()), "mask", "a mask allows no action although the discount is not 0")
+            _require_all(allowed, "mask", "a mask allows no action although the discount is not 0")
             beyond = masks[:, -1] >> (schema.num_actions - 8 * (schema.mask_bytes - 1))
-            require_field(not beyond.any(), "mask", f"a mask allows actions above {schema.num_actions - 1}")
+            _require_all(beyond == 0, "mask", f"a mask allows actions above {schema.num_actions - 1}")
+
+
+def _require_all(valid: Array, reason: str, text: str) -> None:
+    """Raises WireError unless all elements of `valid` are True."""
+    require_field(bool(valid.all()), reason, text)
+
+
+def _is_share(values: Array) -> Array:
+    return (values >= 0) & (values <= 1)  # False for NaN.
 
 
 def _version(number: int) -> int:
@@ -276,5 +264,5 @@ def _version(number: int) -> int:
 
 def _finite(body: memoryview) -> Array:
     values = np.frombuffer(body, "<f4")
-    require_field(bool(np.isfinite(values).all()), "values", "a parameter value is not finite")
+    _require_all(np.isfinite(values), "values", "a parameter value is not finite")
     return values

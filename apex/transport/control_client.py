@@ -13,7 +13,7 @@ from apex.transport.messages.control import Answer, Request
 from apex.transport.sockets import Context, Reader, connect, prepare
 from apex.transport.timing import CONTROL_RECONNECT_SECONDS, GOODBYE_SECONDS
 
-TELL_SECONDS = 60.0  # minimum time between two warnings about invalid answers
+WARN_SECONDS = 60.0  # minimum time between two warnings about invalid answers
 
 log = logging.getLogger("apex")
 
@@ -25,7 +25,7 @@ class ControlClient(Reader):
         """Connects. `linger`: seconds after `close` in which ZeroMQ still tries to send queued messages."""
         super().__init__()
         self.endpoint = endpoint
-        self._tell_at = 0.0
+        self._warn_at = 0.0
         self._socket = context.socket(zmq.DEALER)
         prepare(self._socket, high_water_mark=64, max_bytes=MAX_JSON_BYTES, linger=linger)
         self._socket.reconnect_ivl_max = int(1000 * CONTROL_RECONNECT_SECONDS)
@@ -47,10 +47,10 @@ class ControlClient(Reader):
         return self.read(self._socket, timeout, decode_answer)
 
     def refuse(self, error: WireError) -> None:
-        """Counts one more invalid answer; warns at most once per TELL_SECONDS."""
+        """Counts one more invalid answer; warns at most once per WARN_SECONDS."""
         super().refuse(error)
-        if time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + TELL_SECONDS
+        if time.monotonic() >= self._warn_at:
+            self._warn_at = time.monotonic() + WARN_SECONDS
             log.warning("ignored an invalid answer from the learner at %s: %s", self.endpoint, error)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from apex.transport.sockets import open_context
 from apex.transport.timing import ABSENT_HEARTBEATS
 from apex.types import Role
 
-PATIENCE = 1.25  # factor on `run.stuck_seconds`: above 1, so that a supervisor, which can report more, acts first
+STUCK_FACTOR = 1.25  # factor on `run.stuck_seconds`: above 1, so that a supervisor, which can report more, acts first
 
 HEARTBEATS = {
     Role.ACTOR: control.ActorHeartbeat,
@@ -100,7 +100,7 @@ class Session:
         welcome = self._welcome
         period = welcome.config.transport.heartbeat_seconds
         wait = Wait(self._role)
-        heard, beat_at, answered = time.monotonic(), 0.0, True
+        answered_at, beat_at, answered = time.monotonic(), 0.0, True
         with open_context(read_keys(welcome.config.transport.keys, self._role)) as context:
             client = ControlClient(context, welcome.route.endpoint)
             while not self._closing:
@@ -111,12 +111,12 @@ class Session:
                 self._flush(client)
                 answer = client.receive(min(POLL_SECONDS, period))
                 if answer is not None:
-                    heard, answered = time.monotonic(), True
+                    answered_at, answered = time.monotonic(), True
                     wait.over()
                     if not self.finished:
-                        self._hear(answer)
+                        self._take(answer)
                         beat_at = 0.0 if self.finished else beat_at  # The run is over: send the last figures at once.
-                elif time.monotonic() - heard > ABSENT_HEARTBEATS * period:
+                elif time.monotonic() - answered_at > ABSENT_HEARTBEATS * period:
                     wait.on(Waiting("learner", welcome.route.endpoint))
             self._flush(client)
             while (scores := self._take_scores()) is not None:
@@ -126,7 +126,7 @@ class Session:
 
     def _watch_main_thread(self) -> Waiting | None:
         """Returns a wait for the status if the main loop makes no progress, else None. Aborts a stuck program."""
-        if self._detector.check(PATIENCE * self._welcome.config.run.stuck_seconds):
+        if self._detector.check(STUCK_FACTOR * self._welcome.config.run.stuck_seconds):
             log.critical(
                 "%s: the main thread made no progress for %.0f s; aborting this process as stuck",
                 self._role,
@@ -161,7 +161,7 @@ class Session:
             except queue.Empty:
                 return
 
-    def _hear(self, answer: control.Answer) -> None:
+    def _take(self, answer: control.Answer) -> None:
         if isinstance(answer, control.StateAnswer):
             self.inserts_wanted, self.final = answer.inserts_wanted, answer.final
             self.moved = answer.generation not in (0, control.generation_of(self._welcome.replay))

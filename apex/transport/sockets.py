@@ -69,15 +69,14 @@ class Context(zmq.Context[zmq.Socket[bytes]]):
 
 
 @contextmanager
-def open_context(keys: Keys | None = None, io_threads: int = 1) -> Iterator[Context]:
+def open_context(keys: Keys | None = None) -> Iterator[Context]:
     """Opens a context. On exit, closes all its sockets, each after its linger. With `keys`, all sockets use CURVE.
 
     Raises UsageError if there are keys but libzmq was built without CURVE.
     """
-    require(
-        keys is None or zmq.has("curve"), "keys need CURVE, but this libzmq was built without CURVE: reinstall pyzmq"
-    )
-    context = Context(io_threads)
+    has_curve = keys is None or zmq.has("curve")
+    require(has_curve, "keys need CURVE, but this libzmq was built without CURVE", remedy="reinstall pyzmq")
+    context = Context()
     context.keys = keys
     try:
         yield context
@@ -116,9 +115,8 @@ def bind(socket: Any, endpoint: str, socket_name: str) -> None:
     """
     context = socket.context
     if context.keys is not None:
-        require(
-            ENDPOINTS[socket_name].bound_by == context.keys.role, f"the {context.keys.role} does not bind {socket_name}"
-        )
+        role = context.keys.role
+        require(ENDPOINTS[socket_name].bound_by == role, f"the {role} does not bind {socket_name}")
         if context.authenticator is None:
             context.authenticator = ZapHandler(context, context.keys)
         socket.curve_server = 1
@@ -137,9 +135,8 @@ def bind(socket: Any, endpoint: str, socket_name: str) -> None:
                 continue
             socket.close(0)
             if taken:
-                raise AddressError(
-                    f"{endpoint} is in use: stop the program that listens there, or set --transport.port-offset"
-                ) from error
+                remedy = "stop the program that listens there, or set --transport.port-offset"
+                raise AddressError(f"{endpoint} is in use", remedy) from error
             raise AddressError(f"cannot bind {endpoint}: {error}") from error
     if context.authenticator is not None:
         context.authenticator.guard(socket_name, int(socket.last_endpoint.rpartition(b":")[2]))
@@ -211,7 +208,7 @@ class InsecureBindWarning:
         if self._address and self._clock() >= self._warn_at:
             self._warn_at = self._clock() + WARN_SECONDS
             log.warning(
-                "--insecure-no-auth: anyone who reaches %s can read and change this run; create keys: apex keys new",
+                "--insecure-no-auth: anyone who reaches %s can read and change this run; run apex keys new",
                 self._address,
             )
 

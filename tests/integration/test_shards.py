@@ -1,7 +1,7 @@
-"""One replay memory in R shards: a batch has a part from each, and importance weights are those of the whole, exactly.
+"""Batches from R shards have the importance weights of a single replay memory.
 
-The shards differ by hundreds in size and by millions in total priority: a weight that forgot the shard's share, or took
-another shard's total, would be far off.
+The sizes of the shards differ by a factor of 200 and their priorities by a factor of 10^6, so a weight that ignores the
+shard's share, or uses another shard's total, is far off.
 """
 
 from __future__ import annotations
@@ -28,30 +28,20 @@ EXPONENT = 0.6
 
 
 class Shards:
-    """R stores, what each has by the definition, and one loader that draws from them all."""
+    """R stores and a loader that draws from all of them."""
 
     def __init__(self, folder, num_shards):
         generator = np.random.default_rng(num_shards)
-        self.priorities = [scale * generator.uniform(1, 10, n) for n, scale in zip(SIZES, SCALES, strict=True)][
-            :num_shards
-        ]
+        sizes = zip(SIZES[:num_shards], SCALES[:num_shards], strict=True)
+        self.priorities = [scale * generator.uniform(1, 10, n) for n, scale in sizes]
         self.ring = BatchRing(VECTORS, PART * num_shards, num_shards=num_shards)
         self.loader = Loader(VECTORS, self.ring, RandomShift(0, np.random.default_rng(0)))
         self.sources = []
         for shard, priorities in enumerate(self.priorities):
             path = folder / f"store-{shard}"
-            store = StoreWriter.create(
-                path,
-                VECTORS,
-                StoreSettings(
-                    capacity=1_000,
-                    max_bytes=100_000,
-                    num_streams=num_shards,
-                    priority_exponent=EXPONENT,
-                    min_priority=1e-6,
-                ),
-                store_incarnation=shard + 1,
-            )
+            limits = {"capacity": 1_000, "max_bytes": 100_000, "num_streams": num_shards, "min_priority": 1e-6}
+            settings = StoreSettings(**limits, priority_exponent=EXPONENT)
+            store = StoreWriter.create(path, VECTORS, settings, store_incarnation=shard + 1)
             records = make_records(VECTORS, len(priorities), priority=priorities)
             store.insert(make_segment(VECTORS, len(priorities), actor_id=shard, number=0, base=0, records=records))
             settings = DrawSettings(shard, num_shards, PART, 10**9, RateLimiter(1, 0.0, 0.1, False))
@@ -61,7 +51,7 @@ class Shards:
 
     @property
     def weights(self):
-        """What the leaves hold, by the definition."""
+        """The weights of the leaves, by the definition."""
         return [np.float64(p.astype(np.float32)) ** EXPONENT for p in self.priorities]
 
     @property
@@ -70,7 +60,7 @@ class Shards:
         return [weights / weights.sum() / len(self.weights) for weights in self.weights]
 
     def draw(self):
-        """A batch, and the shard of each of its rows."""
+        """Returns a batch and the shard of each row."""
         assert self.loader.ready(0.0)
         assert self.loader.fill(self.sources)
         batch = self.ring.receive(1.0)
@@ -79,7 +69,7 @@ class Shards:
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
-def test_probability_and_number_of_transitions_are_those_of_the_whole_memory(tmp_path, num_shards):
+def test_probabilities_and_weights_are_those_of_the_whole_memory(tmp_path, num_shards):
     shards = Shards(tmp_path, num_shards)
     naive = shards.naive_probability
     assert sum(map(np.sum, naive)) == pytest.approx(1)
@@ -90,12 +80,12 @@ def test_probability_and_number_of_transitions_are_those_of_the_whole_memory(tmp
         assert batch.num_transitions == sum(SIZES[:num_shards])
         weights = np.array([(sum(SIZES[:num_shards]) * p) ** -0.4 for p in expected])
         ours = importance_weights(batch.probability, batch.num_transitions, 0.4)
-        np.testing.assert_allclose(ours, weights / weights.max(), rtol=1e-6)  # Over the whole batch, not its parts.
+        np.testing.assert_allclose(ours, weights / weights.max(), rtol=1e-6)  # maximum over the whole batch
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
-def test_transitions_are_drawn_as_often_as_their_probability_says(tmp_path, num_shards):
-    """Stratified draws vary less than independent ones, whose counts have a variance of n P at most."""
+def test_transitions_are_drawn_in_proportion_to_their_probability(tmp_path, num_shards):
+    """Counts of stratified draws vary less than those of independent draws, whose variance is at most n P."""
     shards = Shards(tmp_path, num_shards)
     counts = [np.zeros(len(p)) for p in shards.priorities]
     batches = 400
@@ -109,8 +99,8 @@ def test_transitions_are_drawn_as_often_as_their_probability_says(tmp_path, num_
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
-def test_the_weighted_mean_of_anything_is_its_mean_over_the_whole_memory(tmp_path, num_shards):
-    """With the full correction, exponent 1: E[f / (N P)] = mean of f. The tolerance is 5 standard errors."""
+def test_weighted_means_equal_the_mean_over_the_whole_memory(tmp_path, num_shards):
+    """With exponent 1, E[f / (N P)] is the mean of f. The tolerance is 5 standard errors."""
     shards = Shards(tmp_path, num_shards)
     rng = np.random.default_rng(5)
     f = [10.0**s * rng.uniform(1, 3, n) for s, n in enumerate(SIZES[:num_shards])]
@@ -121,5 +111,5 @@ def test_the_weighted_mean_of_anything_is_its_mean_over_the_whole_memory(tmp_pat
         means.append((values / (batch.num_transitions * batch.probability)).mean())
     expected = np.concatenate(f).mean()
     tolerance = 5 * np.std(means) / np.sqrt(len(means))
-    assert tolerance < 0.05 * expected  # Else it would not see a share that is wrong.
+    assert tolerance < 0.05 * expected  # small enough to notice a wrong share
     assert abs(np.mean(means) - expected) <= tolerance

@@ -83,7 +83,7 @@ def bundle_for(folder: Path, role: Role, out: Path, name: str = "") -> None:
     )
     Keys(folder, role)
     own = folder / f"{role}.{name}.key"
-    require(not own.exists(), f"--name {name}: {own} exists already; choose another name")
+    require(not own.exists(), f"--name {name}: {own} exists already", remedy="choose another name")
     _make(out)
     if name:
         create_pair(out, role)
@@ -98,9 +98,8 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True)
     except OSError as error:
-        raise UsageError(
-            f"cannot create {folder}: {error.strerror}; choose a new folder, keys are never overwritten"
-        ) from error
+        remedy = "choose a new folder, because keys are never overwritten"
+        raise UsageError(f"cannot create {folder}: {error.strerror}", remedy) from error
 
 
 if __name__ == "__main__":

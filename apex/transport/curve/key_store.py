@@ -54,18 +54,16 @@ class Keys:
 
     def __init__(self, folder: Path, role: Role) -> None:
         """Raises UsageError if a key is missing or invalid, or if other users can write a key or read a secret key."""
-        require(folder.is_dir(), f"key folder {folder} does not exist: create it with apex keys new {folder}")
+        require(folder.is_dir(), f"key folder {folder} does not exist", remedy=f"run apex keys new {folder}")
+        is_old = any(folder.glob("*.secret"))
         require(
-            not any(folder.glob("*.secret")),
-            f"{folder} has keys in an older format (ROLE.secret): create new keys with apex keys new, then new bundles",
+            not is_old, f"{folder} has keys in an older format (ROLE.secret)", remedy="run apex keys new, then bundle"
         )
         _refuse_open(folder, stat.S_IWGRP | stat.S_IWOTH, "written")
         self.role = role
         self.public, secret = _load(folder / f"{role}.key_secret", stat.S_IRWXG | stat.S_IRWXO, "read")
-        require(
-            secret is not None,
-            f"{folder / role}.key_secret contains no secret key; copy the bundle of the {role} again",
-        )
+        remedy = f"copy the bundle of the {role} again"
+        require(secret is not None, f"{folder / role}.key_secret contains no secret key", remedy=remedy)
         self.secret = secret or b""
         self._folder = folder
         for other in lists_for(role):
@@ -89,8 +87,8 @@ class Keys:
         keys = list(self.accepted(role))
         require(
             len(keys) == 1,
-            f"{self._folder} must have exactly one public key of the {role}, but has {len(keys)}: "
-            "create the folder with apex keys bundle",
+            f"{self._folder} must have exactly one public key of the {role}, but has {len(keys)}",
+            remedy="create the folder with apex keys bundle",
         )
         return keys[0]
 
@@ -130,7 +128,7 @@ def write_private(path: Path, text: str) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise UsageError(f"cannot create {path}: {error.strerror}; keys are never overwritten") from error
+        raise UsageError(f"cannot create {path}: {error.strerror}", "choose another folder or name") from error
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
 
@@ -142,14 +140,13 @@ def _load(path: Path, forbidden: int, verb: str) -> tuple[bytes, bytes | None]:
         public, secret = zmq.auth.load_certificate(path)
         is_whole = all(len(z85.decode(key)) == KEY_BYTES for key in (public, secret) if key is not None)
     except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror}; create the host's keys with apex keys bundle"
-        ) from error
+        remedy = "create the host's keys with apex keys bundle"
+        raise UsageError(f"cannot read {path}: {error.strerror}", remedy) from error
     except UsageError:
         raise
     except (KeyError, ValueError):
         is_whole = False
-    require(is_whole, f"{path} is not a key certificate; create one with apex keys")
+    require(is_whole, f"{path} is not a key certificate", remedy="create one with apex keys")
     return public, secret
 
 
@@ -157,6 +154,6 @@ def _refuse_open(path: Path, bits: int, verb: str) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     require(
         not mode & bits,
-        f"{path} can be {verb} by other users (mode {mode:04o}): run chmod {mode & ~bits & 0o777:o} {path}, "
-        f"and create new keys if another user may have {verb} it",
+        f"{path} can be {verb} by other users (mode {mode:04o})",
+        remedy=f"run chmod {mode & ~bits & 0o777:o} {path}; if another user may have {verb} it, create new keys",
     )

@@ -27,7 +27,7 @@ from apex.types import Role
 ENDPOINT = "inproc://zeromq.zap.01"
 POLL_MILLISECONDS = 200
 LOOK_SECONDS = 1.0  # time between two checks whether the accepted keys have changed
-TELL_SECONDS = 60.0  # minimum time between two warnings about refused connections
+WARN_SECONDS = 60.0  # minimum time between two warnings about refused connections
 START_SECONDS = 5.0
 # RFC 27 has two status codes for refusals. After 400, the client gives up permanently. After 300, it tries again every
 # few seconds, so it can connect once its key has been added.
@@ -56,8 +56,8 @@ class ZapHandler:
         self._admitted: dict[tuple[str, bytes], str] = {}  # (socket name, key) -> role of the key when it was accepted
         self._removed: set[bytes] = set()  # keys that were accepted earlier
         self._last = ""  # address of the peer that was refused last
-        self._told: Counter[str] = Counter()
-        self._tell_at = 0.0
+        self._reported: Counter[str] = Counter()  # `refused` at the last warning
+        self._warn_at = 0.0
         self._closing = False
         self._failure: BaseException | None = None
         self._ready = threading.Event()
@@ -96,7 +96,7 @@ class ZapHandler:
                 if time.monotonic() >= look_at:
                     look_at = time.monotonic() + LOOK_SECONDS
                     self._look()
-                    self._tell()
+                    self._warn()
         except BaseException as failure:
             self._failure = failure
         finally:
@@ -168,11 +168,11 @@ class ZapHandler:
         self._complaints.pop(role, None)
         return keys
 
-    def _tell(self) -> None:
-        if self.refused != self._told and time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + TELL_SECONDS
-            new = self.refused - self._told
-            self._told = self.refused.copy()
+    def _warn(self) -> None:
+        if self.refused != self._reported and time.monotonic() >= self._warn_at:
+            self._warn_at = time.monotonic() + WARN_SECONDS
+            new = self.refused - self._reported
+            self._reported = self.refused.copy()
             reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(new.items()))
             log.warning("refused connections, most recently from %s; reasons and counts: %s", self._last, reasons)
 

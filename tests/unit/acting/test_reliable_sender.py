@@ -1,4 +1,4 @@
-"""The link sends each segment, keeps it until its receipt, and sends it again when nothing moves: a tape."""
+"""Segments are sent, kept until they are acknowledged, and sent again if receipts are overdue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STREAMS = [Stream(7, 3), Stream(6, 4)]
 
 
 class Tape:
-    """An outlet, a source of receipts and a clock in one."""
+    """An outlet, a source of receipts and a clock. Records what is sent."""
 
     def __init__(self):
         self.sent = []
@@ -52,7 +52,7 @@ def cut(stream_index):
     return Cut(stream_index, segment.records, segment.blob)
 
 
-def test_numbers_run_per_stream_and_carry_the_base():
+def test_each_stream_numbers_its_segments_and_sends_its_base():
     tape = Tape()
     link = make_link(tape)
     link.send([cut(0), cut(1)], version=1)
@@ -67,7 +67,7 @@ def test_numbers_run_per_stream_and_carry_the_base():
     assert link.in_flight == 3
 
 
-def test_what_is_overdue_goes_again_and_only_that():
+def test_only_overdue_segments_are_sent_again():
     tape = Tape()
     link = make_link(tape)
     link.send([cut(0), cut(1)], version=1)
@@ -78,7 +78,7 @@ def test_what_is_overdue_goes_again_and_only_that():
     assert link.num_resent == 1
 
 
-def test_without_room_nothing_is_lost():
+def test_segments_that_the_queue_refuses_are_sent_later():
     tape = Tape()
     link = make_link(tape)
     tape.room = False
@@ -89,7 +89,7 @@ def test_without_room_nothing_is_lost():
     assert tape.sent == [(7, 0, 0)]
 
 
-def test_another_store_is_sent_what_the_old_one_had_not_acknowledged():
+def test_a_new_store_receives_the_unacknowledged_segments():
     tape = Tape()
     link = make_link(tape, window=4)
     link.send([cut(0), cut(0), cut(0)], version=1)
@@ -100,7 +100,7 @@ def test_another_store_is_sent_what_the_old_one_had_not_acknowledged():
     assert tape.sent[3:] == [(7, 1, 0), (7, 2, 0)]
 
 
-def test_receipts_of_strangers_are_ignored():
+def test_receipts_of_other_streams_and_older_incarnations_are_ignored():
     tape = Tape()
     link = make_link(tape)
     link.send([cut(0)], version=1)
@@ -109,8 +109,17 @@ def test_receipts_of_strangers_are_ignored():
     assert link.in_flight == 1
 
 
+def test_a_receipt_of_a_newer_incarnation_is_an_error():
+    tape = Tape()
+    link = make_link(tape)
+    link.send([cut(0)], version=1)
+    tape.receipts = [Receipt(Stream(7, 4), 1, 0, 0)]
+    with pytest.raises(SupersededError, match="actor 7"):
+        link.pump()
+
+
 class ShardOutlet:
-    """Keeps what goes to one shard, by its own decoder: what is for another would be refused."""
+    """Records the segments for one shard; decoding fails for other shards."""
 
     def __init__(self, shard):
         self.shard = shard
@@ -125,7 +134,7 @@ class ShardOutlet:
         self.sent.append("reconnect")
 
 
-def test_a_stream_goes_to_its_shard_and_nowhere_else_also_when_it_is_sent_again():
+def test_segments_of_a_stream_go_only_to_its_shard():
     tape, outlets = Tape(), [ShardOutlet(shard) for shard in range(3)]
     link = ReliableSender(STREAMS, CODEC, outlets, tape, window=2, clock=tape.clock)
     link.send([cut(0), cut(1), cut(0)], version=1)
@@ -133,38 +142,29 @@ def test_a_stream_goes_to_its_shard_and_nowhere_else_also_when_it_is_sent_again(
     tape.receipts = [Receipt(STREAMS[0], 1, 1, 0)]
     tape.now = RESEND_SECONDS + 0.1
     link.pump()
-    assert [outlet.sent for outlet in outlets] == [[(6, 0), (6, 0)], [(7, 0), (7, 1)], []]  # 7 has made progress.
+    assert [outlet.sent for outlet in outlets] == [
+        [(6, 0), (6, 0)],
+        [(7, 0), (7, 1)],
+        [],
+    ]  # Stream 7 has made progress.
     tape.now += RESEND_SECONDS + 0.1
     link.pump()
     assert [outlet.sent[2:] for outlet in outlets] == [[(6, 0)], [(7, 1)], []]
 
 
-def test_a_stream_that_has_a_newer_life_is_over_and_does_not_wait_for_ever():
+def test_a_server_without_receipts_causes_a_reconnect():
     tape = Tape()
     link = make_link(tape)
-    link.send([cut(0)], version=1)
-    tape.receipts = [Receipt(Stream(7, 2), 1, 5, 0)]  # An older life's, which the store has heard of last.
+    tape.now = 60.0  # Nothing is in flight, so no receipt is due.
     link.pump()
-    assert link.in_flight == 1
-    tape.receipts = [Receipt(Stream(7, 4), 1, 0, 0)]
-    with pytest.raises(SupersededError, match="actor 7 has been leased to another host"):
+    link.send([cut(0)], version=1)
+    for seconds, num_reconnects in ((RENEW_SECONDS - 0.1, 0), (RENEW_SECONDS, 1), (RENEW_SECONDS, 1)):
+        tape.now = 60.0 + seconds
         link.pump()
+        assert tape.num_reconnects == num_reconnects
 
 
-def test_a_server_that_sends_no_receipts_is_connected_to_anew():
-    tape = Tape()
-    link = make_link(tape)
-    link.send([cut(0)], version=1)
-    tape.now = RENEW_SECONDS - 0.1
-    link.pump()
-    assert tape.num_reconnects == 0
-    tape.now = RENEW_SECONDS
-    link.pump()
-    link.pump()
-    assert tape.num_reconnects == 1
-
-
-def test_a_server_that_sends_receipts_may_take_nothing_for_as_long_as_it_likes():
+def test_receipts_without_progress_cause_no_reconnect():
     tape = Tape()
     link = make_link(tape)
     link.send([cut(0)], version=1)
@@ -172,15 +172,4 @@ def test_a_server_that_sends_receipts_may_take_nothing_for_as_long_as_it_likes()
         tape.now = float(second)
         tape.receipts = [Receipt(STREAMS[0], 1, 0, 0)]
         link.pump()
-    assert tape.num_reconnects == 0
-
-
-def test_nothing_is_expected_of_a_server_while_nothing_is_in_flight():
-    tape = Tape()
-    link = make_link(tape)
-    tape.now = 60.0
-    link.pump()
-    link.send([cut(0)], version=1)
-    tape.now = 69.0
-    link.pump()
     assert tape.num_reconnects == 0

@@ -1,8 +1,8 @@
-"""What `SegmentBuilder` stores is exactly what happened: every transition, at every boundary, frame by frame.
+"""`SegmentBuilder` stores every transition exactly, at every boundary.
 
-A script says what each stream will live through; `drive` plays it, and `naive_transitions` reads the right answer from
-the script alone. Every frame names its stream, episode and step, and rewards are powers of ten, so that whatever is
-taken from the wrong place shows.
+A script describes the episodes of a stream. `drive` plays it, and `naive_transitions` computes the expected result from
+the script alone. Each frame contains its stream, episode and step, and rewards are powers of ten, so that a value from
+a wrong place is noticed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ FORMATS = [("uint8", "lz4"), ("float32", "raw"), ("float32", "lz4"), ("uint8", "
 
 
 class Episode(NamedTuple):
-    """What one stream lives through between two resets: L steps, L + 1 states."""
+    """The steps of one stream between two resets: L steps, L + 1 states."""
 
     frames: np.ndarray  # [L + 1, *F]
     q: np.ndarray  # float32[L + 1, A]; the last row is NaN if that state is terminal
     action: np.ndarray  # int64[L]
     reward: np.ndarray  # float32[L]
     life_lost: np.ndarray  # bool[L]
-    terminated: bool  # at step L - 1; if neither, the episode is still going on when the script stops
+    terminated: bool  # at step L - 1; if neither is set, the script stops within the episode
     truncated: bool
-    failed: bool = False  # after its L steps one more was tried, and the environment failed
+    failed: bool = False  # the environment failed in a further step
 
     @property
     def length(self):
@@ -54,7 +54,7 @@ class Episode(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """One transition, decoded."""
+    """A decoded transition."""
 
     n_step_return: float
     discount: float
@@ -85,7 +85,7 @@ def make_builder(schema, *, num_streams=1, segment_length=50, gamma=0.5, clip=Fa
 
 
 def make_frames(stream, episode, length, dtype="uint8"):
-    """Frames of an episode: stream, episode and step, counted from 1, because zeros are the stack's padding."""
+    """Returns frames of an episode: stream, episode and step, counted from 1 because zeros are padding."""
     frames = np.zeros((length + 1, 2, 3), dtype)
     frames[:] = stream + 1, episode + 1, 0
     frames[:, :, 2] = np.arange(1, length + 2)[:, None]
@@ -93,7 +93,7 @@ def make_frames(stream, episode, length, dtype="uint8"):
 
 
 def make_episode(rewards, *, terminated=False, truncated=False, lives_lost=(), episode=0):
-    """In state t action 0 is worth 1 and the best one 100 + t; action 0 is taken."""
+    """In state t, the value of action 0 is 1 and the best value is 100 + t. Action 0 is chosen."""
     length = len(rewards)
     q = np.ones((length + 1, NUM_ACTIONS), np.float32)
     q[:, 2] = 100 + np.arange(length + 1)
@@ -104,7 +104,7 @@ def make_episode(rewards, *, terminated=False, truncated=False, lives_lost=(), e
 
 
 def make_script(rng, stream, num_steps, *, n, segment_length, dtype):
-    """Random episodes that fill exactly `num_steps` steps; the last one is still going on, and may have no step yet."""
+    """Returns random episodes of `num_steps` steps in total. The last one does not end, and may have no steps."""
     lengths = [1, 2, n, n + 1, segment_length, 2 * segment_length + 1]
     ends = [(True, False, False), (False, True, False), (True, True, False), (False, False, True)]
     script, steps_left = [], num_steps
@@ -133,12 +133,12 @@ def make_script(rng, stream, num_steps, *, n, segment_length, dtype):
 
 
 def naive_stack(frames, t, stack):
-    """The observation at step t of an episode: its last `stack` frames, zeros before the first."""
+    """Returns the observation at step t: the last `stack` frames, with zeros before the first."""
     return [frames[i] if i >= 0 else np.zeros_like(frames[0]) for i in range(t - stack + 1, t + 1)]
 
 
 def naive_transitions(script, schema, *, gamma=0.5, clip=False, life_loss_terminates=False):
-    """Straight from the definition, one start after the other; what is not closed when the script stops is left out."""
+    """Computes transitions from the definition. Leaves out windows that are open when the script stops."""
     transitions = []
     for episode in script:
         for t in range(episode.length):
@@ -174,13 +174,13 @@ def naive_transitions(script, schema, *, gamma=0.5, clip=False, life_loss_termin
 
 
 def timeline(script, schema):
-    """Per state of a stream: observation, Q; and for the step that leads there: how it came about."""
+    """Returns the states (observation, Q-values) of a stream, and the steps between them."""
     states, steps = [], []
     for episode in script:
         stacks = [naive_stack(episode.frames, t, schema.stack) for t in range(episode.length + 1)]
         states += zip(stacks, episode.q, strict=True)
         if episode.ended:
-            states.pop()  # Nobody acts in a final state: the next episode begins at once.
+            states.pop()  # No action is chosen in a final state: the next episode begins at once.
         for t in range(episode.length):
             ended = episode.ended and t + 1 == episode.length
             final = stacks[-1] if ended else np.full(schema.observation_shape, 77)
@@ -194,9 +194,9 @@ def timeline(script, schema):
 
 
 def drive(scripts, schema, builder, *, cut_when=lambda t: False):
-    """Plays one script per stream, cuts when the builder is ready (or `cut_when`), and at the end; returns the cuts.
+    """Plays one script per stream; cuts when the builder is ready, if `cut_when`, and at the end. Returns the cuts.
 
-    Arrays are spoilt as soon as a call returns: a builder that kept a view would store nonsense.
+    Arrays are overwritten after each call, so that a builder that keeps a view is noticed.
     """
     states, steps = zip(*(timeline(script, schema) for script in scripts), strict=True)
     observations = [np.array([stack for stack, _ in now], schema.frame_dtype) for now in zip(*states, strict=True)]
@@ -220,7 +220,7 @@ def drive(scripts, schema, builder, *, cut_when=lambda t: False):
 
 
 def decode_frames(schema, blob):
-    """Every frame of a blob, by its table of offsets."""
+    """Returns the frames of a blob."""
     (first,) = np.frombuffer(blob, "<u4", 1)
     offsets = np.frombuffer(blob, "<u4", first // 4)
     assert offsets[-1] == len(blob)
@@ -231,17 +231,19 @@ def decode_frames(schema, blob):
 
 
 def rebuild(frames, newest, depth, stack):
-    """The stack whose newest frame is `frames[newest]`, of which `depth` frames are real."""
+    """Returns the stack with `depth` real frames, the newest of which is `frames[newest]`."""
     real = [frames[i] for i in range(int(newest) - int(depth) + 1, int(newest) + 1)]
     return np.array([np.zeros_like(frames[0])] * (stack - int(depth)) + real)
 
 
 def decode(schema, cut):
-    """All transitions of one cut; refuses a blob that holds a frame too many, too few or twice."""
+    """Returns the transitions of a cut. Fails if the blob lacks a frame, or has one that is not needed or twice."""
     frames = decode_frames(schema, cut.blob)
     records = cut.records
-    assert records[0]["frame"] + 1 == records[0]["depth"]  # It begins with the first stack's oldest frame, ...
-    assert records[-1]["next_frame"] + 1 == len(frames)  # ... and ends with the last next stack's newest.
+    assert (
+        records[0]["frame"] + 1 == records[0]["depth"]
+    )  # The blob begins with the oldest frame of the first stack ...
+    assert records[-1]["next_frame"] + 1 == len(frames)  # ... and ends with the newest frame of the last next stack.
     assert len({frame.tobytes() for frame in frames}) == len(frames)
     return [
         Stored(
@@ -260,7 +262,7 @@ def decode(schema, cut):
 
 
 def stored_by(scripts, schema, builder, **options):
-    """Per stream, everything that was ever cut, in order."""
+    """Returns the transitions of each stream in order."""
     stored = [[] for _ in scripts]
     for cut in itertools.chain(*drive(scripts, schema, builder, **options)):
         stored[cut.stream_index] += decode(schema, cut)
@@ -268,7 +270,7 @@ def stored_by(scripts, schema, builder, **options):
 
 
 def play(rewards, **options):
-    """Returns what is stored of one episode; the next one has begun."""
+    """Returns the transitions of one episode, after the next one has begun."""
     keywords = {name: options.pop(name) for name in ("clip", "life_loss_terminates") if name in options}
     schema = make_schema()
     script = [make_episode(rewards, **options)]
@@ -279,13 +281,27 @@ def play(rewards, **options):
 
 
 def steps_in(observation):
-    """The steps that an observation's frames name, 0 for padding."""
+    """Returns the steps in an observation's frames; 0 for padding."""
     return [frame[0][2] for frame in observation]
+
+
+def zeros_of(schema, num_streams=1):
+    return np.zeros((num_streams, *schema.observation_shape), schema.frame_dtype)
+
+
+def append(builder, schema, num_streams=1, *, value=0.0, state_value=0.0, final_value=None, action=None, **fields):
+    """Appends a step; `fields` change fields of the Step, and other options the values of all streams."""
+    no, zeros = np.zeros(num_streams, bool), np.zeros(num_streams, np.float32)
+    observation, fields = zeros_of(schema, num_streams), {name: np.asarray(each) for name, each in fields.items()}
+    step = Step(observation, zeros, no, no, no, observation)._replace(**fields)
+    action = np.zeros(num_streams, np.int64) if action is None else action
+    values = (np.broadcast_to(np.array(each, np.float32), num_streams) for each in (value, state_value))
+    builder.append(action, *values, step, final_value)
 
 
 @contextmanager
 def counted_compressions():
-    """Yields a list that grows by one entry with every call of the compressor."""
+    """Yields a list that gets an entry with each call of the compressor."""
     calls = []
 
     def look(frame, event, function):
@@ -304,7 +320,7 @@ def counted_compressions():
 @pytest.mark.parametrize("segment_length", [1, 2, 7, 50])
 @pytest.mark.parametrize("stack", [1, 4])
 @pytest.mark.parametrize("n", [1, 3, 5])
-def test_what_is_stored_equals_the_definition_in_every_bit(n, stack, segment_length, num_streams, seed):
+def test_stored_transitions_equal_the_definition_in_every_bit(n, stack, segment_length, num_streams, seed):
     rng = np.random.default_rng(seed)
     dtype, codec = FORMATS[seed % len(FORMATS)]
     schema = make_schema(stack=stack, n_step=n, dtype=dtype, codec=codec)
@@ -319,7 +335,7 @@ def test_what_is_stored_equals_the_definition_in_every_bit(n, stack, segment_len
 
 
 @pytest.mark.parametrize(("n", "segment_length"), [(3, 7), (5, 7), (5, 50)])
-def test_the_random_scripts_reach_every_boundary(n, segment_length):
+def test_random_scripts_reach_every_boundary(n, segment_length):
     reached = set()
     for seed in range(5):
         rng = np.random.default_rng(seed)
@@ -342,29 +358,24 @@ def test_the_random_scripts_reach_every_boundary(n, segment_length):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_cut_may_come_at_any_time_and_changes_nothing(seed):
+def test_the_time_of_a_cut_changes_no_transition(seed):
     rng = np.random.default_rng(seed)
     schema = make_schema(stack=4, n_step=5)
     scripts = [make_script(rng, stream, 100, n=5, segment_length=7, dtype="uint8") for stream in range(3)]
-    at_random = stored_by(
-        scripts,
-        schema,
-        make_builder(schema, num_streams=3, segment_length=1000),
-        cut_when=lambda t: rng.random() < 0.4,
-    )
-    at_once = stored_by(scripts, schema, make_builder(schema, num_streams=3, segment_length=1000))
-    assert at_random == at_once
+    builders = [make_builder(schema, num_streams=3, segment_length=1000) for _ in range(2)]
+    at_random = stored_by(scripts, schema, builders[0], cut_when=lambda t: rng.random() < 0.4)
+    assert at_random == stored_by(scripts, schema, builders[1])
 
 
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 10])
-def test_an_episode_of_t_steps_yields_exactly_t_transitions(length, kind):
+def test_each_step_of_an_episode_becomes_one_transition(length, kind):
     stored = play([10.0**t for t in range(length)], **{kind: True})
     assert [steps_in(transition.observation)[-1] for transition in stored] == list(range(1, length + 1))
 
 
 @pytest.mark.parametrize("kind", ["terminated", "truncated", "failed"])
-def test_episodes_of_one_step_fit_any_window(kind):
+def test_episodes_of_one_step_are_stored_for_any_window(kind):
     schema = make_schema(n_step=64)
     script = [make_episode([10.0**i], episode=i)._replace(**{kind: True}) for i in range(6)]
     (stored,) = stored_by([[*script, make_episode([], episode=6)]], schema, make_builder(schema, segment_length=4))
@@ -372,7 +383,7 @@ def test_episodes_of_one_step_fit_any_window(kind):
     assert [s.discount for s in stored] == [0.0 if kind == "terminated" else 0.5] * 6
 
 
-def test_a_terminal_state_by_hand():
+def test_windows_end_at_a_terminal_state():
     stored = play([1, 10, 100, 1000], terminated=True)
     assert [s.n_step_return for s in stored] == [1 + 5 + 25, 10 + 50 + 250, 100 + 500, 1000]
     assert [s.discount for s in stored] == [0.125, 0, 0, 0]
@@ -380,7 +391,7 @@ def test_a_terminal_state_by_hand():
     assert [s.num_steps for s in stored] == [3, 3, 2, 1]
 
 
-def test_a_time_limit_by_hand_bootstraps_from_the_final_observation():
+def test_truncated_windows_bootstrap_from_the_final_observation():
     stored = play([1, 10, 100, 1000], truncated=True)
     assert [s.n_step_return for s in stored] == [31, 310, 600, 1000]
     assert [s.discount for s in stored] == [0.125, 0.125, 0.25, 0.5]
@@ -388,11 +399,11 @@ def test_a_time_limit_by_hand_bootstraps_from_the_final_observation():
     assert [steps_in(s.next_observation) for s in stored] == [[3, 4], [4, 5], [4, 5], [4, 5]]
 
 
-def test_terminated_wins_when_both_come_at_once():
+def test_a_step_that_is_terminated_and_truncated_counts_as_terminated():
     assert [s.discount for s in play([1, 10], terminated=True, truncated=True)] == [0, 0]
 
 
-def test_a_failed_step_is_no_transition_and_what_came_before_it_bootstraps_from_the_last_good_state():
+def test_windows_before_a_failed_step_bootstrap_from_its_state():
     script = [make_episode([1, 10, 100, 1000])._replace(failed=True), make_episode([5], terminated=True, episode=1)]
     schema = make_schema()
     (stored,) = stored_by([[*script, make_episode([], episode=2)]], schema, make_builder(schema))
@@ -402,36 +413,31 @@ def test_a_failed_step_is_no_transition_and_what_came_before_it_bootstraps_from_
     assert [steps_in(s.next_observation) for s in stored] == [[3, 4], [4, 5], [4, 5], [4, 5], [1, 2]]
 
 
-def test_a_priority_is_finite_whatever_the_network_says():
-    """Replay refuses a segment with any other, and the actor would wait for its receipt for ever."""
-    schema, no = make_schema(n_step=1), np.zeros(4, bool)
+def test_priorities_are_finite_for_any_value_of_the_network():
+    """The replay server refuses other priorities, and the actor would wait for receipts forever."""
+    schema = make_schema(n_step=1)
     builder = make_builder(schema, num_streams=4)
-    observation = np.zeros((4, *schema.observation_shape), np.uint8)
     value = np.array([1, np.nan, np.inf, -np.inf], np.float32)
     state_value = np.array([1, np.nan, np.inf, 1], np.float32)
-    builder.begin(observation)
-    step = Step(observation, np.ones(4, np.float32), no, no, no, observation)
-    builder.append(np.zeros(4, np.int64), value, state_value, step, None)
+    builder.begin(zeros_of(schema, 4))
+    append(builder, schema, 4, value=value, state_value=state_value, reward=np.ones(4, np.float32))
     priorities = [float(cut.records["priority"][0]) for cut in builder.cut(state_value)]
-    assert priorities[0] == 0.5
-    assert priorities[1:] == [float(np.finfo(np.float32).max)] * 3
+    assert priorities == [0.5] + [float(np.finfo(np.float32).max)] * 3
 
 
-def test_a_priority_of_rescaled_values_is_the_error_of_the_rescaled_target():
-    """h(8) and h(3) are 2.008 and 1.003, so the target is h(1 + 0.5 * 8) and the error its distance from 1.003."""
-    schema, no = make_schema(n_step=1), np.zeros(1, bool)
+def test_priorities_of_rescaled_values_are_errors_of_the_rescaled_target():
+    """h(8) is 2.008 and h(3) is 1.003, so the target is h(1 + 0.5 * 8), and the error its distance from 1.003."""
+    schema = make_schema(n_step=1)
     actor, environment = ActorConfig(n_step=1, gamma=0.5), EnvironmentConfig(clip_rewards=False)
     builder = SegmentBuilder(actor, environment, schema, 1, rescaled=True)
-    observation = np.zeros((1, *schema.observation_shape), np.uint8)
-    builder.begin(observation)
-    step = Step(observation, np.ones(1, np.float32), no, no, no, observation)
-    builder.append(np.zeros(1, np.int64), np.float32([1.003]), np.float32([1.003]), step, None)
+    builder.begin(zeros_of(schema))
+    append(builder, schema, value=1.003, state_value=1.003, reward=[np.float32(1)])
     (cut,) = builder.cut(np.float32([2.008]))
     assert cut.records["priority"][0] == pytest.approx(6**0.5 - 1 + 0.005 - 1.003, rel=1e-5)
     assert cut.records["n_step_return"][0] == 1.0
 
 
-def test_a_lost_life_closes_windows_but_frames_and_stacks_run_on():
+def test_a_lost_life_closes_windows_but_not_stacks():
     stored = play([1, 10, 100, 1000], terminated=True, lives_lost=[1], life_loss_terminates=True)
     assert [s.n_step_return for s in stored] == [1 + 5, 10, 100 + 500, 1000]
     assert [s.discount for s in stored] == [0, 0, 0, 0]
@@ -439,56 +445,64 @@ def test_a_lost_life_closes_windows_but_frames_and_stacks_run_on():
     assert [steps_in(s.next_observation) for s in stored] == [[2, 3], [2, 3], [4, 5], [4, 5]]
 
 
-def test_a_lost_life_is_nothing_special_where_it_does_not_terminate():
+def test_a_lost_life_has_no_effect_if_it_does_not_terminate():
     assert play([1, 10, 100], terminated=True, lives_lost=[1]) == play([1, 10, 100], terminated=True)
 
 
-def test_a_lost_life_is_terminal_also_on_the_step_that_a_limit_cuts():
+def test_a_lost_life_is_terminal_even_in_a_truncated_step():
     stored = play([1, 10], truncated=True, lives_lost=[1], life_loss_terminates=True)
     assert [s.discount for s in stored] == [0, 0]
 
 
-def test_rewards_are_clipped_to_1_only_where_that_is_asked_for():
+def test_rewards_are_scaled_and_then_clipped_only_if_configured():
     assert [s.n_step_return for s in play([-7, 0.25, 30], terminated=True, clip=True)] == [-0.625, 0.75, 1]
     assert [s.n_step_return for s in play([-7, 0.25, 30], terminated=True)] == [0.625, 15.25, 30]
+    schema = make_schema(n_step=1)
+    environment = EnvironmentConfig(reward_scale=0.1, clip_rewards=True)
+    builder = SegmentBuilder(ActorConfig(n_step=1, segment_length=2), environment, schema, 1)
+    builder.begin(zeros_of(schema))
+    for reward in (-5.0, -50.0):
+        append(builder, schema, reward=[np.float32(reward)], terminated=[True])
+    (cut,) = builder.cut(np.zeros(1, np.float32))
+    assert cut.records["reward"].tolist() == [-0.5, -1.0]
 
 
-def test_windows_run_on_across_a_cut_undiscounted_by_it():
+def test_windows_continue_across_a_cut():
     schema = make_schema()
     script = [make_episode([1, 10, 100, 1000], terminated=True), make_episode([], episode=1)]
     cuts = drive([script], schema, make_builder(schema, segment_length=2))
     assert [[s.n_step_return for cut in cuts_of_call for s in decode(schema, cut)] for cuts_of_call in cuts] == [
-        [],  # After two steps no window of three is closed.
+        [],  # No window of three steps is closed after two steps.
         [31, 310, 600, 1000],
     ]
 
 
-def test_a_segment_holds_the_frames_from_its_first_stack_to_its_last_next_state():
+def test_a_segment_has_the_frames_of_all_its_stacks():
     schema = make_schema(stack=4)
     cuts = drive([[make_episode([0] * 14)]], schema, make_builder(schema, segment_length=7))
     held = [[int(frame[0, 2]) for frame in decode_frames(schema, cut.blob)] for cut in itertools.chain(*cuts)]
     assert held == [
-        list(range(1, 9)),  # Starts 1 ... 5; the last one's next state is 8.
-        list(range(3, 16)),  # Starts 6 ... 12; the first one's stack begins at 3.
+        list(range(1, 9)),  # transitions from states 1 ... 5; the last next state is 8
+        list(range(3, 16)),  # transitions from states 6 ... 12; the first stack begins at 3
     ]
 
 
-def test_a_segment_does_not_send_the_next_episodes_first_frame_before_it_is_needed():
+def test_a_segment_lacks_the_first_frame_of_the_next_episode():
     schema = make_schema()
     script = [make_episode([1, 10], terminated=True), make_episode([], episode=1)]
     ((cut,), *_) = drive([script], schema, make_builder(schema, segment_length=2))
     assert len(decode_frames(schema, cut.blob)) == 3
 
 
-def test_a_stream_without_a_closed_window_is_left_out_of_a_cut():
+def test_a_cut_leaves_out_streams_without_a_closed_window():
     schema = make_schema()
     ends = [make_episode([1, 10], terminated=True), make_episode([], episode=1)]
-    goes_on = [make_episode([1, 10])]
-    cuts = drive([goes_on, ends, goes_on], schema, make_builder(schema, num_streams=3))
+    continues = [make_episode([1, 10])]
+    cuts = drive([continues, ends, continues], schema, make_builder(schema, num_streams=3))
     assert [cut.stream_index for cut in itertools.chain(*cuts)] == [1]
 
 
-def test_every_frame_is_compressed_once_however_often_it_is_sent():
+def test_every_frame_is_compressed_once():
     rng = np.random.default_rng(0)
     schema = make_schema(stack=4, n_step=5)
     scripts = [make_script(rng, stream, 100, n=5, segment_length=7, dtype="uint8") for stream in range(3)]
@@ -498,7 +512,7 @@ def test_every_frame_is_compressed_once_however_often_it_is_sent():
     assert len(calls) < sum(len(decode_frames(schema, cut.blob)) for cut in itertools.chain(*cuts))
 
 
-def test_ready_after_segment_length_steps_and_again_after_each_cut():
+def test_a_builder_is_ready_segment_length_steps_after_each_cut():
     schema = make_schema()
     builder = make_builder(schema, segment_length=3)
     cuts = drive([[make_episode([0] * 10)]], schema, builder)  # Cuts when it is ready, and at the end.
@@ -506,7 +520,7 @@ def test_ready_after_segment_length_steps_and_again_after_each_cut():
     assert not builder.ready
 
 
-def test_begin_forgets_what_was_pending():
+def test_begin_drops_pending_steps():
     schema = make_schema()
     builder = make_builder(schema)
     script = [make_episode([1, 10], terminated=True), make_episode([], episode=1)]
@@ -514,89 +528,70 @@ def test_begin_forgets_what_was_pending():
     assert stored_by([script], schema, builder) == [naive_transitions(script, schema)]
 
 
-def test_a_cut_before_any_step_is_empty():
+def test_a_cut_before_the_first_step_is_empty():
     schema = make_schema()
     assert drive([[make_episode([])]], schema, make_builder(schema)) == [[]]
 
 
-def test_refuses_a_step_while_a_segment_is_full():
-    schema = make_schema()
-    builder = make_builder(schema, segment_length=1)
-    append_one(builder, schema)
-    with pytest.raises(RuntimeError, match="1 steps were appended since the last cut"):
-        append_one(builder, schema, begin=False)
-
-
-def test_refuses_a_truncated_step_without_its_final_value():
-    schema = make_schema()
+def test_invalid_calls_are_errors():
+    schema, masked = make_schema(), dataclasses.replace(make_schema(), masked=True)
+    builder, mask = make_builder(schema, segment_length=1), np.ones((1, NUM_ACTIONS), bool)
+    builder.begin(zeros_of(schema))
     with pytest.raises(ValueError, match="final_value"):
-        append_one(make_builder(schema), schema, truncated=True)
+        append(builder, schema, truncated=[True])
+    append(builder, schema)
+    with pytest.raises(RuntimeError, match="cut"):
+        append(builder, schema)
+    for masks in ({}, {"action_mask": mask}, {"final_mask": mask}):
+        builder = make_builder(masked)
+        builder.begin(zeros_of(masked))
+        with pytest.raises(ValueError, match="masks"):
+            append(builder, masked, terminated=[True], **masks)
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [((2, 2, 2, 3), "uint8"), ((1, 2, 3), "uint8"), ((1, 2, 3, 2), "uint8"), ((1, 2, 2, 3), "int64")],
 )
-def test_refuses_observations_of_another_shape_or_dtype(shape, dtype):
-    with pytest.raises(UsageError, match=r"observations must be uint8\[1, 2, 2, 3\], got"):
+def test_observations_of_another_shape_or_dtype_are_refused(shape, dtype):
+    with pytest.raises(UsageError) as error:
         make_builder(make_schema()).begin(np.zeros(shape, dtype))
+    assert "uint8[1, 2, 2, 3]" in error.value.problem
+    assert f"{dtype}{list(shape)}" in error.value.problem
+    assert error.value.remedy
 
 
-def test_continuous_actions_are_stored_value_by_value():
+def test_continuous_actions_are_stored_completely():
     schema = dataclasses.replace(make_schema(n_step=1), num_actions=0, action_size=2)
-    builder, observation, no = make_builder(schema, num_streams=2), np.zeros((2, 2, 2, 3), np.uint8), np.zeros(2, bool)
-    builder.begin(observation)
-    action, zeros = np.array([[0.5, -1], [0.25, 1]], np.float32), np.zeros(2, np.float32)
-    step = Step(observation, zeros, ~no, no, no, observation)
-    builder.append(action.copy(), zeros, zeros, step, None)
-    records = [cut.records[0] for cut in builder.cut(zeros)]
-    assert [record["action"].tolist() for record in records] == [[0.5, -1], [0.25, 1]]
+    builder, action = make_builder(schema, num_streams=2), np.array([[0.5, -1], [0.25, 1]], np.float32)
+    builder.begin(zeros_of(schema, 2))
+    append(builder, schema, 2, action=action.copy(), terminated=[True, True])
+    records = [cut.records[0] for cut in builder.cut(np.zeros(2, np.float32))]
+    assert [record["action"].tolist() for record in records] == action.tolist()
 
 
 def mask_of(*allowed, num_actions=10):
     return np.isin(np.arange(num_actions), allowed)
 
 
-def test_a_transition_has_the_mask_of_the_state_that_it_leads_to():
-    """Steps 0 ... 4 of one stream, n = 2: step 2 is truncated and step 4 terminates; action i is allowed in state i."""
+def test_a_transition_has_the_mask_of_its_next_state():
+    """Steps 0 ... 4, n = 2. Step 2 is truncated and step 4 terminates. Action i is allowed in state i."""
     schema = dataclasses.replace(make_schema(n_step=2), num_actions=10, masked=True)
-    builder, observation, zeros = make_builder(schema), np.zeros((1, 2, 2, 3), np.uint8), np.zeros(1, np.float32)
-    builder.begin(observation)
-    for t, (ends, final) in enumerate([(0, ()), (0, ()), ("truncated", (9, 0)), (0, ()), ("terminated", ())]):
-        terminated, truncated = np.array([ends == "terminated"]), np.array([ends == "truncated"])
-        mask, final_mask = mask_of(t + 1)[None].copy(), mask_of(*final)[None].copy()
-        step = Step(observation, zeros, terminated, truncated, np.zeros(1, bool), observation)
-        step = step._replace(action_mask=mask, final_mask=final_mask if ends else None)
-        builder.append(np.zeros(1, np.int64), zeros, zeros, step, zeros)
-        mask.fill(True)
-        final_mask.fill(True)
+    builder, zeros = make_builder(schema), np.zeros(1, np.float32)
+    builder.begin(zeros_of(schema))
+    for t, final in enumerate([None, None, (9, 0), None, ()]):
+        masks = {"action_mask": mask_of(t + 1)[None]}
+        masks |= {} if final is None else {"final_mask": mask_of(*final)[None]}
+        append(builder, schema, terminated=[t == 4], truncated=[t == 2], final_value=zeros, **masks)
+        for mask in masks.values():
+            mask.fill(True)
     (cut,) = builder.cut(zeros)
     masks = unpack_mask(cut.records["next_mask"], 10)
     assert [np.flatnonzero(mask).tolist() for mask in masks] == [[2], [0, 9], [0, 9], [], []]
     assert (cut.records["discount"] > 0).tolist() == [True, True, True, False, False]
 
 
-@pytest.mark.parametrize("changes", [{"action_mask": None}, {"final_mask": None}])
-def test_refuses_a_step_without_the_masks_that_the_schema_declares(changes):
-    schema = dataclasses.replace(make_schema(), masked=True)
-    mask = np.ones((1, NUM_ACTIONS), bool)
-    with pytest.raises(ValueError, match="has action masks"):
-        append_one(
-            make_builder(schema), schema, terminated=True, **({"action_mask": mask, "final_mask": mask} | changes)
-        )
-
-
-def append_one(builder, schema, *, terminated=False, truncated=False, begin=True, **masks):
-    observation = np.zeros((1, *schema.observation_shape), schema.frame_dtype)
-    flag = np.zeros(1, bool)
-    if begin:
-        builder.begin(observation)
-    zeros = np.zeros(1, np.float32)
-    step = Step(observation, zeros, np.array([terminated]), np.array([truncated]), flag, observation, **masks)
-    builder.append(np.zeros(1, np.int64), zeros, zeros, step, None)
-
-
-def test_stacks_rebuilt_from_segments_equal_ales_own_pixel_by_pixel():
+def test_stacks_of_segments_equal_the_observations_of_ale():
     num_envs, num_steps, rng = 8, 400, np.random.default_rng(0)
     schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=NUM_ACTIONS, n_step=3, codec="lz4")
     builder = make_builder(schema, num_streams=num_envs, life_loss_terminates=True)
@@ -604,7 +599,7 @@ def test_stacks_rebuilt_from_segments_equal_ales_own_pixel_by_pixel():
         "breakout",
         num_envs,
         num_threads=1,
-        max_num_frames_per_episode=800,  # Short enough that some games are cut.
+        max_num_frames_per_episode=800,  # so that some games are truncated
         autoreset_mode="SameStep",
         reward_clipping=False,
     )
@@ -631,7 +626,7 @@ def test_stacks_rebuilt_from_segments_equal_ales_own_pixel_by_pixel():
                 frames = decode_frames(schema, cut.blob)
                 stored[cut.stream_index] += [(frames, record) for record in cut.records]
     environment.close()
-    assert (num_endings > 0).all()  # Otherwise this would prove nothing about them.
+    assert (num_endings > 0).all()  # Each kind of end occurs.
     assert sum(map(len, stored)) >= num_envs * (num_steps - 2)
     for stream, transitions in enumerate(stored):
         for t, (frames, record) in enumerate(transitions):
@@ -640,16 +635,3 @@ def test_stacks_rebuilt_from_segments_equal_ales_own_pixel_by_pixel():
             following = final if ended[stream] else seen[last + 1]
             assert np.array_equal(rebuild(frames, record["frame"], record["depth"], 4), seen[t][stream])
             assert np.array_equal(rebuild(frames, record["next_frame"], record["next_depth"], 4), following[stream])
-
-
-def test_a_reward_is_scaled_and_then_clipped():
-    schema = Schema(frame_shape=(2,), frame_dtype="float32", stack=1, num_actions=2, n_step=1, codec="raw")
-    environment = EnvironmentConfig(reward_scale=0.1, clip_rewards=True)
-    builder = SegmentBuilder(ActorConfig(n_step=1, segment_length=2), environment, schema, 1)
-    observation, no = np.zeros((1, *schema.observation_shape), np.float32), np.zeros(1, bool)
-    builder.begin(observation)
-    for reward in (-5.0, -50.0):
-        step = Step(observation, np.full(1, reward, np.float32), ~no, no, no, observation)
-        builder.append(np.zeros(1, np.int64), np.zeros(1, np.float32), np.zeros(1, np.float32), step, None)
-    (cut,) = builder.cut(np.zeros(1, np.float32))
-    assert cut.records["reward"].tolist() == [-0.5, -1.0]

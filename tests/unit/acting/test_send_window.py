@@ -1,4 +1,4 @@
-"""A send window keeps what is unacknowledged, counts from its base, and knows when to send again."""
+"""A send window keeps unacknowledged segments, counts from its base, and decides when to send again."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def numbers(messages):
     return [int(message[0].split()[1]) for message in messages]
 
 
-def test_is_full_at_its_size_and_open_again_with_the_oldest_receipt():
+def test_a_window_is_full_until_its_oldest_segment_is_acknowledged():
     window = window_with(3, size=3)
     assert window.full
     window.acknowledge(receipt(0, bitmap=0b11), now=1.0)
-    assert window.full  # 0 is missing: the bitmap reaches no further than the window from it.
+    assert window.full  # Segment 0 is missing.
     window.acknowledge(receipt(3), now=1.0)
     assert not window.full
 
@@ -45,7 +45,7 @@ def test_is_full_at_its_size_and_open_again_with_the_oldest_receipt():
         (0, 0b1111, [0]),
     ],
 )
-def test_drops_exactly_what_the_receipt_names(contiguous, bitmap, left):
+def test_acknowledged_segments_are_dropped(contiguous, bitmap, left):
     window = window_with(5)
     window.acknowledge(receipt(contiguous, bitmap), now=1.0)
     assert numbers(window.resend(now=2.0)) == left
@@ -53,30 +53,30 @@ def test_drops_exactly_what_the_receipt_names(contiguous, bitmap, left):
     assert window.base == (left[0] if left else 5)
 
 
-def test_a_receipt_of_another_life_or_stream_says_nothing():
+def test_receipts_of_another_stream_or_incarnation_are_ignored():
     window = window_with(2)
     window.acknowledge(receipt(2, stream=Stream(3, 8)), now=1.0)
     window.acknowledge(receipt(2, stream=Stream(4, 9)), now=1.0)
     assert window.in_flight == 2
 
 
-def test_is_overdue_only_without_progress():
+def test_a_window_is_overdue_only_without_progress():
     window = window_with(3)
     assert not window.overdue(now=RESEND_SECONDS - 0.1)
     window.acknowledge(receipt(1), now=RESEND_SECONDS - 0.1)
     assert not window.overdue(now=RESEND_SECONDS + 0.1)
-    window.acknowledge(receipt(1), now=RESEND_SECONDS + 1.0)  # Nothing new.
+    window.acknowledge(receipt(1), now=RESEND_SECONDS + 1.0)  # no progress
     assert window.overdue(now=2 * RESEND_SECONDS)
 
 
-def hear(window, contiguous, *, since, until):
-    """Receipts every 0.2 s that say the same: the store is there."""
+def repeat_receipts(window, contiguous, *, since, until):
+    """Passes the same receipt every 0.2 s."""
     for tick in range(1, round((until - since) / 0.2)):
         window.acknowledge(receipt(contiguous), since + 0.2 * tick)
 
 
-def test_a_stream_that_progresses_slowly_is_not_taken_for_a_lossy_one():
-    """Where inserts wait for the learner, one may be stored every 2.5 s. The first of them surprises, no other."""
+def test_slow_progress_causes_only_one_resend():
+    """While inserts wait for the learner, a segment may be stored only every 2.5 s."""
     window = window_with(6)
     resent = []
     for tick in range(1, 126):
@@ -88,9 +88,9 @@ def test_a_stream_that_progresses_slowly_is_not_taken_for_a_lossy_one():
     assert resent == [RESEND_SECONDS]
 
 
-def test_the_resend_time_is_bounded_and_reset_with_the_first_quick_progress():
+def test_the_resend_time_is_bounded_and_shrinks_with_quick_progress():
     window = window_with(4)
-    hear(window, 0, since=0.0, until=100.0)
+    repeat_receipts(window, 0, since=0.0, until=100.0)
     window.acknowledge(receipt(1), now=100.0)
     assert not window.overdue(now=99.9 + MOST_RESEND_SECONDS)
     assert window.overdue(now=100.0 + MOST_RESEND_SECONDS)
@@ -99,15 +99,15 @@ def test_the_resend_time_is_bounded_and_reset_with_the_first_quick_progress():
     assert window.overdue(now=100.5 + RESEND_SECONDS)
 
 
-def test_an_outage_makes_nobody_patient():
-    """Nothing was heard meanwhile, so it was no slow store; what the outage has lost is sent again soon."""
+def test_an_outage_does_not_lengthen_the_resend_time():
+    """No receipts arrived, so the store was not slow, and segments may be lost."""
     window = window_with(4)
-    hear(window, 0, since=0.0, until=2.0)
+    repeat_receipts(window, 0, since=0.0, until=2.0)
     window.acknowledge(receipt(1), now=8.0)
     assert window.overdue(now=8.0 + RESEND_SECONDS)
 
 
-def test_an_empty_window_is_never_overdue_and_begins_its_clock_with_the_next_segment():
+def test_an_empty_window_is_not_overdue():
     window = window_with(0)
     assert not window.overdue(now=1000.0)
     window.add([b"segment 0"], now=1000.0)
@@ -115,16 +115,16 @@ def test_an_empty_window_is_never_overdue_and_begins_its_clock_with_the_next_seg
     assert window.overdue(now=1000.0 + RESEND_SECONDS)
 
 
-def test_a_resend_counts_and_restarts_the_clock():
+def test_a_resend_is_counted_and_restarts_the_clock():
     window = window_with(2)
     assert numbers(window.resend(now=5.0)) == [0, 1]
     assert window.num_resent == 2
     assert not window.overdue(now=6.0)
 
 
-def test_another_store_is_told_everything_again():
+def test_a_new_store_gets_all_unacknowledged_segments():
     window = window_with(2)
     assert not window.acknowledge(receipt(0, store=1), now=1.0)
     assert not window.acknowledge(receipt(0, store=1), now=1.0)
     assert window.acknowledge(receipt(0, store=2), now=1.0)
-    assert not window.acknowledge(receipt(2, store=3), now=1.0)  # Nothing is left to tell.
+    assert not window.acknowledge(receipt(2, store=3), now=1.0)  # All segments are acknowledged.
