@@ -62,7 +62,7 @@ BENCHES = {  # Stores, recordings and batches are small, so that a bench is shor
 LESS_IS_BETTER = {"bytes_per_transition"}  # Their ratio is B/A.
 REPEAT_BELOW = 0.97  # a median ratio
 LIMIT_SECONDS = 1200.0  # A bench that runs for longer than this plus 20 times --seconds is stopped.
-PRINT_IMPORTS = "import apex, importlib.util as u; print(apex.__file__); print(u.find_spec('{}.__main__').origin)"
+PRINT_IMPORTS = "import apex, importlib.util as u; print(apex.__file__); print(u.find_spec('bench.__main__').origin)"
 
 
 class Side(NamedTuple):
@@ -201,17 +201,12 @@ def _prepare(checkout: Path, rev: str | None, runner: Runner) -> Side:
     else:
         _copy_working_tree(root, checkout, runner)
     _compile_extensions(side, runner)
-    imported = runner.run([sys.executable, "-c", PRINT_IMPORTS.format(_command(side)[0])], checkout)
+    imported = runner.run([sys.executable, "-c", PRINT_IMPORTS], checkout)
     if imported.status:
         raise UsageError(f"{side.name} has no apex or no benches: {imported.describe_failure()}")
     for path in imported.output.splitlines():
         require(Path(path).is_relative_to(checkout), f"{side.name} imports {path}, which is not in its own checkout")
     return side
-
-
-def _command(side: Side) -> list[str]:
-    """Returns the arguments of `python -m` before a bench's name. At 7e4a7bf the benches belonged to apex."""
-    return ["bench"] if (side.checkout / "bench" / "__main__.py").exists() else ["apex", "bench"]
 
 
 def _copy_working_tree(root: Path, checkout: Path, runner: Runner) -> None:
@@ -283,7 +278,7 @@ class Comparison:
             updates = max(1, round(bench.serial_updates * self._seconds))
             command = ["-P", serial_updates.__file__, str(updates), *bench.command.split()]
         else:
-            command = ["-m", *_command(side), *bench.command.split(), "--seconds", f"{self._seconds:g}", "--json"]
+            command = ["-m", "bench", *bench.command.split(), "--seconds", f"{self._seconds:g}", "--json"]
         ran = self._runner.run([sys.executable, *command], side.checkout)
         try:
             figures = json.loads(ran.output.splitlines()[-1]) if ran.status == 0 else {}

@@ -52,7 +52,7 @@ GAME = "ALE/Pong-v5"
 NUM_FRAMES = 1_000  # distinct frames that are recorded
 BATCH_SIZE = 64
 SETTLE_SECONDS = 2.0
-SERVED = ("experience", "priorities", "receipts", "batches", "control")  # roles whose sockets are attacked
+SERVED = ("experience", "priorities", "receipts", "batches", "control")  # sockets that are attacked
 BAR = 0.9  # share of the normal rate
 
 Measurements = dict[str, Any]  # figures, and counts by kind of stranger

@@ -25,7 +25,7 @@ import json, os, sys
 import apex
 record = open(os.environ["RECORD"], "a+")
 record.seek(0)
-run = {"name": apex.NAME, "arguments": sys.argv[1:], "layout": __package__, "cwd": os.getcwd(), "apex": apex.__file__}
+run = {"name": apex.NAME, "arguments": sys.argv[1:], "cwd": os.getcwd(), "apex": apex.__file__}
 before = [line for line in map(json.loads, record) if line["name"] == run["name"]]
 print(json.dumps(run), file=record, flush=True)
 rate = apex.RATES[len(before) % len(apex.RATES)]
@@ -80,11 +80,11 @@ class Repository:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def commit(self, name, *rates, layout="bench/__main__.py", bench=BENCH, **files):
+    def commit(self, name, *rates, bench=BENCH, **files):
         """Commits a tree whose benches print these rates, one after the other; returns its hash."""
         self.git("rm", "-rq", "--ignore-unmatch", ".")
         self.write("apex/__init__.py", PACKAGE.format(name=name, rates=rates))
-        self.write(layout, bench)
+        self.write("bench/__main__.py", bench)
         for path, text in files.items():
             self.write(path, text)
         self.git("add", "--all")
@@ -192,16 +192,6 @@ def test_updates_of_a_run_in_one_process_are_counted(capfd):
     assert read_figures(capfd)["serial_updates_per_s"] > 0
 
 
-def test_a_commit_whose_benches_belong_to_apex_is_measured(repository):
-    script = "import sys\nassert sys.argv.pop(1) == 'bench'\n" + BENCH
-    old = repository.commit("old", 1.0, layout="apex/__main__.py", bench=script, **{"bench/records.py": ""})
-    repository.commit("new", 1.0)
-    assert compare(old, "--pairs", "1", "--only", "actor") == FINISHED
-    new_run, old_run = repository.runs
-    assert (new_run["layout"], old_run["layout"]) == ("bench", "apex")
-    assert new_run["arguments"] == old_run["arguments"]
-
-
 def test_side_a_is_the_working_tree_or_another_commit(repository, capsys):
     old = repository.commit("old", 1.0, **{".gitignore": "ignored.py\n", "apex/deleted.py": ""})
     repository.write("apex/__init__.py", "from apex.untracked import NAME, RATES\n")
@@ -238,12 +228,6 @@ def test_a_mistake_is_refused_with_its_name_and_value(repository, capsys, argume
     assert compare(*arguments) == REFUSED
     error = read_error(capsys)
     assert all(part in error for part in parts)
-
-
-def test_a_folder_without_git_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert compare("HEAD") == REFUSED
-    assert str(tmp_path) in read_error(capsys)
 
 
 def test_a_module_from_outside_the_checkout_is_refused(repository, capsys):

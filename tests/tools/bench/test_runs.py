@@ -80,14 +80,6 @@ def test_the_default_game_is_replaced_only_if_one_is_named(arguments, game):
     assert game != GAME or (config.network.width, config.learner.batch_size) == (1.0, 512)  # The bars assume these.
 
 
-def test_a_system_can_be_measured_without_its_parts(monkeypatch, capsys):
-    monkeypatch.setattr(system, "_time_run", lambda config, folder, seconds, stop: (900.0, 6.0))
-    assert main(["system", "--seconds", "3", "--no-alone", *TINY]) == 0
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures["system_steps_per_s"] == 900
-    assert "system_actor_share" not in figures
-
-
 def test_a_system_is_compared_with_its_parts_alone(monkeypatch, capsys):
     """The real parts are measured by `bench/gpu.sh --rehearse`, which has a test of its own."""
     measured = []
@@ -112,6 +104,8 @@ def test_a_system_is_compared_with_its_parts_alone(monkeypatch, capsys):
     assert figures["system_learner_share"] == 0.75
     assert figures["system_samples_per_s"] == 6 * 64
     assert figures["actor_steps_per_s"] == 500
+    assert main(["system", "--no-alone", *TINY]) == 0
+    assert "system_actor_share" not in json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 def test_four_connections_lose_and_double_nothing(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from apex.transport.sockets import bind, open_context
-from chaos.hostile.command import SERVED, main
+from chaos.hostile.command import main
 from chaos.hostile.strangers import attacks, enter, frame, send_without_end
 
 DEADLINE = 10_000
@@ -31,14 +31,6 @@ def receiver():
 def dial(receiver):
     host, port = receiver.last_endpoint.decode().removeprefix("tcp://").split(":")
     return host, int(port)
-
-
-def test_a_stranger_completes_the_handshake(receiver):
-    with socket.create_connection(dial(receiver)) as peer:
-        enter(peer, b"PUSH")
-        peer.sendall(frame(b"one", 1) + frame(b"x" * 300))
-        assert receiver.poll(DEADLINE)
-        assert receiver.recv_multipart() == [b"one", b"x" * 300]
 
 
 def test_an_endless_message_never_arrives(receiver):
@@ -72,15 +64,6 @@ def test_a_number_out_of_range_is_refused_with_its_option(arguments, capsys):
     assert arguments[0] in capsys.readouterr().err
 
 
-def test_strangers_attack_curve_if_there_are_keys(tmp_path):
-    assert set(attacks("control", str(tmp_path))) - set(attacks("control")) == {
-        "rubbish in a curve hello",
-        "an enormous curve command",
-        "a curve hello without an end",
-    }
-    assert "an unknown key" in attacks("experience", str(tmp_path))
-
-
 ROOT = Path(__file__).parents[3]
 
 
@@ -98,9 +81,9 @@ def test_a_run_survives_hostile_connections_and_counts_them(tmp_path, keys):
     assert figures["connections"] + figures["connections_not_accepted"] == 120
     assert figures["curve"] == bool(keys)
     if keys:
-        assert figures["connections_by_kind"]["an unknown key"] > 0
+        kinds = {"an unknown key", "rubbish in a curve hello", "a curve hello without an end"}
+        assert kinds < {kind for kind, count in figures["connections_by_kind"].items() if count}
         assert figures["endless_bytes_sent"] == 0  # The server closed the connection.
     else:
         assert {name.split()[0] for name in figures["refusals"]} >= {"replay", "control"}
     assert figures["honest_batches"] > 0
-    assert len(SERVED) == 6
