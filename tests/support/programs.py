@@ -64,9 +64,9 @@ class Programs:
         try:
             return self.running[name].wait(DEADLINE)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"{name} does not end:\n{self.said(name)}")
+            pytest.fail(f"{name} does not end:\n{self.output(name)}")
 
-    def said(self, name):
+    def output(self, name):
         return (self.folder / f"{name}.log").read_text()
 
     def status(self, wanted):
@@ -83,7 +83,7 @@ class Programs:
             if all(process.poll() is not None for process in self.running.values()):
                 break
             time.sleep(0.05)  # The learner, which answers, is busy.
-        pytest.fail("".join(f"--- {name}\n{self.said(name)}" for name in self.running))
+        pytest.fail("".join(f"--- {name}\n{self.output(name)}" for name in self.running))
 
     def end(self):
         for process in self.running.values():

@@ -40,20 +40,20 @@ class RayCluster:
         ports = ["--port", str(self.port), f"--include-dashboard={str(dashboard).lower()}"]
         ports += ["--dashboard-port", str(self.dashboard)]
         self.add_node(num_cpus, "--head", *ports, "--temp-dir", self.temporary)
-        self.address = self.said(0).partition("--address='")[2].partition("'")[0]
+        self.address = self.output(0).partition("--address='")[2].partition("'")[0]
         self.environment["RAY_ADDRESS"] = self.address
 
-    def said(self, node):
+    def output(self, node):
         return (self.folder / f"node-{node}.log").read_text()
 
     def add_node(self, num_cpus, *options):
         """Starts a node; returns its number."""
         node = len(self.nodes)
-        words = options or ["--address", self.address]
+        arguments = options or ["--address", self.address]
         with open(self.folder / f"node-{node}.log", "w") as log:
-            command = [RAY, "start", "--block", "--num-cpus", str(num_cpus), *SMALL, *words]
+            command = [RAY, "start", "--block", "--num-cpus", str(num_cpus), *SMALL, *arguments]
             self.nodes.append(self._start(command, log))
-        until(lambda: "Ray runtime started" in self.said(node), f"node:\n{self.said(node)}", seconds=100.0)
+        until(lambda: "Ray runtime started" in self.output(node), f"node:\n{self.output(node)}", seconds=100.0)
         return node
 
     def kill_node(self, node):
@@ -64,14 +64,14 @@ class RayCluster:
                 os.kill(pid, signal.SIGKILL)
         self.nodes[node].wait()
 
-    def start(self, name, *words, cwd=None):
+    def start(self, name, *arguments, cwd=None):
         """Starts a program of this package there, or another program."""
-        command = [sys.executable, "-m", *words] if words[0] == "apex" else words
+        command = [sys.executable, "-m", *arguments] if arguments[0] == "apex" else arguments
         log = self.folder / f"{name}.log"
         with open(log, "w") as file:
             program = self._start(command, file, cwd or self.folder)
         self.programs.append(program)
-        program.said = log.read_text
+        program.output = log.read_text
         return program
 
     def _start(self, command, log, cwd=None):

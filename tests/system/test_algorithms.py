@@ -21,8 +21,8 @@ SMALL = ("--actors", "2", "--batch-size", "32", "--replay.min-size-to-sample", "
 
 def run(programs, name, *arguments):
     programs.start(name, *arguments)
-    assert programs.wait(name) == 0, programs.said(name)
-    return programs.said(name)
+    assert programs.wait(name) == 0, programs.output(name)
+    return programs.output(name)
 
 
 def last_figures(folder):
@@ -30,7 +30,7 @@ def last_figures(folder):
 
 
 @pytest.mark.covers_programs
-def test_an_algorithm_of_ones_own_trains_through_all_programs(programs):
+def test_a_custom_algorithm_trains_through_all_programs(programs):
     shutil.copy(linear_q.__file__, programs.folder / "linear_q.py")
     own = ("--env", "CartPole-v1", "--algorithm", "linear_q:LinearQ", "--name", "own", "--stop-score", "none")
     run(programs, "train", "train", *own, *SMALL, *programs.offset, "--max-updates", "200")
@@ -39,11 +39,11 @@ def test_an_algorithm_of_ones_own_trains_through_all_programs(programs):
     assert figures["learner/updates"] == 200
     assert np.isfinite(figures["learner/bias"])  # a figure of its own
     last = ("--checkpoint", "last")  # The best policy may be the one before the first update.
-    said = run(programs, "evaluate", "evaluate", "runs/own", *last, "--episodes", "2", "--json")
-    assert json.loads(said.splitlines()[-1])["updates"] == 200
+    output = run(programs, "evaluate", "evaluate", "runs/own", *last, "--episodes", "2", "--json")
+    assert json.loads(output.splitlines()[-1])["updates"] == 200
     programs.start("export", "export", "runs/own")
     assert programs.wait("export") == 2
-    assert "'linear-q' cannot be exported" in programs.said("export")
+    assert "'linear-q' cannot be exported" in programs.output("export")
 
 
 @pytest.mark.covers_programs
@@ -54,8 +54,8 @@ def test_continuous_actions_go_through_all_programs_and_commands(programs):
     figures = last_figures(folder)
     assert {"learner/policy_loss", "learner/action_saturation", "learner/loss"} <= set(figures)
     video = programs.folder / "game.gif"
-    said = run(programs, "evaluate", "evaluate", "runs/pendulum", "--episodes", "2", "--video", str(video), "--json")
-    assert json.loads(said.splitlines()[-1])["mean"] < 0
+    output = run(programs, "evaluate", "evaluate", "runs/pendulum", "--episodes", "2", "--video", str(video), "--json")
+    assert json.loads(output.splitlines()[-1])["mean"] < 0
     assert video.stat().st_size > 1_000
     run(programs, "export", "export", "runs/pendulum", "--onnx")
     policy, again = load_policy(folder.path), load_policy(folder.path / "export/model.safetensors")
@@ -69,12 +69,12 @@ def test_continuous_actions_go_through_all_programs_and_commands(programs):
 
 
 @pytest.mark.covers_programs
-def test_an_action_that_a_mask_forbids_is_never_played_and_the_game_is_learned(programs):
+def test_a_masked_action_is_never_played_and_the_game_is_learned(programs):
     shutil.copy(masked_corridor.__file__, programs.folder / "corridor.py")
     masked = ("--env", "corridor:Corridor", "--name", "masked", "--actor.epsilon-base", "0.9")
     run(programs, "train", "train", *masked, *SMALL, *programs.offset, "--max-updates", "400")
-    said = run(programs, "evaluate", "evaluate", "runs/masked", "--episodes", "20", "--epsilon", "0.5", "--json")
-    assert json.loads(said.splitlines()[-1])["mean"] > 0.9
+    output = run(programs, "evaluate", "evaluate", "runs/masked", "--episodes", "20", "--epsilon", "0.5", "--json")
+    assert json.loads(output.splitlines()[-1])["mean"] > 0.9
     run(programs, "random", "evaluate", "--random", "--env", "corridor:Corridor", "--episodes", "20")
     run(programs, "export", "export", "runs/masked")
     exported = load_policy(programs.folder / "runs/masked/export/model.safetensors", epsilon=0.5, seed=1)

@@ -8,9 +8,9 @@ from support.small_disks import needs_mounts, run_on_a_small_disk
 
 
 @needs_mounts
-def test_a_full_disk_leaves_whole_lines_and_events_and_goes_on_when_there_is_room(tmp_path):
+def test_a_full_disk_leaves_whole_lines_and_events(tmp_path):
     """The disk takes a part of what is written; what a reader finds then is whole, and nothing is lost or twice."""
-    said = run_on_a_small_disk(
+    output = run_on_a_small_disk(
         tmp_path,
         """
         import json, logging, os, sys
@@ -36,8 +36,8 @@ def test_a_full_disk_leaves_whole_lines_and_events_and_goes_on_when_there_is_roo
         print(json.dumps([full, steps, [event.step for event in shown.Scalars("loss")]]))
         """,
     ).splitlines()
-    full, steps, events = json.loads(said[-1])
+    full, steps, events = json.loads(output[-1])
     assert 0 < full < 150
     assert steps == events == list(range(150))
-    told = [line for line in said if "No space left" in line or "records were lost" in line]
+    told = [line for line in output if "No space left" in line or "records were lost" in line]
     assert [line.partition(" ")[0] == "cannot" for line in told] == [True, True, False, False]

@@ -74,7 +74,7 @@ def test_a_terminal_on_a_full_disk_ends_no_run():
         assert python(script, stdout=full).returncode == 7  # So the disk was full indeed, and `say` has lived with it.
 
 
-def test_a_program_whose_log_cannot_be_made_runs_all_the_same(tmp_path, caplog):
+def test_a_program_whose_log_cannot_be_created_runs_anyway(tmp_path, caplog):
     done = tmp_path / "done"
     program = Program(role="replay", command=("touch", str(done)), ends_run=True)
     assert supervise([program], Stop(), logs=tmp_path / "removed").status == FINISHED
@@ -82,7 +82,7 @@ def test_a_program_whose_log_cannot_be_made_runs_all_the_same(tmp_path, caplog):
     assert f"cannot write {tmp_path}/removed/replay.log: No such file or directory" in caplog.text
 
 
-def test_a_log_that_goes_while_it_is_looked_for_is_no_error(tmp_path):
+def test_a_log_that_is_removed_during_the_search_is_no_error(tmp_path):
     (tmp_path / "replay.log").symlink_to(tmp_path / "removed")
     assert LogTail(tmp_path).lines() == []
 
@@ -117,10 +117,10 @@ def test_a_run_folder_that_cannot_be_written_is_refused_with_its_name(tmp_path, 
             print(error)
     """
     mount = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {options} tmpfs "$1"; shift; exec "$@"', "sh")
-    said = python(script, prefix=(*mount, str(tmp_path)), capture_output=True, text=True)
-    assert said.stderr == ""
-    assert f"the run folder {tmp_path}/x: " in said.stdout
-    assert "; set run.folder" in said.stdout
+    output = python(script, prefix=(*mount, str(tmp_path)), capture_output=True, text=True)
+    assert output.stderr == ""
+    assert f"the run folder {tmp_path}/x: " in output.stdout
+    assert "; set run.folder" in output.stdout
 
 
 # Names and texts
@@ -144,12 +144,12 @@ print(ascii(load_toml(pathlib.Path(sys.argv[1])).run.folder))
     here = str(Path(apex.__file__).parent.parent)
     environment = {"PYTHONPATH": here, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "-c", script, str(tmp_path / "config.toml")]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert (said.stdout.strip(), said.stderr) == (ascii(ODD), "")
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (output.stdout.strip(), output.stderr) == (ascii(ODD), "")
     assert load_toml(tmp_path / "config.toml") == config
 
 
-def test_a_process_with_a_name_in_no_language_harms_nobody(tmp_path):
+def test_a_process_with_an_undecodable_name_is_listed(tmp_path):
     folder = tmp_path / "7"
     folder.mkdir()
     (folder / "cmdline").write_bytes(b"\xff\0apex.replay")
@@ -161,13 +161,13 @@ def test_a_process_with_a_name_in_no_language_harms_nobody(tmp_path):
 
 
 @pytest.mark.parametrize("membership", ["", "\n", "garbage\n", "0:\n", "\xff:x\n"])
-def test_control_groups_that_are_not_understood_set_no_limit(membership, tmp_path):
+def test_unknown_control_groups_set_no_limit(membership, tmp_path):
     assert core_limits(membership, tmp_path) == []
     assert memory_limits(membership, tmp_path) == []
     assert available_memory("", membership, tmp_path) == 2**62
 
 
-def test_a_processor_that_says_nothing_has_no_bfloat16():
+def test_an_unknown_processor_has_no_bfloat16():
     assert not has_bfloat16("")
     assert not has_bfloat16("processor: 0\n")
 
@@ -183,15 +183,15 @@ def test_a_missing_or_read_only_tmpfs_is_short(tmp_path):
 
 
 @needs_mounts
-def test_a_read_only_file_system_is_seen_as_one_by_root_too(tmp_path):
+def test_root_detects_a_read_only_file_system(tmp_path):
     script = f"""
         from pathlib import Path
         from apex.runtime.hardware import read_space
         print(read_space(Path({str(tmp_path)!r})).flaw)
     """
     mount = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$1"; shift; exec "$@"', "sh")
-    said = python(script, prefix=(*mount, str(tmp_path)), capture_output=True, text=True)
-    assert said.stdout == "is not writable\n"
+    output = python(script, prefix=(*mount, str(tmp_path)), capture_output=True, text=True)
+    assert output.stdout == "is not writable\n"
 
 
 # All at once
@@ -218,7 +218,7 @@ class Wild(gymnasium.Env):
 """
 
 
-def test_a_run_in_odd_surroundings_with_an_environment_that_fails_now_and_then(programs, monkeypatch):
+def test_a_run_without_home_git_and_utf_8_survives_environment_faults(programs, monkeypatch):
     """No home, no git, no UTF-8, a folder with blanks and no ASCII; the run ends well, and says what failed."""
     programs.folder = programs.folder / ODD
     programs.folder.mkdir()
@@ -230,13 +230,15 @@ def test_a_run_in_odd_surroundings_with_an_environment_that_fails_now_and_then(p
         monkeypatch.setenv(name, value)
     limits = ("--max-steps", "2500", "--run.no-tensorboard", "--name", "wild")
     programs.start("train", "train", *TINY, "--env", "wild:Wild", *limits, *programs.offset)
-    assert programs.wait("train") == 0, programs.said("train")
+    assert programs.wait("train") == 0, programs.output("train")
     folder = RunFolder.open(programs.folder / "runs" / "wild")
     assert folder.manifest["git"] is None
-    said = (folder.logs / "actor.log").read_text()
-    assert all(part in said for part in ("RuntimeError: unstable, at step 75", "(fault 1 ", "not finite, at step 200"))
-    assert 'raise RuntimeError("unstable")' in said
-    assert "actor WARNING wild:Wild: environment " in programs.said("train")
+    output = (folder.logs / "actor.log").read_text()
+    assert all(
+        part in output for part in ("RuntimeError: unstable, at step 75", "(fault 1 ", "not finite, at step 200")
+    )
+    assert 'raise RuntimeError("unstable")' in output
+    assert "actor WARNING wild:Wild: environment " in programs.output("train")
     last = read_curve(folder.curves / "actor.jsonl")[-1]["scalars"]
     assert last["actors/environment_faults"] >= 2
     assert last["actors/mean_score"] == 40

@@ -43,7 +43,7 @@ def nothing_runs(machines):
     return not any(machines.processes(name) for name in NAMES[1:])
 
 
-def test_every_line_by_hand_is_as_the_document_says(machines):
+def test_the_commands_of_the_cluster_guide_work(machines):
     copier = machines.folder / "bin" / "scp"  # No ssh is needed for this; a machine's home is a folder here.
     copier.parent.mkdir()
     copier.write_text(f'#!/bin/sh\ntest "$1" = -rp && exec cp "$1" "$2" "{machines.folder}/$(echo "$3" | tr : /)"\n')

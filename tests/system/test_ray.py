@@ -72,17 +72,17 @@ def updates(cluster, name="run"):
     return 0
 
 
-def until_said(driver, *sentences, seconds=150.0):
+def until_output(driver, *patterns, seconds=150.0):
     def look():
-        assert driver.poll() is None, driver.said()
-        return all(re.search(sentence, driver.said()) for sentence in sentences)
+        assert driver.poll() is None, driver.output()
+        return all(re.search(pattern, driver.output()) for pattern in patterns)
 
-    until(look, f"{sentences} in:\n{driver.said()}", seconds=seconds)
+    until(look, f"{patterns} in:\n{driver.output()}", seconds=seconds)
 
 
 def until_more(cluster, driver, than=0, seconds=150.0):
     def look():
-        assert driver.poll() is None, driver.said()
+        assert driver.poll() is None, driver.output()
         return updates(cluster) > than
 
     until(look, "training", seconds=seconds)
@@ -106,16 +106,16 @@ def test_cartpole_is_solved_through_two_raylets(clusters):
     cluster = clusters(1)
     cluster.add_node(2)
     driver = train(cluster, "--preset", "cartpole", "--run.no-tensorboard", engine=("--actor-hosts", "2"))
-    assert driver.wait(300) == 0, driver.said()
-    assert "finished: reached the score 475" in driver.said()
-    (mean, games) = re.findall(r"mean score ([0-9.]+) over (\d+) games", driver.said())[-1]
+    assert driver.wait(300) == 0, driver.output()
+    assert "reached the score" in driver.output()
+    (mean, games) = re.findall(r"mean score ([0-9.]+) over (\d+) games", driver.output())[-1]
     assert float(mean) >= 475
     assert int(games) >= 100
     nothing_stays(cluster)
     assert not find_leftovers().dead
 
 
-def test_a_lost_node_of_actors_is_replaced_and_its_ids_are_leased_again(clusters, monkeypatch, tmp_path):
+def test_a_lost_actor_node_is_replaced_and_its_ids_are_leased_again(clusters, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # of every node: where `chaos` is
     ledgers = tmp_path / "ledgers"
     ledgers.mkdir()
@@ -126,13 +126,13 @@ def test_a_lost_node_of_actors_is_replaced_and_its_ids_are_leased_again(clusters
     until_more(cluster, driver)
     run = RunFolder.open(tmp_path / "runs" / "run")
     ledger, store = LedgerReader(ledgers), Follower(store_path(run.run_id), run.schema)
-    until_said(driver, "actor INFO actors")
+    until_output(driver, "actor INFO actors")
     cluster.kill_node(node)
-    until_said(driver, "actor-0 was lost; Ray restarts it on a node with free CPUs", seconds=60.0)
-    until_said(driver, r"actor-0 waits for a node with 1 CPUs: 0 of [23] CPUs are free", seconds=60.0)
+    until_output(driver, "actor-0 was lost", seconds=60.0)
+    until_output(driver, r"actor-0 waits .* 0 of [23] CPUs", seconds=60.0)
     cluster.add_node(1)
     began = time.monotonic()
-    until_said(driver, "(?s)was lost.*actor-0 is on.*actor INFO actors", seconds=60.0)
+    until_output(driver, "(?s)was lost.*actor-0 is on.*actor INFO actors", seconds=60.0)
     assert time.monotonic() - began < 30
     until_more(cluster, driver, updates(cluster))
     ledger.read()
@@ -146,22 +146,22 @@ def test_a_lost_node_of_actors_is_replaced_and_its_ids_are_leased_again(clusters
     assert verdict.passed, verdict.sentence()
     print(verdict.sentence())
     driver.send_signal(signal.SIGINT)
-    assert driver.wait(60) == 0, driver.said()
+    assert driver.wait(60) == 0, driver.output()
     nothing_stays(cluster)
 
 
-def test_more_units_than_fit_wait_for_a_node_and_say_so(clusters):
+def test_units_that_do_not_fit_wait_for_a_node(clusters):
     cluster = clusters(2)
     driver = train(cluster, *CALMLY, engine=("--actor-hosts", "2"))
     until_more(cluster, driver)
-    until_said(driver, r"actor-[01] waits for a node with 1 CPUs: 0 of 2 CPUs are free")
+    until_output(driver, r"actor-[01] waits .* 0 of 2 CPUs")
     ask = partial(subprocess.run, [RAY, "status"], env=cluster.environment, capture_output=True, text=True, timeout=60)
     until(lambda: "{'CPU': 1.0}: 1+ pending" in ask().stdout, "demand, which an autoscaler meets")
     cluster.add_node(1)
-    until_said(driver, "actor-0 is on", "actor-1 is on")
+    until_output(driver, "actor-0 is on", "actor-1 is on")
 
 
-def test_the_heads_process_and_its_learner_come_back_and_training_goes_on(clusters):
+def test_the_head_and_its_learner_restart_and_training_continues(clusters):
     cluster = clusters(2)
     driver = train(cluster, *CALMLY)
     newest = cluster.folder / "runs/run/checkpoints/newest.json"
@@ -173,7 +173,7 @@ def test_the_heads_process_and_its_learner_come_back_and_training_goes_on(cluste
         """
         began, slow = time.monotonic(), pool.submit(slowdown)
         os.kill(pid, signal.SIGKILL)
-        until(lambda: driver.said().count("learner INFO resuming at update") == lives, "learner", seconds=150.0)
+        until(lambda: driver.output().count("learner INFO resuming at update") == lives, "learner", seconds=150.0)
         resumed = time.time()
         until(lambda: newest.stat().st_mtime > resumed, "updates", seconds=150.0)
         seconds = time.monotonic() - began
@@ -185,12 +185,12 @@ def test_the_heads_process_and_its_learner_come_back_and_training_goes_on(cluste
         unit = parent_of(parent_of(learner_of(cluster)))
         assert "Unit" in cmdline(unit)
         seconds["worker"] = kill(unit, 2)
-    assert "head was lost; Ray restarts it on a node with free CPUs" in driver.said()
+    assert "head was lost" in driver.output()
     print(seconds)
     assert all(idle < 15 for idle, _ in seconds.values()), seconds
     driver.send_signal(signal.SIGINT)
-    assert driver.wait(60) == 0, driver.said()
-    assert "finished: interrupted" in driver.said()
+    assert driver.wait(60) == 0, driver.output()
+    assert "interrupted" in driver.output()
     nothing_stays(cluster)
     (cluster.folder / "driver.log").rename(cluster.folder / "before.log")
     driver = cluster.start("driver", "apex", "train", "--engine", "ray", "--resume", "runs/run")
@@ -202,7 +202,7 @@ def learner_of(cluster):
     return pid
 
 
-def test_when_the_driver_is_killed_no_program_stays_and_doctor_names_what_does(clusters):
+def test_no_program_outlives_a_killed_driver_and_doctor_names_its_files(clusters):
     cluster = clusters(2)
     driver = train(cluster, *CALMLY)
     until_more(cluster, driver)
@@ -219,18 +219,18 @@ def test_when_the_driver_is_killed_no_program_stays_and_doctor_names_what_does(c
         path.unlink()
 
 
-def test_a_run_whose_cluster_loses_its_control_service_saves_and_ends(clusters):
+def test_a_run_without_its_control_service_is_saved_and_ends(clusters):
     cluster = clusters(1)
     cluster.add_node(2)
     driver = train(cluster, *CALMLY, engine=("--actor-hosts", "1", "--head-cpus", "2"))
     until_more(cluster, driver)
     cluster.kill_node(0)
     until(lambda: not find(cluster, "apex.", "-m", "run"), "end of all programs", seconds=100.0)
-    assert driver.wait(100) != 0, driver.said()
+    assert driver.wait(100) != 0, driver.output()
     assert "updates: interrupted" in (cluster.folder / "runs/run/logs/learner.log").read_text()
 
 
-def test_a_job_trains_in_an_environment_that_it_has_brought_along(clusters):
+def test_a_job_trains_in_an_environment_from_its_working_directory(clusters):
     cluster = clusters(2, dashboard=True)
     folder = cluster.folder / "job"
     folder.mkdir()
@@ -247,8 +247,8 @@ def test_a_job_trains_in_an_environment_that_it_has_brought_along(clusters):
     ]
     train = [sys.executable, "-m", "apex", "train", "--engine", "ray", *CALMLY, *words]
     job = cluster.start("driver", *submit, "--", *train)
-    assert job.wait(200) == 0, job.said()
-    assert "finished: reached 30 updates" in job.said()
+    assert job.wait(200) == 0, job.output()
+    assert "reached 30 updates" in job.output()
     assert (cluster.folder / "runs" / "run" / "checkpoints" / "newest.json").exists()
 
 
@@ -262,12 +262,12 @@ for name in ("one", "two"):
 """
 
 
-def test_calls_in_turn_train_in_one_session_of_the_caller(clusters):
+def test_two_calls_train_in_one_session_of_the_caller(clusters):
     cluster = clusters(2)
     script = cluster.start("driver", sys.executable, "-c", API)
-    assert script.wait(150) == 0, script.said()
+    assert script.wait(150) == 0, script.output()
     for name in ("one", "two"):
-        assert re.search(rf"returned \d+ reached 30 updates .*/runs/{name}\n", script.said()), script.said()
+        assert re.search(rf"returned \d+ reached 30 updates .*/runs/{name}\n", script.output()), script.output()
     nothing_stays(cluster)
 
 
@@ -278,17 +278,17 @@ apex.train(config, engine="ray")
 """
 
 
-def test_sigterm_saves_the_run_of_a_call_and_then_ends_the_caller(clusters):
+def test_sigterm_saves_the_run_of_a_call_and_ends_the_caller(clusters):
     cluster = clusters(2)
     script = cluster.start("driver", sys.executable, "-c", CALL)
     until_more(cluster, script)
     script.terminate()
-    assert script.wait(60) == -signal.SIGTERM, script.said()
+    assert script.wait(60) == -signal.SIGTERM, script.output()
     assert "updates: interrupted" in (cluster.folder / "runs/run/logs/learner.log").read_text()
     nothing_stays(cluster)
 
 
-def test_without_a_cluster_one_is_made_that_ends_with_the_run(tmp_path, short_folder):
+def test_without_a_cluster_a_local_one_lives_as_long_as_the_run(tmp_path, short_folder):
     (tmp_path / "calm.py").write_text(CALM_FILE)
     program = [sys.executable, "-m", "apex", "train", "--engine", "ray", *CALMLY, "--max-updates", "30"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -296,7 +296,7 @@ def test_without_a_cluster_one_is_made_that_ends_with_the_run(tmp_path, short_fo
     environment |= {"RAY_TMPDIR": short_folder, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
     ended = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "finished: reached 30 updates" in ended.stdout
+    assert "reached 30 updates" in ended.stdout
     until(lambda: not apex_processes(tmp_path), "end of all programs", seconds=20.0)
     until(
         lambda: not [p for p in Path("/proc").glob("[0-9]*/cmdline") if short_folder.encode() in read(p)], "end of Ray"
@@ -310,7 +310,7 @@ def read(path):
 
 
 @pytest.mark.parametrize("token", [True, False])
-def test_a_cluster_lets_strangers_in_unless_it_asks_for_a_token(clusters, token):
+def test_a_cluster_accepts_strangers_unless_it_requires_a_token(clusters, token):
     assert lets_anybody_in(clusters(1, token=token).address) is not token
 
 

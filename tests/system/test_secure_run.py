@@ -67,7 +67,7 @@ def arguments(folder):
         yield Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_reads(programs, audit):
+def test_a_run_with_keys_trains_hides_its_secrets_and_executes_no_data(programs, audit):
     keys = programs.folder / "keys"
     new_folder(keys)
     observer = Keys(keys, "observer")
@@ -76,7 +76,7 @@ def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_re
     programs.start("train", "train", *CALM, *programs.offset, *options)
 
     def training():
-        assert programs.running["train"].poll() is None, programs.said("train")
+        assert programs.running["train"].poll() is None, programs.output("train")
         status = ask(programs.endpoint, 1.0, observer)
         everyone = {"replay", "actor", "evaluator"}
         return status and status.updates > 10 and {row.role for row in status.roles} == everyone
@@ -102,7 +102,7 @@ def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_re
         assert isinstance(client.receive(10.0), RunStatus)
 
     programs.running["train"].send_signal(signal.SIGTERM)
-    assert programs.wait("train") == 0, programs.said("train")
+    assert programs.wait("train") == 0, programs.output("train")
     written = [path for path in [*folder.path.rglob("*"), programs.folder / "train.log"] if path.is_file()]
     assert len(written) > 10
     assert [path for path in written for secret in known if secret in path.read_bytes()] == []

@@ -33,7 +33,7 @@ def type_apex(folder, words):
 
 
 @pytest.mark.timeout(600)
-def test_an_environment_of_thirty_lines_is_trained_evaluated_filmed_and_used_from_python(tmp_path):
+def test_the_tutorial_environment_is_trained_evaluated_and_filmed(tmp_path):
     (tmp_path / "corridor.py").write_text(python_of("environment.md"))
     train, evaluate = commands_of("environment.md")
     type_apex(tmp_path, [*train, *SHORT])
@@ -48,7 +48,7 @@ def test_an_environment_of_thirty_lines_is_trained_evaluated_filmed_and_used_fro
 
 
 @pytest.mark.timeout(300)
-def test_a_network_of_ones_own_is_trained(tmp_path):
+def test_a_custom_network_is_trained(tmp_path):
     (tmp_path / "wide.py").write_text(python_of("network.md"))
     (train,) = commands_of("network.md")
     type_apex(tmp_path, [*train, *SHORT])

@@ -83,7 +83,7 @@ def test_a_status_is_shown_when_it_comes_and_silence_once_a_second():
     ]
 
 
-def test_what_the_supervisor_says_is_shown_at_once():
+def test_a_supervisor_message_is_shown_at_once():
     tape = Tape()
     make_watch(tape).tell("stopping actor")
     assert tape.events == [("note", "stopping actor"), ("show", None, 0.0)]
@@ -106,7 +106,7 @@ def test_warnings_of_programs_are_shown(tmp_path):
     assert "units actor 3 WARNING slow" in tape.events[1][1]
 
 
-def test_a_sentence_that_is_said_again_stands_once_in_the_picture():
+def test_a_repeated_message_is_shown_once():
     history = History()
     watch = RunMonitor(Tape().source, Tape(), LogTail(Path("nowhere")).entries, history)
     for sentence in ("first", "second", "first"):
@@ -223,7 +223,7 @@ def test_a_finished_run_says_why_how_well_and_what_to_type_next(tmp_path):
     ]
 
 
-def test_without_an_evaluator_the_score_is_that_of_the_actor_that_explores_least(tmp_path):
+def test_without_an_evaluator_the_summary_shows_the_least_exploring_actor(tmp_path):
     lines = summarize(
         Ending(FINISHED, "learner"),
         replace(STATUS, evaluator=EvaluatorSummary(score=None, best=None, episodes=None, updates=None)),
@@ -239,7 +239,7 @@ def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path):
     assert f"resume: {command_name('apex')} train --resume {folder.path}" in lines
 
 
-def test_what_there_is_not_yet_is_not_offered(tmp_path):
+def test_the_summary_offers_only_existing_files(tmp_path):
     folder = make_folder(tmp_path)
     lines = summarize(Ending(FINISHED), NO_GAMES, folder)
     assert lines[0] == "finished: interrupted"

@@ -122,7 +122,7 @@ def test_here_it_agrees_with_torch():
         ("", 0),
     ],
 )
-def test_what_torch_is_built_for_stands_in_its_version_file(text, version):
+def test_the_cuda_version_of_torch_is_read_from_its_version_file(text, version):
     assert torch_version(text) == version
 
 

@@ -76,7 +76,7 @@ def test_this_machine_has_cores_and_memory():
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    400 kB\n"
 
 
-def test_what_is_free_is_what_the_kernel_says():
+def test_free_memory_is_the_kernels_figure():
     assert available_memory(MEMINFO, "", Path("/nowhere")) == 400 * 1024
 
 
@@ -97,7 +97,7 @@ def test_the_same_of_version_1(tmp_path):
     assert available_memory(MEMINFO, "9:memory:/mine\n", tmp_path) == 50_009
 
 
-def test_where_nothing_says_what_is_free_nothing_is_short():
+def test_unknown_free_memory_counts_as_enough():
     assert available_memory("", "", Path("/nowhere")) > 2**60
 
 
@@ -140,10 +140,10 @@ print([raise_file_limit(n) for n in (60, 100, 100, 200)], list(read_file_limit()
 """
 
 
-def test_the_soft_limit_of_open_files_is_raised_as_far_as_the_hard_one_allows():
+def test_the_soft_limit_of_open_files_is_raised_up_to_the_hard_limit():
     done = subprocess.run([sys.executable, "-c", RAISE], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[False, True, False, False] [100, 128]\n"
 
 
-def test_where_no_control_group_limits_it_memory_is_the_machines(tmp_path):
+def test_without_a_control_group_memory_is_the_machines(tmp_path):
     assert read_memory(tmp_path / "cgroup", tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

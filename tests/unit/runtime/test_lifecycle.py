@@ -27,7 +27,7 @@ def test_the_first_signal_asks_and_a_person_who_repeats_it_insists(signum):
 
 
 @pytest.mark.parametrize(("before", "asks"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
-def test_a_closed_terminal_asks_to_stop_unless_the_program_was_told_to_ignore_it(before, asks):
+def test_a_closed_terminal_requests_a_stop_unless_sighup_is_ignored(before, asks):
     previous = signal.signal(signal.SIGHUP, before)
     try:
         with stop_on_signals() as stop:
@@ -38,7 +38,7 @@ def test_a_closed_terminal_asks_to_stop_unless_the_program_was_told_to_ignore_it
         signal.signal(signal.SIGHUP, previous)
 
 
-def test_a_wait_explains_itself_after_ten_seconds_and_each_time_it_has_doubled(caplog):
+def test_a_wait_is_logged_after_ten_seconds_and_whenever_it_has_doubled(caplog):
     now = [0.0]
     wait = Wait("actor 3", clock=lambda: now[0])
     for second in range(45):

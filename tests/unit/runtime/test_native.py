@@ -49,7 +49,7 @@ def test_a_library_of_an_older_source_is_refused_with_what_to_do(folder):
         open_loop(folder)
 
 
-def test_a_library_that_does_not_know_its_source_is_refused_beside_a_source(folder):
+def test_a_library_without_its_source_is_refused_beside_a_source(folder):
     build(folder, knows_source=False)
     with pytest.raises(OSError, match=r"was built from another loop\.c"):
         open_loop(folder)

@@ -64,7 +64,7 @@ def test_without_tensorboard_its_port_does_not_matter():
     assert choose(config, all_free_but(6006)) == (config, [])
 
 
-def test_a_port_that_one_launcher_has_claimed_is_no_other_ones_until_it_ends():
+def test_a_claimed_port_is_reserved_until_its_launcher_ends():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -76,7 +76,7 @@ def test_a_port_that_one_launcher_has_claimed_is_no_other_ones_until_it_ends():
         assert third.claim("127.0.0.1", port)
 
 
-def test_of_two_runs_that_start_at_once_the_second_moves_before_anybody_listens():
+def test_the_second_of_two_simultaneous_starts_moves_to_other_ports():
     config = Config(transport=TransportConfig(port_offset=7_000), run=RunConfig(tensorboard=False))
     with PortClaims() as first, PortClaims() as second:
         ours, _ = choose(config, first.claim)
@@ -100,7 +100,7 @@ def test_an_address_of_another_host_is_refused_by_name():
 
 
 @pytest.mark.parametrize("taken", [21_011, 21_012, 21_013])
-def test_ports_of_every_shard_count_and_those_of_shards_that_are_not_there_do_not(taken):
+def test_only_the_ports_of_existing_shards_count(taken):
     two = Config(replay=ReplayConfig(num_shards=2))
     assert len(ports(two)) == len(set(ports(two))) == len(ports(Config())) + 3
 

@@ -7,7 +7,7 @@ import pytest
 from apex.runtime.rates import WINDOW_SECONDS, Rates
 
 
-def test_what_comes_in_bursts_has_one_rate_all_the_time():
+def test_bursts_have_a_constant_rate():
     """800 steps every 1.4 s, looked at every second, which sees 800 or nothing."""
     rates = Rates(0.0, 0)
     seen = [rates.measure(second, 800 * (second // 1.4))[0] for second in range(1, 60)]

@@ -35,7 +35,7 @@ def test_a_file_for_aws_uses_the_paths_of_the_image_and_our_version_of_ray():
     assert {word for word in commands if word.endswith("/ray")} == {f"{home}/venv/bin/ray"}
 
 
-def test_a_rayjob_has_the_fields_of_its_kind_a_token_and_a_folder_for_runs_in_every_container():
+def test_a_rayjob_has_a_token_and_a_folder_for_runs_in_every_container():
     job = yaml.safe_load((FILES / "rayjob.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     assert job["spec"]["entrypoint"].startswith("apex train --engine ray ")
