@@ -48,7 +48,7 @@ def test_a_log_on_a_full_disk_ends_no_program(level):
     script = f"""
         import logging, sys
         from apex.runtime.lifecycle import complain
-from apex.runtime.logs import configure_logging
+        from apex.runtime.logs import configure_logging
         configure_logging("actor")
         for _ in range(3):
             logging.getLogger("apex").{level}("x" * 1_000)
@@ -71,7 +71,7 @@ def test_a_terminal_on_a_full_disk_ends_no_run():
             sys.exit(7)
     """
     with FULL.open("w") as full:
-        assert python(script, stdout=full).returncode == 7  # So the disk was full indeed, and `say` has lived with it.
+        assert python(script, stdout=full).returncode == 7  # The disk was full, and `say` has ignored that.
 
 
 def test_a_program_whose_log_cannot_be_created_runs_anyway(tmp_path, caplog):
@@ -79,7 +79,7 @@ def test_a_program_whose_log_cannot_be_created_runs_anyway(tmp_path, caplog):
     program = Program(role="replay", command=("touch", str(done)), ends_run=True)
     assert supervise([program], Stop(), logs=tmp_path / "removed").status == FINISHED
     assert done.exists()
-    assert f"cannot write {tmp_path}/removed/replay.log: No such file or directory" in caplog.text
+    assert f"{tmp_path}/removed/replay.log" in caplog.text
 
 
 def test_a_log_that_is_removed_during_the_search_is_no_error(tmp_path):
@@ -119,8 +119,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused_with_its_name(tmp_path, 
     mount = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {options} tmpfs "$1"; shift; exec "$@"', "sh")
     output = python(script, prefix=(*mount, str(tmp_path)), capture_output=True, text=True)
     assert output.stderr == ""
-    assert f"the run folder {tmp_path}/x: " in output.stdout
-    assert "; set run.folder" in output.stdout
+    assert all(part in output.stdout for part in (f"{tmp_path}/x", "run.folder"))
 
 
 # Names and texts

