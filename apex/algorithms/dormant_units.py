@@ -26,7 +26,6 @@ class DormantUnits:
     def __init__(self, network: nn.Module) -> None:
         self._network = network
         self._layers = {name: module for name, module in network.named_modules() if isinstance(module, nn.ReLU)}
-        self._shares: dict[str, float] | None = {}  # result of `shares`; None: not computed since the last batch
         self._batches: deque[tuple[int, dict[str, Tensor]]] = deque()  # size; sum of each unit's activations by layer
 
     @torch.no_grad()
@@ -41,18 +40,12 @@ class DormantUnits:
         finally:
             for hook in hooks:
                 hook.remove()
-        self._shares = None
         self._batches.append((len(states), sums))
         while sum(size for size, _ in self._batches) - self._batches[0][0] >= NUM_STATES:
             self._batches.popleft()
 
     def shares(self) -> dict[str, float]:
         """Returns the share of dormant units by name of the ReLU module; empty before `NUM_STATES` states."""
-        if self._shares is None:
-            self._shares = self._compute()
-        return self._shares
-
-    def _compute(self) -> dict[str, float]:
         if sum(size for size, _ in self._batches) < NUM_STATES:
             return {}
         names = [name for name in self._layers if all(name in sums for _, sums in self._batches)]

@@ -7,7 +7,6 @@ See Horgan et al. 2018, section 3.2 and appendix D. The optional `dpg.*` extensi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +19,6 @@ from apex.config import DpgConfig, LearnerConfig
 from apex.dpg.networks import ActorCritic
 
 SATURATED = 0.97  # Actions with a larger absolute value count as saturated: the gradient of tanh is near 0 there.
-
-
-class _Learned(NamedTuple):
-    """The result of differentiating policy or critics. The gradients are in `parameter.grad`."""
-
-    loss: Tensor  # float32[]
-    norm: Tensor  # float32[]  norm of the gradient before clipping
 
 
 class DpgUpdate(Update):
@@ -60,23 +52,23 @@ class DpgUpdate(Update):
         observation = self._online.normalize(batch.stacks[0])
         q = self._online.critics(observation, batch.action)
         delta = self._target_values(batch) - q
-        critic = self._differentiate_critics(delta, batch.weights)
-        finite = torch.isfinite(critic.loss) & torch.isfinite(critic.norm)
+        loss, norm = self._differentiate_critics(delta, batch.weights)
+        finite = torch.isfinite(loss) & torch.isfinite(norm)
         for parameter in self._policy_parameters:
             parameter.grad = None  # The optimizer skips parameters without gradient.
         if self._num_steps % self._config.policy_period == 0:
-            policy = self._differentiate_policy(observation, batch.weights)
-            finite &= torch.isfinite(policy.loss) & torch.isfinite(policy.norm)
+            policy_loss, policy_norm = self._differentiate_policy(observation, batch.weights)
+            finite &= torch.isfinite(policy_loss) & torch.isfinite(policy_norm)
         self._num_steps += 1
         step_where_finite(finite, self._optimizer)
         if self._online.normalizer is not None:
             self._online.normalizer.update(batch.stacks[0], batch.weights > 0, finite)
         td_errors = delta.detach().mean(0).abs()  # of the mean Q-value of all critics
         figures = {
-            "loss": critic.loss,
+            "loss": loss,
             "mean_q": q.detach().mean(),
             "td_error": td_errors.mean(),
-            "gradient_norm": critic.norm,
+            "gradient_norm": norm,
             **self._policy_figures,
         }
         return Updated(td_errors, finite, figures)
@@ -95,13 +87,16 @@ class DpgUpdate(Update):
         value: Tensor = n_step_target(batch.n_step_return, batch.discount, bootstrap)
         return value
 
-    def _differentiate_critics(self, delta: Tensor, weights: Tensor) -> _Learned:
-        """Computes the sum of all critics' losses, and stores the gradients of the critics."""
+    def _differentiate_critics(self, delta: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores the gradients of the critics; returns the sum of all critics' losses, and the gradient's norm."""
         loss = torch.stack([mean_loss(row, weights, self._learner.loss) for row in delta]).sum()
-        return _Learned(loss.detach(), self._keep(self._critic_parameters, loss))
+        return loss.detach(), self._differentiate(self._critic_parameters, loss)
 
-    def _differentiate_policy(self, observation: Tensor, weights: Tensor) -> _Learned:
-        """Computes the loss -Q(s, mu(s)) of the first critic, clips dQ/da and stores the gradients of the policy."""
+    def _differentiate_policy(self, observation: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores the gradients of the policy, with clipped dQ/da; returns the loss and the gradient's norm.
+
+        The loss is -Q(s, mu(s)) of the first critic.
+        """
         action = self._online.policy(observation)
         played = action.detach().requires_grad_()
         value = self._online.critics(observation.detach(), played)[0]
@@ -109,17 +104,19 @@ class DpgUpdate(Update):
         if bound := self._config.action_gradient_clip:
             slope = slope.clamp(-bound, bound)
         gradient = slope * weights[:, None] / -len(weights)
-        norm = self._keep(self._policy_parameters, action, gradient)
+        norm = self._differentiate(self._policy_parameters, action, gradient)
         loss = -(weights * value.detach()).mean()
         self._policy_figures = {
             "policy_loss": loss,
             "policy_gradient_norm": norm,
             "action_saturation": (played.detach().abs() > SATURATED).float().mean(),
         }
-        return _Learned(loss, norm)
+        return loss, norm
 
-    def _keep(self, parameters: Sequence[nn.Parameter], outputs: Tensor, gradient: Tensor | None = None) -> Tensor:
-        """Differentiates and stores the gradients, clipped by their joint norm; returns the norm before clipping.
+    def _differentiate(
+        self, parameters: Sequence[nn.Parameter], outputs: Tensor, gradient: Tensor | None = None
+    ) -> Tensor:
+        """Stores the gradients, clipped by their joint norm; returns the norm before clipping.
 
         gradient: of the loss with respect to the outputs; None: the output is the loss. Parameters that the outputs do
         not depend on get no gradient.

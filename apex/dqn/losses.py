@@ -22,7 +22,7 @@ class TargetRule(NamedTuple):
     """How the target of an update follows from the Q-values of both networks.
 
     double_q: R + discount * Q(s_{t+m}, a) of the target network, for the online network's greedy action a.
-    munchausen: see `Munchausen`. rescaled: the networks output h(Q), see `rescale`.
+    munchausen: see `munchausen`. rescaled: the networks output h(Q), see `rescale`.
     """
 
     kind: TargetKind = "double_q"
@@ -65,26 +65,19 @@ def td_errors(
     return goal - q.gather(1, action.unsqueeze(1)).squeeze(1)
 
 
-class Munchausen(NamedTuple):
-    """The two parts of a Munchausen target (equation 2).
+def munchausen(q: Tensor, next_q: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the two parts of a Munchausen target (equation 2), float32[B] each. All actions are allowed.
 
-    The reward grows by a share of the scaled log-probability of the executed action under a softmax policy, and the
-    next state has the soft value of that policy. The policy is that of the target network, so that an update needs as
-    many forward passes as double Q-learning. Of an n-step return, only the first step gets the bonus.
-    """
-
-    bonus: Tensor  # float32[B]  alpha * max(l_0, tau * log pi(a_t | s_t)); at most 0
-    next_value: Tensor  # float32[B]  sum over a of pi(a | s_{t+m}) * (Q(s_{t+m}, a) - tau * log pi(a | s_{t+m}))
-
-
-def munchausen(q: Tensor, next_q: Tensor, action: Tensor) -> Munchausen:
-    """Returns the parts of the targets. All actions are allowed in all states.
+    The bonus of the reward, alpha * max(l_0, tau * log pi(a_t | s_t)), is at most 0. The value of the next state is
+    the sum over a of pi(a | s_{t+m}) * (Q(s_{t+m}, a) - tau * log pi(a | s_{t+m})). pi is the softmax policy of the
+    target network, so that an update needs as many forward passes as double Q-learning. Of an n-step return, only the
+    first step gets the bonus.
 
     q, next_q: float32[B, A], Q(s_t) and Q(s_{t+m}) of the target network. action: int64[B].
     """
     log_policy = TEMPERATURE * torch.log_softmax(q / TEMPERATURE, 1).gather(1, action.unsqueeze(1)).squeeze(1)
     # The sum over actions equals tau * log(sum of exp(Q / tau)), because tau * log pi is Q minus this value.
-    return Munchausen(SHARE * log_policy.clamp(min=LOWEST_LOG), TEMPERATURE * torch.logsumexp(next_q / TEMPERATURE, 1))
+    return SHARE * log_policy.clamp(min=LOWEST_LOG), TEMPERATURE * torch.logsumexp(next_q / TEMPERATURE, 1)
 
 
 def loss_and_gradients(delta: Tensor, importance_weights: Tensor, *, kind: LossKind) -> tuple[Tensor, Tensor]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from apex.runtime.native import NativeError, NativeStatus, open_native
 
@@ -23,61 +23,55 @@ class Convolution(NamedTuple):
     """The functions of convolution.c."""
 
     convolve: Callable[..., Any]
-    weight_gradient: Callable[..., Any]
+    convolve_weight_gradient: Callable[..., Any]
     layer: Callable[..., Any]
     layer_weight_gradient: Callable[..., Any]
     layer_input_gradient: Callable[..., Any]
     interleave: Callable[..., Any]
 
 
+NUM_POINTERS = (6, 5, 5, 4, 5, 3)  # number of arguments of each function, all of which are pointers
+
+
 def describe_convolution() -> NativeStatus:
     """Returns whether the native convolution can be used, and if not, why."""
-    native = find_convolution()
-    return (
-        NativeStatus(native.problem, str(native))
-        if isinstance(native, NativeError)
-        else NativeStatus("", "convolution")
-    )
+    try:
+        find_convolution()
+    except NativeError as error:
+        return NativeStatus(error.problem, str(error))
+    return NativeStatus("", "convolution")
 
 
 @cache
 def load_convolution() -> Convolution | None:
-    """Returns the native convolution, or None after logging the reason once.
-
-    Reasons are: it was not built, it belongs to another version, or the CPU does not support it.
-    """
-    native = find_convolution()
-    if isinstance(native, Convolution):
-        return native
-    log.warning("No native convolution (%s): PyTorch's convolution is used", native)
-    return None
+    """Returns the native convolution, or None after logging the reason once."""
+    try:
+        return find_convolution()
+    except NativeError as error:
+        log.warning("No native convolution (%s): PyTorch's convolution is used", error)
+        return None
 
 
-def native_convolution() -> Convolution:
-    """Returns the native convolution. Call this only if `load_convolution` has found it."""
-    native = load_convolution()
-    assert native is not None
-    return native
+# The same, without None. Call this only if `load_convolution` has found the native convolution.
+native_convolution = cast(Callable[[], Convolution], load_convolution)
 
 
-def find_convolution(interface: int = INTERFACE) -> Convolution | NativeError:
-    """Returns the native convolution, or the reason why it is missing and how much slower updates are."""
+def find_convolution(interface: int = INTERFACE) -> Convolution:
+    """Returns the native convolution; raises NativeError with the reason, and with how much slower updates are."""
     costs = "an update of a small network takes up to 2.4 times as long"  # docs/adr/0019
     try:
         library = open_native(Path(__file__).parent, "convolution", interface)
     except OSError as error:
-        return NativeError("build", f"{error}, so {costs}")
+        raise NativeError("build", f"{error}, so {costs}") from error
     if not library.apex_convolution_works():
-        return NativeError("cpu", f"the CPU lacks AVX2 or FMA, so {costs}")
-    functions = (
-        library.apex_convolve,
-        library.apex_convolve_weight_gradient,
-        library.apex_layer,
-        library.apex_layer_weight_gradient,
-        library.apex_layer_input_gradient,
-        library.apex_interleave,
-    )
-    for function, num_pointers in zip(functions, (6, 5, 5, 4, 5, 3), strict=True):
+        raise NativeError("cpu", f"the CPU lacks AVX2 or FMA, so {costs}")
+    functions = [getattr(library, f"apex_{name}") for name in Convolution._fields]
+    for function, num_pointers in zip(functions, NUM_POINTERS, strict=True):
         function.argtypes = [ctypes.c_void_p] * num_pointers
         function.restype = None
     return Convolution(*functions)
+
+
+def call(function: Callable[..., Any], shape: Sequence[int], *tensors: Any) -> None:
+    """Calls a function of `Convolution` with its struct of int64 numbers, and the addresses of contiguous tensors."""
+    function((ctypes.c_int64 * len(shape))(*shape), *(tensor.data_ptr() for tensor in tensors))

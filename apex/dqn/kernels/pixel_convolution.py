@@ -5,7 +5,6 @@ The native version scales uint8 pixels to 0 ... 1 by scaling the weights, of whi
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution, native_convolution
+from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, call, load_convolution, native_convolution
 
 
 def scale(observation: Tensor) -> Tensor:
@@ -98,8 +97,8 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, recti
     images = images.contiguous()
     packed = weight.permute(1, 2, 3, 0).mul(1 / 255).contiguous()
     scratch = weight.new_empty(images.shape[1:].numel())
-    operands = (images, packed, bias.contiguous(), scratch, out)
-    native_convolution().convolve(_shape(images, len(weight), rectified), *(operand.data_ptr() for operand in operands))
+    shape = (*images.shape, len(weight), rectified)
+    call(native_convolution().convolve, shape, images, packed, bias.contiguous(), scratch, out)
     return out
 
 
@@ -111,11 +110,7 @@ def weight_gradient(images: Tensor, gradient: Tensor) -> Tensor:
     images = images.contiguous()
     num_outputs = gradient.shape[3]
     total = gradient.new_zeros(images.shape[1], KERNEL, KERNEL, num_outputs)
-    operands = (images, gradient, gradient.new_empty(images.shape[1:].numel()), total)
-    native_convolution().weight_gradient(_shape(images, num_outputs), *(operand.data_ptr() for operand in operands))
+    scratch = gradient.new_empty(images.shape[1:].numel())
+    shape = (*images.shape, num_outputs, False)
+    call(native_convolution().convolve_weight_gradient, shape, images, gradient, scratch, total)
     return total.permute(3, 0, 1, 2).mul(1 / 255)
-
-
-def _shape(images: Tensor, num_outputs: int, rectified: bool = False) -> Any:
-    """Returns the `struct shape` of convolution.c."""
-    return (ctypes.c_int64 * 6)(*images.shape, num_outputs, rectified)

@@ -7,14 +7,13 @@ Axes: B observations, C channels, D inputs and H units of a layer.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from apex.dqn.kernels.convolution import PACKED_CHANNELS, load_convolution
+from apex.dqn.kernels.convolution import PACKED_CHANNELS, call, load_convolution
 from apex.dqn.kernels.pixel_convolution import PixelConvolution
 from apex.dqn.manual_backward.layers import relu_backward
 from apex.dqn.manual_backward.pixel_torso import CONVOLUTIONS_IN_BODY, flatten_images
@@ -125,5 +124,5 @@ def interleave(images: Tensor) -> Tensor:
         return images.contiguous(memory_format=LAST).to(torch.bfloat16)
     images = images.contiguous()
     out = torch.empty(batch, height, width, channels, dtype=torch.bfloat16)
-    native.interleave((ctypes.c_int64 * 2)(batch, height * width), images.data_ptr(), out.data_ptr())
+    call(native.interleave, (batch, height * width), images, out)
     return out.permute(0, 3, 1, 2)

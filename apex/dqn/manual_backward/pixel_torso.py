@@ -5,13 +5,12 @@ Their outputs have the channels last: float32[B, H, W, C].
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution, native_convolution
+from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, call, load_convolution, native_convolution
 from apex.dqn.kernels.pixel_convolution import convolve, output_size, weight_gradient
 from apex.dqn.manual_backward.layers import relu_backward
 
@@ -33,7 +32,7 @@ class ConvolutionLayer(NamedTuple):
         height, width = ((size - kernel) // self.stride + 1 for size in inputs.shape[1:3])
         out = inputs.new_empty(len(inputs), height, width, len(self.weight))
         packed = self.weight.permute(2, 3, 1, 0).contiguous()
-        native_convolution().layer(self._shape(inputs), *_pointers(inputs, packed, self.bias, out))
+        call(native_convolution().layer, self._shape(inputs), inputs, packed, self.bias, out)
         return out
 
     def differentiate(self, inputs: Tensor, output_gradient: Tensor) -> None:
@@ -43,7 +42,7 @@ class ConvolutionLayer(NamedTuple):
         """
         outputs, channels, kernel, _ = self.weight.shape
         gradient = inputs.new_zeros(kernel, kernel, channels, outputs)
-        native_convolution().layer_weight_gradient(self._shape(inputs), *_pointers(inputs, output_gradient, gradient))
+        call(native_convolution().layer_weight_gradient, self._shape(inputs), inputs, output_gradient, gradient)
         self.store(gradient.permute(3, 2, 0, 1), output_gradient)
 
     def store(self, gradient: Tensor, output_gradient: Tensor) -> None:
@@ -56,14 +55,12 @@ class ConvolutionLayer(NamedTuple):
         """Returns the gradient with respect to the previous layer's outputs before its ReLU, shaped as `inputs`."""
         weight = self.weight.permute(2, 0, 3, 1).contiguous()
         gradient = torch.empty_like(inputs)
-        native_convolution().layer_input_gradient(
-            self._shape(inputs), *_pointers(inputs, output_gradient, weight, gradient)
-        )
+        call(native_convolution().layer_input_gradient, self._shape(inputs), inputs, output_gradient, weight, gradient)
         return gradient
 
-    def _shape(self, inputs: Tensor) -> Any:
+    def _shape(self, inputs: Tensor) -> tuple[int, ...]:
         """Returns the `struct layer` of convolution.c."""
-        return (ctypes.c_int64 * 7)(*inputs.shape, len(self.weight), self.weight.shape[2], self.stride)
+        return (*inputs.shape, len(self.weight), self.weight.shape[2], self.stride)
 
 
 class PixelTorso:
@@ -119,7 +116,3 @@ def convolution_layer(layer: nn.Module) -> ConvolutionLayer:
     layer = cast(nn.Conv2d, layer)
     assert layer.bias is not None
     return ConvolutionLayer(layer.weight, layer.bias, layer.weight.grad, layer.bias.grad, layer.stride[0])
-
-
-def _pointers(*tensors: Tensor) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
