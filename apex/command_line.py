@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from apex.config.arguments import Formatter, Parser, reader_may_leave
-from apex.config.codec import dump_toml, flatten, from_dict, lay_over, read_toml
+from apex.config.codec import RETIRED, dump_toml, flatten, from_dict, lay_over, read_toml
 from apex.config.presets import DEFAULT, PRESETS, preset_for
 from apex.config.tree import Config, EnvironmentConfig
 from apex.config.validation import Branch, describe, did_you_mean, from_text, plain_type, require_setting
@@ -232,5 +232,8 @@ def _unknown_option(argument: str, prog: str) -> ConfigError:
     if not name.startswith("--"):
         remedy = f"write --preset {name}" if name in PRESETS else f"run {prog} --help for a list of options"
         return ConfigError(f"unexpected argument {name!r}: options begin with --", remedy)
+    setting = name.removeprefix("--").replace("-", "_")
+    if setting in RETIRED:
+        return ConfigError(f"{name} no longer exists: {RETIRED[setting]}", "leave it out")
     known = [f"--{_with_hyphens(each)}" for each in (*SETTINGS, *SHORT_NAMES, "env-arg", "preset", "config")]
     return ConfigError(f"unknown option {name}", did_you_mean(name, known) or f"run {prog} --help-all for a list")

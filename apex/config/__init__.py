@@ -1,7 +1,7 @@
 """All settings of a run. `tree` defines them with default, unit, range and source; `codec` reads and writes TOML."""
 
 from apex.config.addresses import PORT_STEP, REPLAY_SOCKETS, TransportConfig
-from apex.config.codec import dump_toml, flatten, from_dict, lay_over, load_toml, read_toml, to_dict
+from apex.config.codec import dump_toml, flatten, from_dict, from_saved, lay_over, load_toml, read_toml, to_dict
 from apex.config.dpg import DpgConfig
 from apex.config.tree import (
     MAX_EPISODES,
@@ -34,6 +34,7 @@ __all__ = [
     "dump_toml",
     "flatten",
     "from_dict",
+    "from_saved",
     "lay_over",
     "load_toml",
     "read_toml",

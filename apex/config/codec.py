@@ -14,7 +14,8 @@ from apex.config.tree import Config
 from apex.config.validation import Branch, checked, did_you_mean, require_setting, setting_name
 from apex.errors import ConfigError
 
-RETIRED = ("transport.metrics_port",)  # settings of earlier versions; ignored, so that their runs can be resumed
+# Settings of earlier versions, and why they are gone. Files that have them can still be read.
+RETIRED = {"transport.metrics_port": "scores travel on the control socket"}
 
 AnyBranch = TypeVar("AnyBranch", bound=Branch)
 
@@ -49,7 +50,7 @@ def lay_over(base: AnyBranch, tree: dict[str, Any]) -> AnyBranch:
     for name, value in tree.items():
         setting = setting_name(base, name)
         if setting in RETIRED:
-            continue
+            raise ConfigError(f"{setting} no longer exists: {RETIRED[setting]}", "leave it out")
         if name not in known:
             raise ConfigError(f"unknown setting {setting}", did_you_mean(setting, [*known, *flatten(Config())]))
         current = getattr(base, name)
@@ -60,10 +61,24 @@ def lay_over(base: AnyBranch, tree: dict[str, Any]) -> AnyBranch:
     return result
 
 
+def from_saved(tree: dict[str, Any]) -> Config:
+    """Does the same as `from_dict`, but ignores the settings of an earlier version that no longer exist."""
+    return from_dict(_without_retired(tree))
+
+
+def _without_retired(tree: dict[str, Any]) -> dict[str, Any]:
+    return {
+        branch: {name: entry for name, entry in value.items() if f"{branch}.{name}" not in RETIRED}
+        if isinstance(value, dict)
+        else value
+        for branch, value in tree.items()
+    }
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Reads a TOML file and returns its tables; `from_dict` checks them. Raises ConfigError if it is unreadable."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        return _without_retired(tomllib.loads(path.read_text(encoding="utf-8", errors="surrogateescape")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
 

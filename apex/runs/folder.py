@@ -26,9 +26,9 @@ from typing import Any, Self
 
 import msgspec
 
-from apex.config import Config, dump_toml, from_dict, to_dict
+from apex.config import Config, dump_toml, from_saved, load_toml, to_dict
 from apex.config.algorithm_choice import choose_algorithm
-from apex.errors import DataError, UsageError
+from apex.errors import ConfigError, DataError, UsageError
 from apex.facts import EndReason
 from apex.runs.new_folder import make_folder
 from apex.runtime.atomic_files import replace_file, seal, unseal
@@ -70,7 +70,7 @@ class RunFolder:
     @property
     def config(self) -> Config:
         """The resolved configuration."""
-        return from_dict(self.manifest["config"])
+        return from_saved(self.manifest["config"])
 
     @property
     def elapsed_seconds(self) -> float:
@@ -179,11 +179,15 @@ class RunFolder:
 
     def restore_config_file(self) -> None:
         """Writes config.toml again and warns if it differs from the manifest; raises UsageError if writing fails."""
-        text = _encode_config(self.config)
+        text, saved = _encode_config(self.config), None
         with _reports_writing(self.config_file):
             if self.config_file.exists() and self.config_file.read_bytes() == text:
                 return
+            with suppress(ConfigError):  # Someone has damaged or removed it.
+                saved = load_toml(self.config_file)
             replace_file(self.config_file, text)
+        if saved == self.config:  # An earlier version wrote it.
+            return
         log.warning(
             "%s differed from the settings in %s and was overwritten. To change a setting, pass it with --resume",
             self.config_file,

@@ -246,6 +246,7 @@ def test_a_base_replaces_the_preset():
         (["--num-threads", "5"], ["--actor.num-threads", "--learner.num-threads", "--evaluator.num-threads?"]),
         (["--repaly.capacity", "5"], ["--repaly.capacity", "mean --replay.capacity?"]),
         (["--environment.no-clip-reward"], ["mean --environment.clip-rewards?"]),
+        (["--transport.metrics-port", "5"], ["--transport.metrics-port", "leave it out"]),
         (["--zzz"], ["--zzz", "apex train --help-all"]),
         (["--env-arg", "wind"], ["--env-arg", "'wind'"]),
         (["--env-arg", "=5"], ["--env-arg", "'=5'"]),

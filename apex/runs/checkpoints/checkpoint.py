@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from apex.config import Config, from_dict, to_dict
+from apex.config import Config, from_saved, to_dict
 from apex.errors import CheckpointError
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST
 from apex.runs.checkpoints.tensor_file import decode, encode, pack, unpack
@@ -155,7 +155,7 @@ def _encode(state: LearnerState) -> bytes:
 def _decode(data: bytes) -> LearnerState:
     metadata, tensors = decode(data, FORMAT)
     tree = unpack(json.loads(metadata["state"]), tensors)
-    tree["config"], tree["schema"] = from_dict(tree["config"]), Schema.from_dict(tree["schema"])
+    tree["config"], tree["schema"] = from_saved(tree["config"]), Schema.from_dict(tree["schema"])
     tree["progress"] = Progress(**tree["progress"])
     return LearnerState(**tree)
 

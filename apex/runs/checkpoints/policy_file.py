@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from apex.algorithms.interface import Agent, make_algorithm
 from apex.algorithms.parameters import load_parameters
-from apex.config import Config, EnvironmentConfig, NetworkConfig, from_dict
+from apex.config import Config, EnvironmentConfig, NetworkConfig, from_saved
 from apex.errors import CheckpointError
 from apex.runs.checkpoints.checkpoint import load_checkpoint
 from apex.runs.checkpoints.tensor_file import decode, digest_of, encode
@@ -167,7 +167,7 @@ def _decode_policy(data: bytes) -> tuple[PolicyInfo, dict[str, Tensor]]:
         fields = unseal(metadata["policy"].encode())
         if digest_of(tensors) != fields["sha256"]:
             raise ValueError("the SHA-256 of its tensors differs from the recorded one")
-    config = from_dict({name: fields[name] for name in Config.field_types() if name in fields})
+    config = from_saved({name: fields[name] for name in Config.field_types() if name in fields})
     schema = fields["schema"]
     if metadata["format"] != str(FORMAT):
         schema = {**schema, "action_size": 0, "masked": False}

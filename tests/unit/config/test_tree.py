@@ -16,6 +16,7 @@ from apex.config import (
     dump_toml,
     flatten,
     from_dict,
+    from_saved,
     load_toml,
     to_dict,
 )
@@ -72,6 +73,7 @@ from apex.errors import ConfigError
         (lambda: from_dict({"replay": {"capactiy": 1}}), ["replay.capactiy", "mean replay.capacity?"]),
         (lambda: from_dict({"learner": {"capacity": 1}}), ["learner.capacity", "mean replay.capacity?"]),
         (lambda: from_dict({"replay": {"zzz": 1}}), ["replay.zzz"]),
+        (lambda: from_dict({"transport": {"metrics_port": 5}}), ["transport.metrics_port"]),
         (lambda: from_dict({"replay": 5}), ["replay", "5"]),
         (lambda: from_dict({"replay": {"capacity": 1e6}}), ["replay.capacity", "2147483648", "1000000.0"]),
         (lambda: from_dict({"replay": {"capacity": True}}), ["replay.capacity", "True"]),
@@ -174,3 +176,12 @@ def test_an_unreadable_file_is_refused_by_name(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"run\.toml"):
         load_toml(path)
+
+
+def test_a_retired_setting_is_ignored_in_saved_files(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("seed = 3\n[transport]\nmetrics_port = 22004\nport_offset = 10\n")
+    assert load_toml(path) == Config(seed=3, transport=TransportConfig(port_offset=10))
+    tree = to_dict(Config(seed=3))
+    tree["transport"]["metrics_port"] = 22004
+    assert from_saved(tree) == Config(seed=3)
