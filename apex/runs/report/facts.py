@@ -1,4 +1,4 @@
-"""Reads facts about a run from its folder: its end, scores, rates and hardware, and the commands to repeat it."""
+"""Reads facts about a run from its folder: its end, scores, totals and limits, and the command that started it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,8 @@ from apex.facts import EndReason
 from apex.runs.folder import RunFolder
 from apex.runs.history import EVALUATION, Floats, RunHistory
 from apex.runs.lock import is_held
-from apex.runtime.text import duration
 
 LIMITED_BY = "limited_by/"  # prefix of tags; the value is 1 while that part limits the run, else 0
-
-
-class Fact(NamedTuple):
-    """A row of a table, or a command with its purpose."""
-
-    name: str
-    value: str
 
 
 class State(NamedTuple):
@@ -123,28 +115,6 @@ def find_changes(config: Config) -> list[Change]:
     ]
 
 
-def describe_machine(run: RunFolder) -> list[Fact]:
-    """Returns when, where and with which versions the run was started, and when it was resumed."""
-    manifest, hardware = run.manifest, run.manifest["hardware"]
-    git = manifest["git"]
-    commit = "unknown: no git checkout" if git is None else git["commit"] + (", with changes" if git["dirty"] else "")
-    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items() if version)
-    facts = [
-        Fact("started", _when(manifest["started"])),
-        Fact("git commit", commit),
-        Fact("CPU", f"{hardware['cpu']}, {hardware['cores']} cores"),
-        Fact("memory", f"{hardware['memory_bytes'] / 2**30:.1f} GiB"),
-        Fact("GPUs", ", ".join(hardware["gpus"]) or "none"),
-        Fact("system", hardware["system"]),
-        Fact("seed", f"{run.config.seed} (networks, environments and exploration; evaluations use other seeds)"),
-        Fact("versions", versions),
-    ]
-    for start in manifest.get("resumed", []):
-        options = f", with {shlex.join(start['argv'])}" if start["argv"] else ""
-        facts.append(Fact("resumed", f"{_when(start['started'])}, after {duration(start['elapsed_seconds'])}{options}"))
-    return facts
-
-
 def is_from_python(run: RunFolder) -> bool:
     """Returns whether the Python function `apex.train` started the run, and not a command."""
     return list(run.manifest["argv"]) == ["apex.train"]
@@ -161,21 +131,6 @@ def typed_command(run: RunFolder) -> str:
     return shlex.join(["apex", "train" if is_whole else "learner", *arguments])
 
 
-def next_commands(run: RunFolder) -> list[Fact]:
-    """Returns commands that play the policy or continue the run, each with its purpose."""
-    where = shlex.quote(str(run.path))
-    commands = [
-        Fact("measure the score", f"apex evaluate {where} --episodes 100"),
-        Fact("record a video", f"apex evaluate {where} --video game.mp4"),
-    ]
-    if run.config.run.single_process:
-        return commands  # A serial run cannot be resumed.
-    purpose = "continue training"
-    if find_state(run).word == "finished":
-        purpose += ", with another limit"
-    return [*commands, Fact(purpose, f"apex train --resume {where}")]
-
-
 def _show(value: Any) -> str:
     """Returns a setting's value as it is written in config.toml."""
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
@@ -185,7 +140,3 @@ def _by_place(history: RunHistory, tag: str) -> dict[tuple[float, float], float]
     """Returns the values of an evaluation metric by seconds and steps; older rows may lack the metric."""
     seconds, steps, values = (values.tolist() for values in history.series("evaluator", tag))
     return dict(zip(zip(seconds, steps, strict=True), values, strict=True))
-
-
-def _when(timestamp: str) -> str:
-    return timestamp.replace("T", " ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -25,22 +26,12 @@ CURVES: tuple[tuple[str, str, str, Axis], ...] = (  # role, tag, title, axis
     ("replay", "replay/size", "Transitions in the replay memory", "seconds"),
     ("learner", "learner/policy_lag", "Policy lag, in updates", "seconds"),
 )
-
-
 FIGURES = (  # name, role, tag, format
     ("samples per insert", "replay", "replay/samples_per_insert", "{:.2f}"),
     ("transitions in the replay memory", "replay", "replay/size", "{:,.0f}"),
     ("policy lag, updates", "learner", "learner/policy_lag", "{:,.0f}"),
     ("games of all actors", "actor", "actors/episodes", "{:,.0f}"),
 )
-
-
-class Card(NamedTuple):
-    """A number that the page shows in large type, with its name and a note."""
-
-    value: str
-    name: str
-    note: str
 
 
 class Chart(NamedTuple):
@@ -53,73 +44,40 @@ class Chart(NamedTuple):
 def build_page(run: RunFolder, video: EmbeddedVideo | str) -> str:
     """Returns the whole page. `video`: the video, or the reason why there is none ("" if none was requested)."""
     history, state = RunHistory(run), facts.find_state(run)
-    environment = Environment(
+    scores, actor_scores = facts.find_scores(history), history.series(*ACTOR_SCORE).values
+    templates = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_printable, trim_blocks=True, lstrip_blocks=True
     )
-    template = environment.from_string(files("apex.runs.report").joinpath("page.html").read_text("utf-8"))
-    return template.render(
+    templates.filters |= {"duration": duration, "number": number, "plural": plural, "shell": shlex.join}
+    return templates.from_string(files("apex.runs.report").joinpath("page.html").read_text("utf-8")).render(
         run=run,
+        where=shlex.quote(str(run.path)),
+        manifest=run.manifest,
         git=run.manifest["git"],
+        versions=[f"{name} {version}" for name, version in run.manifest["versions"].items() if version],
         state=state.word,
         outcome=describe_outcome(state.end, running=state.word == "running"),
-        cards=_cards(run, history),
-        is_evaluated=bool(len(history.series(*EVALUATION).values)),
-        has_actor_scores=bool(len(history.series(*ACTOR_SCORE).values)),
+        best_and_last=scores or (),
+        actor_score=float(actor_scores[-1]) if len(actor_scores) else None,
+        seconds=history.seconds,
+        totals=facts.find_totals(history),
+        figures=_figures(history),
         scores=_score_charts(run, history),
         video=video if isinstance(video, EmbeddedVideo) else None,
         no_video=video if isinstance(video, str) else "",
         curves=_training_charts(history),
-        figures=_figures(history),
         limits=facts.find_limits(history),
         changes=facts.find_changes(run.config),
         settings=dump_toml(run.config),
-        command=facts.typed_command(run),
+        typed_command=facts.typed_command(run),
         is_from_python=facts.is_from_python(run),
-        next_commands=facts.next_commands(run),
-        machine=facts.describe_machine(run),
     )
 
 
-def _cards(run: RunFolder, history: RunHistory) -> list[Card]:
-    scores, last = facts.find_scores(history), history.series(*ACTOR_SCORE).values
-    if scores is not None:
-        cards = [
-            Card(f"{score.mean:.4g}", f"{which} score", _origin_of(score))
-            for which, score in zip(("best", "last"), scores, strict=True)
-        ]
-    elif len(last):
-        note = f"games of actor {run.config.actor.num_actors - 1}: no evaluation was finished"
-        cards = [Card(f"{last[-1]:.4g}", "last score", note)]
-    else:
-        cards = [Card("-", "score", "no game was finished")]
-    cards.append(Card(duration(history.seconds), "wall clock", ""))
-    for total in facts.find_totals(history):
-        rate = "" if total.per_second is None else f"{total.per_second:,.1f} per second"
-        cards.append(Card(f"{total.value:,.0f}", total.name, rate))
-    return cards
-
-
-def _figures(history: RunHistory) -> list[facts.Fact]:
-    """Returns totals, rates and the last values of FIGURES; omits what was never recorded."""
-    rows = [facts.Fact("wall clock", duration(history.seconds))]
-    for total in facts.find_totals(history):
-        rows.append(facts.Fact(total.name, f"{total.value:,.0f}"))
-        if total.per_second is not None:
-            rows.append(facts.Fact(f"{total.name} per second", f"{total.per_second:,.1f}"))
-    for name, role, tag, form in FIGURES:
-        values = history.series(role, tag).values
-        if len(values):
-            rows.append(facts.Fact(name, form.format(values[-1])))
-    return rows
-
-
-def _origin_of(score: facts.Score) -> str:
-    interval = ""
-    if score.interval is not None:
-        low, high = map(number, score.interval)
-        interval = f" (95 %: {low} ... {high})"
-    games = "full games" if score.num_games is None else plural(score.num_games, "game")
-    return f"mean of {games}{interval}, at {number(score.steps)} steps, {duration(score.seconds)}"
+def _figures(history: RunHistory) -> list[tuple[str, str]]:
+    """Returns names and last values of FIGURES; omits what was never recorded."""
+    series = [(name, form, history.series(role, tag).values) for name, role, tag, form in FIGURES]
+    return [(name, form.format(values[-1])) for name, form, values in series if len(values)]
 
 
 def _score_charts(run: RunFolder, history: RunHistory) -> list[Chart]:
