@@ -18,8 +18,9 @@ from apex.errors import DivergedError
 from apex.replay_memory.snapshots.folder import SnapshotFolder, shard_folder
 from apex.runs.checkpoints.checkpoint import LearnerState, ReplayPart, save_checkpoint
 from apex.runs.checkpoints.folder import prune
+from apex.runs.folder import RunFolder
 from apex.runtime.atomic_files import UNINTERRUPTED, Steps
-from apex.types import Progress, Schema
+from apex.types import Progress
 
 REPLAY = "replay"  # folder of the snapshots, below the folder of the checkpoints
 
@@ -32,18 +33,13 @@ def snapshot_folder(checkpoints: Path, num_shards: int, shard: int) -> SnapshotF
 
 
 def save_run(
-    checkpoints: Path,
-    config: Config,
-    schema: Schema,
-    state: dict[str, Any],
-    progress: Progress,
-    *,
-    steps: Steps = UNINTERRUPTED,
+    folder: RunFolder, state: dict[str, Any], progress: Progress, *, steps: Steps = UNINTERRUPTED
 ) -> Path | None:
     """Writes a checkpoint of the result of `Trainer.state`, and removes older ones; returns None if writing fails.
 
     A full disk does not end a run: older checkpoints are kept. Raises DivergedError if the state is not finite.
     """
+    checkpoints, config = folder.checkpoints, folder.config
     names = {"online": "the network", "target": "the target network", "optimizer": "the optimizer's state"}
     for part, name in names.items():
         if not is_finite(state[part]):
@@ -52,13 +48,14 @@ def save_run(
                 "--learner.learning-rate, and resume from the last good checkpoint with --resume RUN --accept-changes"
             )
     try:
-        learner = LearnerState(progress=progress, config=config, schema=schema, **state)
+        learner = LearnerState(progress=progress, config=config, schema=folder.schema, **state)
         path = save_checkpoint(checkpoints, learner, _replay_parts(checkpoints, config), steps=steps)
         prune(checkpoints, config.checkpoint.keep, steps=steps)
-        return path
     except OSError as error:
         log.error("no checkpoint at update %d: %s; older checkpoints are kept", state["num_updates"], error)
         return None
+    folder.note_saved()
+    return path
 
 
 def is_finite(tree: Any) -> bool:

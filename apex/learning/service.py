@@ -19,7 +19,8 @@ from apex.learning.coordinator.server import run_coordinator
 from apex.learning.loader import LoaderTask, start_loaders
 from apex.learning.loop import LearnerLoop, Reporter
 from apex.learning.parameter_publisher import PublishingThread
-from apex.learning.setup import choose_device, make_trainer, prepare_torch, restore_trainer, save_checkpoint
+from apex.learning.run_save import save_run
+from apex.learning.setup import choose_device, make_trainer, prepare_torch, restore_trainer
 from apex.learning.trainer import Trainer
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.folder import RunFolder
@@ -58,7 +59,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     prepare_torch(config.learner, device)
     codec = Codec(run_id, schema)
     publisher = PublishingThread(config.transport.endpoint("parameters"), codec, stop, keys)
-    saves = CheckpointWriter(partial(save_checkpoint, folder))
+    saves = CheckpointWriter(partial(save_run, folder))
 
     def connect(endpoint: str, shard: int) -> None:
         priorities.connect(endpoint, shard)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from apex.algorithms.interface import make_algorithm
 from apex.config import LearnerConfig
 from apex.errors import UsageError
-from apex.learning.run_save import save_run
 from apex.learning.skipped_batches import SkippedBatches
 from apex.learning.trainer import BatchProvider, PrioritySink, Trainer
 from apex.runs.checkpoints.folder import Found, set_aside
@@ -104,9 +102,3 @@ def restore_trainer(folder: RunFolder, trainer: Trainer, found: Found) -> Progre
     log.info("resuming at update %d", trainer.num_updates)
     progress = found.state.progress
     return progress._replace(elapsed_seconds=max(progress.elapsed_seconds, folder.elapsed_seconds))
-
-
-def save_checkpoint(folder: RunFolder, state: dict[str, Any], progress: Progress) -> None:
-    """Writes the state of a trainer; logs a disk failure. Raises DivergedError if the state is not finite."""
-    if save_run(folder.checkpoints, folder.config, folder.schema, state, progress) is not None:
-        folder.note_saved()

@@ -87,9 +87,7 @@ class Saver:
             for parameter in self.network.parameters():
                 parameter.add_(0.001)
         save_run(
-            self._folder.checkpoints,
-            self._folder.config,
-            SCHEMA,
+            self._folder,
             {
                 "num_updates": self.num_updates,
                 "online": self.network.state_dict(),

@@ -35,7 +35,8 @@ from apex.launch.terminal.view import PlainView, say
 from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport
 from apex.learning.loop import LearnerLoop, Reporter, describe_training
-from apex.learning.setup import make_trainer, prepare_torch, save_checkpoint
+from apex.learning.run_save import save_run
+from apex.learning.setup import make_trainer, prepare_torch
 from apex.learning.trainer import Trainer
 from apex.replay_memory.open_store import reclaim, store_settings
 from apex.replay_memory.store.location import remove, store_path
@@ -202,7 +203,7 @@ class SerialRun:
         self.coordinator.finish(end)
 
     def _save(self, progress: Progress) -> bool:
-        save_checkpoint(self._folder, self.trainer.state(), progress)
+        save_run(self._folder, self.trainer.state(), progress)
         return True
 
 

@@ -16,7 +16,7 @@ from apex.config import Config, RunConfig
 from apex.dqn.networks import make_network
 from apex.errors import DivergedError
 from apex.learning.checkpoint_writer import CheckpointWriter
-from apex.learning.setup import save_checkpoint
+from apex.learning.run_save import save_run
 from apex.runs.checkpoints.checkpoint import load_checkpoint
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.folder import RunFolder
@@ -105,7 +105,7 @@ def test_a_checkpoint_is_of_the_moment_at_which_it_began(tmp_path, optimizer):
 
     def write(state, progress):
         assert go.wait(DEADLINE)
-        save_checkpoint(folder, state, progress)
+        save_run(folder, state, progress)
 
     writer = CheckpointWriter(write)
     for _ in range(3):
@@ -134,13 +134,14 @@ sys.path[:0] = sys.argv[2:]
 import torch
 from support.steps import Each
 from support.trainers import SCHEMA, Tape, make_batch, make_trainer
-from apex.config import CheckpointConfig, Config
+from apex.config import CheckpointConfig, Config, RunConfig
 from apex.learning.checkpoint_writer import CheckpointWriter
 from apex.learning.run_save import save_run
+from apex.runs.folder import RunFolder
 from apex.types import Progress
 
 def train(folder, fatal_step):
-    config, step = Config(checkpoint=CheckpointConfig(keep=2)), 0
+    config, step = Config(checkpoint=CheckpointConfig(keep=2), run=RunConfig(folder=str(folder), name="one")), 0
 
     def count(name):
         nonlocal step
@@ -149,7 +150,8 @@ def train(folder, fatal_step):
             os.kill(os.getpid(), signal.SIGKILL)
 
     trainer = make_trainer(Tape(*map(make_batch, range(24))))
-    writer = CheckpointWriter(partial(save_run, folder, config, SCHEMA, steps=Each(count)))
+    run = RunFolder.create(config, SCHEMA, argv=[])
+    writer = CheckpointWriter(partial(save_run, run, steps=Each(count)))
     while trainer.step(0.0):
         if trainer.num_updates % 8 == 0:
             writer.wait()
@@ -169,7 +171,7 @@ while status != 0:
 """
 
 
-def test_killed_at_any_step_of_a_write_a_learner_has_this_checkpoint_or_the_one_before(tmp_path):
+def test_kill_at_any_step_of_a_write_leaves_the_new_or_the_old_checkpoint(tmp_path):
     """The training thread makes updates meanwhile, but for the last write, for which the end waits."""
     naive = make_trainer(Tape(*map(make_batch, range(24))))
     parameters = {}
@@ -180,7 +182,7 @@ def test_killed_at_any_step_of_a_write_a_learner_has_this_checkpoint_or_the_one_
     assert done.returncode == 0, done.stderr
     newest = [0]
     for folder in sorted(tmp_path.iterdir(), key=lambda path: int(path.name)):
-        found = find_latest(folder).state  # Raises CheckpointError where all that was finished is bad or gone.
+        found = find_latest(folder / "one" / "checkpoints").state  # CheckpointError: a finished one is bad or gone.
         if found is not None:
             network = make_network(NETWORK, SCHEMA, seed=0)
             network.load_state_dict(found.online)
