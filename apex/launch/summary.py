@@ -21,31 +21,27 @@ LAST_LINES = 5  # number of log lines shown if the failure of a program ended th
 
 def summary(outcome: RunOutcome) -> list[str]:
     """Returns the lines of the summary: the result of the run, and commands to try next."""
-    _, folder, ending, status, driver_folder = outcome
-    lines = how_it_went(ending, status, (driver_folder or folder) / "logs")
+    config, folder, ending, status, driver_folder = outcome
+    lines = _describe_result(ending, status, (driver_folder or folder) / "logs")
+    end = find_end(ending, status)
+    would_end = end is not None and end.is_limit  # if it was resumed with the same limits
     train = f"{command_name('apex')} train"
     if driver_folder is not None:
         lines.append(f"run folder, on the head's host: {folder}")
-        if not would_end(status):
-            lines.append(f"resume: {train} --engine ray --resume {shlex.quote(str(driver_folder))}")
-        return lines
+        again = [f"resume: {train} --engine ray --resume {shlex.quote(str(driver_folder))}"]
+        return lines + ([] if would_end else again)
     if ending.status == FINISHED:
         lines[1:1] = _unsaved(status, folder)
     lines.append(f"run folder: {folder}")
     if any((folder / "checkpoints").glob("*")):
         where = shlex.quote(str(folder))
         lines.append(f"next: {command_name('apex')} evaluate {where} --episodes 30 --video game.mp4")
-        if not would_end(status) and not outcome.config.run.single_process:
+        if not would_end and not config.run.single_process:
             lines.append(f"resume: {train} --resume {where}")
     if any((folder / "tensorboard").glob("*")):
         where = shlex.quote(str(folder / "tensorboard"))
         lines.append(f"curves: {command_name('tensorboard')} --logdir {where}")
     return lines
-
-
-def would_end(status: RunStatus | None) -> bool:
-    """Returns whether the run would end at once if it was resumed, because it has reached a limit."""
-    return status is not None and status.end is not None and status.end.is_limit
 
 
 def find_end(ending: Ending, status: RunStatus | None) -> EndReason | None:
@@ -55,16 +51,14 @@ def find_end(ending: Ending, status: RunStatus | None) -> EndReason | None:
     return None if ending.role else INTERRUPTED
 
 
-def how_it_went(ending: Ending, status: RunStatus | None, logs: Path) -> list[str]:
-    """Returns lines on how the run ended, with the score, steps and updates of `status` if it is known."""
-    lines = []
+def _describe_result(ending: Ending, status: RunStatus | None, logs: Path) -> list[str]:
     if ending.failure is not None:
-        lines.append(f"the run ended with status {ending.status}: {describe_failure(ending.failure)}")
+        lines = [f"the run ended with status {ending.status}: {describe_failure(ending.failure)}"]
         context = last_lines(logs / f"{ending.role}.log", LAST_LINES)
         lines += [f"    {line}" for line in context if len(context) > 1]  # A single line is part of the cause already.
     else:
         end = find_end(ending, status)
-        lines.append("finished" if end is None else f"finished: {describe_end(end)}")
+        lines = ["finished" if end is None else f"finished: {describe_end(end)}"]
     if status is not None:
         lines.append(f"score: {_score(status)}")
         elapsed = duration(status.elapsed_seconds)

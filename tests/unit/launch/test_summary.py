@@ -1,0 +1,91 @@
+"""The summary of a run: its result, and the commands to try next."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from support.messages import make_run_status
+
+from apex.config import Config, RunConfig
+from apex.errors import FAILED, FINISHED
+from apex.facts import Ending, EndReason, Failure
+from apex.launch.start import RunOutcome
+from apex.launch.summary import command_name, summary
+from apex.sentences import describe_end, describe_failure
+from apex.transport.messages.run_status import EvaluatorSummary
+
+DONE = Ending(FINISHED, "learner")
+STATUS = make_run_status(
+    phase="finished",
+    end=EndReason("score", 475.0),
+    elapsed_seconds=61.0,
+    evaluator={"score": 497.25, "best": 500.0},
+    actors={"score": 12.0, "highest_id": 31},
+)
+
+
+def summarize(folder, ending=DONE, status=STATUS, *, saved=(), curves=False, driver_folder=None, **run):
+    """The summary of a run with checkpoints of these updates, by the word before the colon of each line."""
+    for name in (*(f"checkpoints/{update:09d}" for update in saved), "tensorboard", "logs"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for update in saved:
+        (folder / f"checkpoints/{update:09d}/manifest.json").touch()
+    if curves:
+        (folder / "tensorboard" / "events").touch()
+    lines = summary(RunOutcome(Config(run=RunConfig(**run)), folder, ending, status, driver_folder))
+    return dict(line.partition(": ")[::2] for line in lines)
+
+
+def test_a_finished_run_shows_its_result_and_the_next_commands(tmp_path):
+    lines = summarize(tmp_path, saved=[345], curves=True)
+    assert lines["finished"] == describe_end(STATUS.end)
+    assert all(figure in lines["score"] for figure in ("497.2", "500", "update 300"))
+    assert "123,456 steps, 345 updates in 0:01:01" in lines
+    assert lines["run folder"] == str(tmp_path)
+    assert lines["next"].startswith(f"{command_name('apex')} evaluate {tmp_path} ")
+    assert lines["curves"] == f"{command_name('tensorboard')} --logdir {tmp_path}/tensorboard"
+    assert "resume" not in lines  # It would end at once.
+
+
+@pytest.mark.parametrize(("saved", "newest"), [([], "no checkpoint"), ([200, 300], "300"), ([300, 345], None)])
+def test_a_missing_last_checkpoint_is_reported(tmp_path, saved, newest):
+    warnings = [line for line in summarize(tmp_path, saved=saved).items() if "checkpoint" in line[0]]
+    assert [newest in line[1] and "learner.log" in line[1] for line in warnings] == ([True] if newest else [])
+
+
+def test_without_an_evaluator_the_score_is_that_of_the_last_actor(tmp_path):
+    nothing = EvaluatorSummary(score=None, best=None, episodes=None, updates=None)
+    assert summarize(tmp_path, status=replace(STATUS, evaluator=nothing))["score"].startswith("12 of actor 31")
+
+
+def test_an_interrupted_run_shows_how_to_resume_it(tmp_path):
+    status = replace(STATUS, end=None)
+    assert summarize(tmp_path, Ending(FINISHED), status, saved=[345])["resume"].endswith(f"train --resume {tmp_path}")
+    assert "resume" not in summarize(tmp_path, Ending(FINISHED), status, saved=[345], single_process=True)
+    on_ray = summarize(tmp_path, Ending(FINISHED), status, saved=[345], driver_folder=tmp_path / "a b")
+    assert on_ray["resume"].endswith(f"train --engine ray --resume '{tmp_path}/a b'")
+    assert "next" not in on_ray  # The run folder is on another host.
+
+
+def test_the_summary_offers_only_existing_files(tmp_path):
+    status = make_run_status(updates=0, actors={"score": None}, evaluator={"score": None})
+    lines = summarize(tmp_path, Ending(FINISHED), status)
+    assert lines["finished"] == "interrupted"
+    assert not {"next", "resume", "curves"} & set(lines)
+
+
+def test_a_failed_run_shows_the_cause_and_the_end_of_the_log(tmp_path):
+    failure = Failure(role="replay", kind="exit", value=1, times=4)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "replay.log").write_text("first\nValueError: bad\n")
+    first, *context, _ = summary(RunOutcome(Config(), tmp_path, Ending(FAILED, "replay", failure), None))
+    assert first.endswith(describe_failure(failure))
+    assert [line.strip() for line in context] == ["first", "ValueError: bad"]
+
+
+def test_a_command_that_is_not_on_the_path_is_shown_with_its_folder(monkeypatch):
+    monkeypatch.chdir(Path(sys.executable).parent.parent)
+    assert command_name("no-such-program") == str(Path(Path(sys.executable).parent.name) / "no-such-program")
+    monkeypatch.chdir("/")
+    assert command_name("no-such-program") == str(Path(sys.executable).parent / "no-such-program")[1:]
