@@ -10,7 +10,6 @@ from typing import TextIO
 
 from apex.config import Config
 from apex.environments.factory import describe
-from apex.launch.disk_monitor import DiskMonitor
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
 from apex.launch.programs import make_programs
@@ -86,19 +85,13 @@ def _run_programs(start: Start, config: Config, folder: RunFolder, stop: Stop, o
     ):
         source = StatusClient(ControlClient(context, transport.endpoint("control", local_host(transport)), linger=0.0))
         history = History(footer=(_curves(config), f"logs {folder.logs}", "Ctrl-C stops"))
-        watch = RunMonitor(source, view, LogTail(folder.logs).entries, history)
-        disk = DiskMonitor(folder.path, watch.tell)
-
-        def tick() -> None:
-            watch.tick()
-            disk.check()
-
+        watch = RunMonitor(source, view, LogTail(folder.logs).entries, history, folder=folder.path)
         ending = supervise(
             start.edit_programs(make_programs(config, folder, watch)),
             stop,
             logs=folder.logs,
             notify=lambda event: watch.tell(describe_event(event)),
-            tick=tick,
+            tick=watch.tick,
             environment=start.environment,
         )
         watch.tick()  # Shows the learner's last status, which the learner sends without a request.

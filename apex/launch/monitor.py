@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from apex.facts import LogEntry
 from apex.launch.terminal.dashboard import ENDING, EVALUATING, History, Note
 from apex.launch.terminal.view import View
+from apex.runtime.hardware import read_space
 from apex.runtime.text import clean
-from apex.sentences import describe_entry
+from apex.sentences import describe_disk, describe_entry
 from apex.transport.control_client import ControlClient
 from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.timing import ANSWER_SECONDS, STATUS_SECONDS
+
+FULL_BYTES = 64 * 1024  # a disk with at most this much free space counts as full
 
 log = logging.getLogger("apex")
 
@@ -57,10 +61,13 @@ class RunMonitor:
         entries: Callable[[], list[tuple[str, LogEntry]]],
         history: History,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        folder: Path | None = None,
     ) -> None:
         """`source` returns the newest status since its last call, without waiting; None if there is none.
 
-        `entries` returns the warnings and errors since its last call, each with the name of its log.
+        `entries` returns the warnings and errors since its last call, each with the name of its log. `folder`: the run
+        folder if it is on this host; reports when it cannot be written, because its programs cannot log that.
         """
         self.status: RunStatus | None = None
         self._source = source
@@ -68,6 +75,8 @@ class RunMonitor:
         self._entries = entries
         self._history = history
         self._clock = clock
+        self._folder = folder
+        self._flaw = ""  # why the folder cannot be written; "": it can
         self._look_at = 0.0
         self._answered_at = clock()
 
@@ -100,6 +109,8 @@ class RunMonitor:
             self._add_note(make_note(log_name, entry, now))
         for note in [note for note in notes if note.expires_at < now]:
             notes.remove(note)
+        if self._folder is not None:
+            self._check_disk(self._folder)
         self._look_at = now + STATUS_SECONDS
         self._history.silent_seconds = now - self._answered_at
         self._view.show(self.status, self._history)
@@ -109,6 +120,13 @@ class RunMonitor:
         log.info(sentence)
         self._add_note(Note(sentence, sentence))
         self._view.show(self.status, self._history)
+
+    def _check_disk(self, folder: Path) -> None:
+        space = read_space(folder)
+        flaw = space.flaw or ("is on a full disk" if space.free <= FULL_BYTES else "")
+        if flaw != self._flaw:
+            self._flaw = flaw
+            self.tell(describe_disk(str(folder), flaw))
 
     def _add_note(self, note: Note) -> None:
         notes = self._history.notes

@@ -25,7 +25,6 @@ from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, DivergedError, EnvironmentFailure
 from apex.evaluation.evaluator import Evaluator
 from apex.facts import Ending, EndReason, Failure, Waiting
-from apex.launch.disk_monitor import DiskMonitor
 from apex.launch.monitor import RunMonitor
 from apex.launch.preflight.fit import fit_one_process
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
@@ -250,15 +249,10 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
         open_serial_run(folder, stop) as system,
     ):
         tail = LogTail(folder.logs)
-        watch = RunMonitor(system.coordinator.report, PlainView(out or sys.stdout), tail.entries, History())
-        disk = DiskMonitor(folder.path, watch.tell)
-
-        def tick() -> None:
-            watch.tick()
-            disk.check()
-
+        view = PlainView(out or sys.stdout)
+        watch = RunMonitor(system.coordinator.report, view, tail.entries, History(), folder=folder.path)
         try:
-            system.run(tick)
+            system.run(watch.tick)
             ending = Ending(FINISHED, "" if stop.poll() else "learner")
         except (DivergedError, EnvironmentFailure) as error:
             log.error("%s", error)

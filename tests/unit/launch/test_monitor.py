@@ -7,10 +7,12 @@ import pytest
 from support.messages import make_run_status
 
 from apex.facts import LogEntry, Waiting
+from apex.launch import monitor
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.terminal.dashboard import History
+from apex.runtime.hardware import Space, read_space
 from apex.runtime.logs import LogTail
-from apex.sentences import describe_entry
+from apex.sentences import describe_disk, describe_entry
 from apex.transport.messages.control import RefusedAnswer, StatusRequest
 
 
@@ -93,6 +95,33 @@ def test_a_wait_is_one_note_until_its_next_entry_is_late(tmp_path):
     for tape.now, expected in ((21.0, [waits, full]), (44.0, [waits, full]), (46.0, [full])):
         watch.tick()
         assert [note.text for note in history.notes] == expected
+
+
+def disk_reports(monkeypatch, *spaces):
+    """What the monitor reports if it finds these spaces, one a second."""
+    tape, left = Tape(), list(spaces)
+    monkeypatch.setattr(monitor, "read_space", lambda path: left.pop(0))
+    watch = RunMonitor(tape.source, tape, list, History(), tape.clock, folder=Path("runs/x"))
+    while left:
+        watch.tick()
+        watch.tick()  # Not twice in one second.
+        tape.now += 1.0
+    return [event[1] for event in tape.events if event[0] == "note"]
+
+
+ROOM = Space(10**9, 10**8)
+
+
+def test_a_full_disk_and_new_room_are_reported_once_each(monkeypatch):
+    full = describe_disk("runs/x", "is on a full disk")
+    found = disk_reports(monkeypatch, ROOM, Space(10**9, 0), Space(10**9, 4096), Space(10**9, 0), ROOM, ROOM)
+    assert found == [full, describe_disk("runs/x", "")]
+
+
+def test_a_folder_that_is_gone_or_read_only_is_reported(tmp_path, monkeypatch):
+    gone, read_only = read_space(tmp_path / "gone"), Space(10**9, 10**8, "is not writable")
+    found = disk_reports(monkeypatch, ROOM, gone, read_only)
+    assert found == [describe_disk("runs/x", space.flaw) for space in (gone, read_only)]
 
 
 class Client:
