@@ -49,7 +49,7 @@ def at(num_updates):
     return lambda: ({"num_updates": num_updates}, lambda: None)
 
 
-def test_the_trainer_goes_on_while_a_checkpoint_is_written_and_no_second_one_begins(disk):
+def test_only_one_checkpoint_is_written_at_a_time(disk):
     writer = CheckpointWriter(disk.write)
     assert writer.begin(at(1), Progress(10))
     assert not writer.begin(at(2), Progress(20))
@@ -64,7 +64,7 @@ def test_the_trainer_goes_on_while_a_checkpoint_is_written_and_no_second_one_beg
 
 
 @pytest.mark.parametrize("look", ["begin", "check", "wait"])
-def test_what_a_write_has_run_into_reaches_the_trainer_once(disk, look):
+def test_error_of_a_write_is_raised_once(disk, look):
     disk.error = DivergedError("the network is not finite")
     disk.go.set()
     writer = CheckpointWriter(disk.write)
@@ -76,7 +76,7 @@ def test_what_a_write_has_run_into_reaches_the_trainer_once(disk, look):
     writer.close()
 
 
-def test_the_end_waits_for_what_is_being_written_and_raises_nothing(disk):
+def test_close_waits_for_the_write_and_raises_nothing(disk):
     disk.error = DivergedError("the network is not finite")
     writer = CheckpointWriter(disk.write)
     writer.begin(at(1), Progress())
@@ -85,7 +85,7 @@ def test_the_end_waits_for_what_is_being_written_and_raises_nothing(disk):
     assert writer._writing.done()
 
 
-def test_the_device_may_fill_the_snapshot_later_and_only_the_thread_waits_for_it(disk):
+def test_only_the_writer_thread_waits_for_a_copy_from_the_device(disk):
     copied = threading.Event()
     disk.go.set()
     writer = CheckpointWriter(disk.write)
@@ -97,7 +97,7 @@ def test_the_device_may_fill_the_snapshot_later_and_only_the_thread_waits_for_it
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_a_checkpoint_is_of_the_moment_at_which_it_began(tmp_path, optimizer):
+def test_checkpoint_has_the_state_at_its_beginning(tmp_path, optimizer):
     """Each update changes parameters and averages in place, also while the one before is on its way to the disk."""
     trainer = make_trainer(Tape(*map(make_batch, range(9))), optimizer=optimizer, target_period=2)
     folder = RunFolder.create(Config(run=RunConfig(folder=str(tmp_path), name="one")), SCHEMA, argv=[])

@@ -99,7 +99,7 @@ def weights():
     return np.ones(B, np.float32)
 
 
-def test_on_the_host_nothing_is_copied_and_all_leaves_at_once():
+def test_host_transfer_copies_nothing_and_sends_at_once():
     tape, batch = Tape(), make_batch(1)
     host = make_transfer(torch.device("cpu"), np.zeros(0, np.uint8), tape.send, tape.release)
     assert type(host) is HostTransfer
@@ -122,7 +122,7 @@ def test_the_mask_travels_where_there_is_one(device):
         assert len(loaded.tensors) == 6
 
 
-def test_two_batches_are_on_the_device_and_equal_those_on_the_host(device):
+def test_two_batches_on_the_device_equal_those_on_the_host(device):
     cuda, _ = make_cuda_feed()
     batches = [make_batch(number) for number in range(3)]
     loaded = [cuda.load(batch, weights() * batch.parts[0].number) for batch in batches[:2]]
@@ -135,7 +135,7 @@ def test_two_batches_are_on_the_device_and_equal_those_on_the_host(device):
     assert cuda.load(batches[2], weights()).stacks is loaded[0].stacks
 
 
-def test_a_buffer_is_filled_again_only_after_the_update_that_read_it(device):
+def test_device_buffer_is_reused_only_after_its_update(device):
     cuda, _ = make_cuda_feed()
     copies = cuda._copy_stream
     for number in range(3):
@@ -148,7 +148,7 @@ def test_a_buffer_is_filled_again_only_after_the_update_that_read_it(device):
     assert copies.waited_for[1] is not copies.waited_for[0]
 
 
-def test_the_update_waits_for_its_own_copy_and_this_thread_for_nothing(device):
+def test_only_the_update_waits_for_the_copy_to_the_device(device):
     cuda, tape = make_cuda_feed()
     compute = device.current
     batch = make_batch(0)
@@ -176,13 +176,13 @@ def test_a_slot_leaves_after_what_was_made_of_it(device):
 
 
 @pytest.mark.parametrize(("cuda", "slots"), [(False, 5), (True, 5 + MAX_BEHIND)])
-def test_the_ring_has_slots_for_every_loader_and_for_what_a_gpu_keeps(cuda, slots):
+def test_ring_has_slots_for_all_loaders_and_a_gpu(cuda, slots):
     config = LearnerConfig(batch_size=8, num_loaders=3)
     ring = BatchRing.configured(config, 2, SCHEMA, cuda=cuda)
     assert (ring.num_slots, ring.num_shards, ring.part_size) == (slots, 2, 4)
 
 
-def test_what_has_arrived_leaves_also_while_no_batch_comes(device):
+def test_results_are_sent_while_no_batch_arrives(device):
     cuda, tape = make_cuda_feed()
     batch = make_batch(0)
     cuda.load(batch, weights())
@@ -204,13 +204,13 @@ def test_the_host_is_never_far_ahead(device):
         assert sum(word.startswith("release") for word in tape.words) >= max(0, number + 1 - MAX_BEHIND)
 
 
-def test_new_buffers_are_filled_after_what_used_their_memory_before(device):
+def test_new_buffers_are_filled_after_earlier_uses_of_their_memory(device):
     cuda, _ = make_cuda_feed()
     cuda.load(make_batch(0), weights())
     assert cuda._copy_stream.ordered_after == "compute"
 
 
-def test_a_fetched_tensor_arrives_later_and_nothing_waits_for_it(device):
+def test_fetched_tensor_arrives_later_without_a_wait(device):
     cuda, tape = make_cuda_feed()
     arrived, batch = [], make_batch(0)
     cuda.load(batch, weights())
@@ -233,7 +233,7 @@ def test_the_first_parameters_arrive_although_no_batch_comes(device):
     assert arrived == [[0, 1, 2]]
 
 
-def test_what_is_fetched_keeps_no_batch_from_the_device_and_leaves_at_the_end(device):
+def test_fetched_tensor_delays_no_batch_and_arrives_at_the_end(device):
     cuda, tape = make_cuda_feed()
     arrived = []
     for number in range(MAX_BEHIND):
@@ -254,7 +254,7 @@ def test_a_mark_waits_for_the_copies_before_it(device):
     assert event.synchronized
 
 
-def test_a_copy_on_the_host_stays_while_what_it_was_made_of_goes_on():
+def test_copy_on_the_host_does_not_change_with_its_source():
     weight, rate = torch.ones(2, 3).T, torch.tensor(0.5)
     tree = {"state": {0: {"mean": weight}}, "groups": [{"lr": rate, "betas": (0.9, 0.99), "name": None}]}
     copy = copy_to_host(tree)
@@ -276,7 +276,7 @@ class Driver:
 
 
 @pytest.mark.parametrize("status", [0, 2])
-def test_memory_is_locked_by_the_driver_or_it_says_what_may_forbid_it(monkeypatch, status):
+def test_memory_is_locked_by_the_driver_or_an_error_names_the_limit(monkeypatch, status):
     """Never by CUDA's runtime, whose last error would be raised by the next kernel."""
     driver = Driver(status)
     monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
@@ -290,7 +290,7 @@ def test_memory_is_locked_by_the_driver_or_it_says_what_may_forbid_it(monkeypatc
     assert driver.asked == [[memory.ctypes.data, 100, 0]]
 
 
-def test_without_the_drivers_library_memory_is_not_locked(monkeypatch):
+def test_memory_is_not_locked_without_the_cuda_driver(monkeypatch):
     def missing(name):
         raise OSError(f"{name}: cannot open shared object file")
 
@@ -299,7 +299,7 @@ def test_without_the_drivers_library_memory_is_not_locked(monkeypatch):
         lock_memory(np.zeros(100, np.uint8))
 
 
-def test_memory_that_cannot_be_locked_is_a_warning_and_copied_all_the_same(device, caplog):
+def test_unlockable_memory_is_a_warning_and_batches_are_copied(device, caplog):
     def refuse(memory):
         raise RuntimeError("CUDA cannot lock it: ulimit -l unlimited")
 

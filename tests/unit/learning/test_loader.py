@@ -87,7 +87,7 @@ def test_a_batch_arrives_whole(schema):
     np.testing.assert_array_equal(batch.stacks[1, 0], frames[2:])
 
 
-def test_a_batch_is_handed_over_when_it_has_a_part_from_each_shard():
+def test_batch_is_handed_over_when_every_shard_has_a_part():
     parts = [make_batch(PIXELS, number=9 + shard, num_transitions=100 + shard) for shard in range(3)]
     parts = [
         part._replace(shard=shard, store_incarnation=2**64 - 1 - shard, records=part.records.copy())
@@ -122,7 +122,7 @@ class AddOne:
         stacks += 1
 
 
-def test_a_batch_is_shifted_once_when_all_its_parts_are_there():
+def test_complete_batch_is_shifted_once():
     stacks = []
     for shift in (NO_SHIFT, AddOne()):
         ring = BatchRing(PIXELS, 8, num_shards=2)
@@ -133,7 +133,7 @@ def test_a_batch_is_shifted_once_when_all_its_parts_are_there():
     np.testing.assert_array_equal(stacks[1], stacks[0] + 1)
 
 
-def test_new_priorities_go_to_the_shard_that_each_part_came_from():
+def test_priorities_go_to_the_shard_of_each_part():
     ring = BatchRing(PIXELS, 8, num_shards=2)
     remote = Remote(ring)
     for shard in range(2):
@@ -154,7 +154,7 @@ def part_of(shard, number):
     return make_batch(PIXELS, number=number)._replace(shard=shard)
 
 
-def test_parts_by_socket_wait_for_the_other_shards_and_keep_their_order():
+def test_received_parts_wait_for_other_shards_in_order():
     ring = BatchRing(PIXELS, 8, num_shards=2)
     remote = Remote(ring)
     remote.arrivals.parts = [part_of(0, 1), part_of(0, 2), part_of(1, 3), part_of(1, 4)]
@@ -166,7 +166,7 @@ def test_parts_by_socket_wait_for_the_other_shards_and_keep_their_order():
     assert remote.source.num_dropped == 0
 
 
-def test_beyond_their_credit_the_oldest_parts_are_dropped_and_counted():
+def test_oldest_parts_beyond_the_credit_are_dropped_and_counted():
     ring = BatchRing(PIXELS, 4, num_slots=6)
     remote = Remote(ring, credit=4)
     remote.send(*(part_of(0, number) for number in range(6)))
@@ -190,7 +190,7 @@ def test_never_overwrites_a_slot_that_was_not_released():
     assert ring.receive(1.0).parts[0].number == 2
 
 
-def test_one_transition_that_does_not_decompress_costs_no_other_its_place_in_the_batch():
+def test_bad_frames_make_only_their_transition_unusable():
     part = make_batch(PIXELS)
     table = read_table(part.blob, 24)
     frames = [part.blob[begin:end] for begin, end in itertools.pairwise(table)]
@@ -209,7 +209,7 @@ def test_one_transition_that_does_not_decompress_costs_no_other_its_place_in_the
     assert update.priorities.tolist() == [7.0, 0.0, 7.0, 7.0]
 
 
-def test_a_return_that_no_square_can_hold_is_not_learned_from():
+def test_return_whose_square_overflows_is_unusable():
     part = make_batch(PIXELS)
     part.records["n_step_return"] = [1e15, 1.1e15, -3e38, 1.0]
     ring = BatchRing(PIXELS, 4)
@@ -287,7 +287,7 @@ def direct():
     remove(direct.path)
 
 
-def test_beside_a_replay_server_a_loader_draws_for_itself(direct):
+def test_loader_draws_from_a_local_store(direct):
     assert direct.monitor.source() is None
     store = direct.make_store(store_incarnation=9)
     assert direct.draw()
@@ -300,7 +300,7 @@ def test_beside_a_replay_server_a_loader_draws_for_itself(direct):
 
 
 @pytest.mark.parametrize("is_here", [True, False])
-def test_a_loader_binds_its_port_only_for_a_replay_memory_of_another_host(direct, is_here):
+def test_loader_binds_its_port_only_for_a_remote_memory(direct, is_here):
     with socket.create_server(("127.0.0.1", 0)) as place:
         port = place.getsockname()[1]
     transport = replace(direct.config.transport, batches_port=port)
@@ -322,7 +322,7 @@ def test_a_loader_binds_its_port_only_for_a_replay_memory_of_another_host(direct
         store.close()
 
 
-def test_one_shard_beside_the_loader_and_another_elsewhere_make_one_batch():
+def test_local_and_remote_shards_fill_one_batch():
     direct = Direct(num_shards=2)
     store = direct.make_store(store_incarnation=9)
     try:
@@ -341,7 +341,7 @@ def test_one_shard_beside_the_loader_and_another_elsewhere_make_one_batch():
 
 
 @pytest.mark.parametrize("planted", ["store", "counters"])
-def test_another_users_file_in_the_place_of_a_memory_is_passed_over_and_reported_once(direct, planted, caplog):
+def test_memory_file_of_another_user_is_ignored_and_logged_once(direct, planted, caplog):
     store = direct.make_store()
     (direct.path if planted == "store" else counters_path(direct.path)).touch()
     (direct.path if planted == "store" else counters_path(direct.path)).chmod(0o666)
@@ -351,7 +351,7 @@ def test_another_users_file_in_the_place_of_a_memory_is_passed_over_and_reported
     store.close()
 
 
-def test_a_loader_goes_on_while_the_writer_is_away_and_follows_it_to_a_new_store(direct):
+def test_loader_keeps_its_store_until_a_new_store_replaces_it(direct):
     store = direct.make_store(store_incarnation=1)
     first = direct.monitor.source()
     store.close()
@@ -364,12 +364,12 @@ def test_a_loader_goes_on_while_the_writer_is_away_and_follows_it_to_a_new_store
     store.close()
 
 
-def test_what_a_crashed_replay_server_left_is_not_taken_for_a_living_one(direct):
+def test_store_without_an_owner_is_not_opened(direct):
     direct.make_store().close()
     assert direct.monitor.source() is None
 
 
-def test_a_loader_that_is_started_again_goes_on_with_its_numbers(direct):
+def test_restarted_loader_continues_its_numbers(direct):
     store = direct.make_store()
     for _ in range(2):
         assert direct.draw()
@@ -380,7 +380,7 @@ def test_a_loader_that_is_started_again_goes_on_with_its_numbers(direct):
     store.close()
 
 
-def test_while_one_slot_is_trained_on_another_is_ready_and_a_third_is_filled():
+def test_one_slot_trains_one_is_ready_and_one_is_filled():
     ring = BatchRing(PIXELS, 4)
     remote = Remote(ring)
     for number in range(2):
@@ -390,7 +390,7 @@ def test_while_one_slot_is_trained_on_another_is_ready_and_a_third_is_filled():
     assert ring.receive(0.0).parts[0].number == 1
 
 
-def test_a_store_that_is_only_half_made_is_looked_at_again(direct):
+def test_incomplete_store_is_checked_again_later(direct):
     with open(direct.path, "wb") as half_made:
         fcntl.flock(half_made, fcntl.LOCK_EX)
         assert direct.monitor.source() is None

@@ -29,7 +29,7 @@ def tally(histogram):
 
 
 @pytest.mark.parametrize("priority_exponent", [0.6, 1.0, 2.0])
-def test_bins_are_those_of_the_td_error_whatever_the_exponent(path, priority_exponent):
+def test_bins_are_of_td_errors_for_any_exponent(path, priority_exponent):
     priorities = [1.05, 1.05, 1.05, 0.011, 0.011, 120.0]
     writer = make_store(path, *priorities, priority_exponent=priority_exponent)
     histogram = PriorityHistogram(writer).newest()
@@ -55,7 +55,7 @@ def test_only_what_lives_is_counted(path):
     writer.close()
 
 
-def test_of_many_transitions_some_are_looked_at_and_the_counts_are_of_all(path):
+def test_histogram_of_a_sample_estimates_the_counts_of_all(path):
     writer = create(path, capacity=5 * MOST_KEYS, max_bytes=50_000_000, min_priority=1e-6)
     for number in range(500):  # The second half of the time, priorities are ten times as large.
         writer.insert(make_segment(number, count=100, base=number, priority=1.05 if number < 250 else 10.5))
@@ -64,7 +64,7 @@ def test_of_many_transitions_some_are_looked_at_and_the_counts_are_of_all(path):
     writer.close()
 
 
-def test_a_new_one_is_made_after_a_period_and_not_before(path):
+def test_new_histogram_is_computed_after_a_period(path):
     now = [100.0]
     writer = create(path, min_priority=1e-6)
     histogram = PriorityHistogram(writer, clock=lambda: now[0])
@@ -80,7 +80,7 @@ def test_a_new_one_is_made_after_a_period_and_not_before(path):
     writer.close()
 
 
-def test_between_zeroing_and_storing_the_last_one_holds(path):
+def test_histogram_is_kept_while_no_live_key_has_a_weight(path):
     now, looked = [0.0], []
 
     def look(step):
@@ -98,7 +98,7 @@ def test_between_zeroing_and_storing_the_last_one_holds(path):
     writer.close()
 
 
-def test_an_exponent_of_0_tells_no_priorities(path):
+def test_there_is_no_histogram_with_exponent_0(path):
     writer = make_store(path, 1.0, 5.0, priority_exponent=0.0)
     assert PriorityHistogram(writer).newest() is None
     writer.close()

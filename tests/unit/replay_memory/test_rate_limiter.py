@@ -67,7 +67,7 @@ def test_never_do_both_sides_wait(seed):
 
 
 @pytest.mark.parametrize("batch", [1, 64, 512])
-def test_whoever_may_keeps_the_ratio(batch):
+def test_alternating_inserts_and_samples_keep_the_ratio(batch):
     inserted = sampled = 0
     for _ in range(5_000):
         if LIMITER.may_insert(inserted, sampled):

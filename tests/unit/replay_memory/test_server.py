@@ -98,7 +98,7 @@ def test_a_duplicate_is_stored_once_and_acknowledged_again(scene):
     assert scene.server.status().duplicate_segments == 1
 
 
-def test_rubbish_is_counted_by_reason_and_gets_no_receipt(scene):
+def test_malformed_segments_are_counted_without_receipt(scene):
     segment = CODEC.encode_segment(make_segment(PIXELS, actor_id=99))
     assert scene.server.insert([[b"x"], [b"GET / HTTP/1.1" * 10], segment]) == []
     scene.server.update_priorities([[b"x"]])
@@ -128,7 +128,7 @@ def test_nothing_is_drawn_before_the_minimum(scene):
     assert scene.batches[0].num_transitions == 10
 
 
-def test_credit_bounds_what_is_in_flight_and_comes_back_with_priorities(scene):
+def test_credit_limits_parts_in_flight_until_priorities_arrive(scene):
     scene.insert(0, 1)
     assert [scene.draw() for _ in range(3)] == [True, True, False]
     assert scene.counters.waits_for == "learner"
@@ -138,7 +138,7 @@ def test_credit_bounds_what_is_in_flight_and_comes_back_with_priorities(scene):
     assert [scene.draw() for _ in range(3)] == [True, True, False]
 
 
-def test_a_learners_silence_lasts_from_its_last_answer_while_parts_are_in_flight(scene):
+def test_silence_starts_at_the_last_answer_with_parts_in_flight(scene):
     scene.insert(0, 1)
     silences = []
     for now, answers in ((0.0, 0), (1.0, 0), (4.0, 0), (5.0, 1), (7.0, 0), (8.0, 2), (9.0, 0)):
@@ -161,7 +161,7 @@ def test_a_silent_learner_is_sent_one_batch_at_a_time(scene):
     assert not scene.draw()
 
 
-def test_answers_to_nothing_give_no_credit(scene):
+def test_answers_to_unknown_batches_give_no_credit(scene):
     scene.insert(0, 1)
     scene.draw()
     batch = scene.batches[0]
@@ -171,7 +171,7 @@ def test_answers_to_nothing_give_no_credit(scene):
     assert scene.counters.in_flight(0) == 1
 
 
-def test_a_batch_without_room_does_not_count(scene):
+def test_batch_that_was_not_sent_does_not_count(scene):
     scene.insert(0, 1)
     scene.room = False
     assert not scene.draw()
@@ -220,7 +220,7 @@ def test_the_replay_ratio_holds_samplers_and_inserts(tmp_path):
     assert scene.server.status().inserts_wait
 
 
-def test_inserts_never_wait_while_another_shards_samples_wait_for_inserts(tmp_path):
+def test_inserts_continue_while_samples_of_another_shard_wait(tmp_path):
     scene = Scene(tmp_path / "store", samples_per_insert=2.0, inserts_wait=True)
     scene.insert(0, 1, 2, 3)
     assert not scene.server.check_limiter()
@@ -228,7 +228,7 @@ def test_inserts_never_wait_while_another_shards_samples_wait_for_inserts(tmp_pa
     assert not scene.server.status().inserts_wait
 
 
-def test_what_is_for_another_shard_is_refused_and_counted(scene):
+def test_messages_for_another_shard_are_refused_and_counted(scene):
     """A stream has one de-duplication row, in the store of its own shard."""
     scene.insert(0, 1)
     scene.draw()
@@ -257,7 +257,7 @@ def test_rates_are_of_the_last_ten_seconds(scene):
     assert scene.server.status().inserts_per_second == 0
 
 
-def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp_path):
+def test_memory_of_crashed_runs_is_removed_and_of_active_runs_kept(tmp_path):
     running = Scene(tmp_path / "apex-1-0.replay")
     crashed = Scene(tmp_path / "apex-2-0.replay")
     crashed.store.close()
@@ -279,7 +279,7 @@ def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp
     running.store.close()
 
 
-def test_the_memory_of_a_run_that_is_claimed_stays_while_all_its_programs_are_away(tmp_path):
+def test_memory_of_a_claimed_run_is_kept_without_its_programs(tmp_path):
     path = tmp_path / "apex-2-0.replay"
     Scene(path).store.close()
     with claim_run(2):
@@ -290,7 +290,7 @@ def test_the_memory_of_a_run_that_is_claimed_stays_while_all_its_programs_are_aw
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_nothing_is_acknowledged_once_the_memory_is_no_longer_at_its_path(tmp_path, is_replaced):
+def test_nothing_is_acknowledged_after_the_file_was_removed(tmp_path, is_replaced):
     scene = Scene(tmp_path / "store")
     scene.insert(0)
     (tmp_path / "store").unlink()
@@ -312,7 +312,7 @@ def make_welcome():
     return Welcome(route=route, session=1, run_id=RUN, config=config, schema=PIXELS, num_parameters=7)
 
 
-def test_a_store_is_made_then_gone_on_with_and_then_restored_from_its_snapshot(tmp_path, caplog):
+def test_store_is_created_then_attached_then_restored(tmp_path, caplog):
     caplog.set_level("INFO")
     path, folder, welcome = tmp_path / "store", SnapshotFolder(tmp_path / "snapshots"), make_welcome()
     store, counters = open_store(path, welcome, folder)
@@ -342,7 +342,7 @@ def test_a_store_is_made_then_gone_on_with_and_then_restored_from_its_snapshot(t
     without.close()
 
 
-def test_a_damaged_store_is_removed_for_its_snapshot_and_for_nothing_less(tmp_path, caplog):
+def test_damaged_store_is_removed_only_if_there_is_a_snapshot(tmp_path, caplog):
     path, folder, welcome = tmp_path / "store", SnapshotFolder(tmp_path / "snapshots"), make_welcome()
     store, _ = open_store(path, welcome, folder)
     store.insert(make_segment(PIXELS, number=0, base=0))
@@ -365,7 +365,7 @@ def test_a_damaged_store_is_removed_for_its_snapshot_and_for_nothing_less(tmp_pa
 
 
 @pytest.mark.parametrize("num_bytes", [0, 8_192])
-def test_a_memory_whose_making_was_cut_short_is_removed_and_said_to_be(tmp_path, caplog, num_bytes):
+def test_incomplete_memory_is_removed_and_logged(tmp_path, caplog, num_bytes):
     path = tmp_path / "store"
     path.write_bytes(bytes(num_bytes))
     path.chmod(0o600)
@@ -386,7 +386,7 @@ def test_the_sampler_refuses_a_store_that_is_not_there(tmp_path):
         StoreReader(tmp_path / "none", PIXELS)
 
 
-def test_the_replay_ratio_is_remembered_when_the_writer_is_started_again(tmp_path):
+def test_counters_remain_when_the_writer_restarts(tmp_path):
     """Else inserts would wait until all that was ever drawn is drawn once more."""
     path = tmp_path / "apex-9-0.counters"
     before = SamplerCounters(2, path)
@@ -398,7 +398,7 @@ def test_the_replay_ratio_is_remembered_when_the_writer_is_started_again(tmp_pat
     assert after.in_flight(1) == 0
 
 
-def test_an_answer_that_comes_before_send_returns_gives_its_credit(scene):
+def test_answer_before_send_returns_gives_credit(scene):
     """A learner on the same host is that fast; without its credit the sampler would stop until it gives up waiting."""
     scene.insert(0, 1)
     scene.answers_at_once = True
@@ -406,7 +406,7 @@ def test_an_answer_that_comes_before_send_returns_gives_its_credit(scene):
     assert scene.counters.in_flight(0) == 0
 
 
-def test_credit_comes_back_to_each_of_two_that_draw_by_one_row(scene):
+def test_credit_returns_to_both_users_of_one_row(scene):
     """Two learners on one memory by accident: the second to come, and to go, takes nothing from the first for good."""
     scene.insert(0, 1)
     other = None
@@ -419,7 +419,7 @@ def test_credit_comes_back_to_each_of_two_that_draw_by_one_row(scene):
     assert scene.counters.in_flight(0) == 0
 
 
-def test_malformed_messages_are_counted_and_told_of_now_and_then_and_others_are_served(scene, caplog):
+def test_malformed_messages_are_counted_and_logged_rarely(scene, caplog):
     unknown = CODEC.encode_segment(make_segment(PIXELS, actor_id=99))
     honest = CODEC.encode_segment(make_segment(PIXELS, number=0, base=0))
     receipts = scene.server.insert([[b"x"], unknown] * 100 + [honest])
@@ -429,7 +429,7 @@ def test_malformed_messages_are_counted_and_told_of_now_and_then_and_others_are_
     assert "refused 64 messages (length)" in caplog.text
 
 
-def test_a_server_that_goes_on_from_a_snapshot_tells_of_no_samples_that_were_drawn_before_it(scene):
+def test_sample_rate_after_a_restore_starts_at_zero(scene):
     scene.counters.continue_from(1_000_000)
     server = ReplayServer(scene.store, CODEC, scene.counters, RateLimiter(10, 0.0, 0.1, False), clock=scene.clock)
     scene.now += 1
@@ -437,7 +437,7 @@ def test_a_server_that_goes_on_from_a_snapshot_tells_of_no_samples_that_were_dra
     assert (status.num_drawn, status.samples_per_second) == (1_000_000, 0)
 
 
-def test_counters_that_find_no_room_are_refused(tmp_path):
+def test_counters_without_space_are_refused(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
     try:

@@ -59,7 +59,7 @@ def test_the_end_of_a_blob_is_that_of_its_last_frame():
 
 
 @pytest.mark.parametrize("offsets", [(4, 0, 0, 0), (4_000, 0, 0, 0), (8, 17, 0, 0), (0, 0, 0, 0)])
-def test_a_table_that_leads_outside_of_the_memory_has_no_end(offsets):
+def test_table_that_points_outside_the_memory_has_no_end(offsets):
     with pytest.raises(BlobError, match="table has"):
         find_end(as_words(memoryview(np.array(offsets, "<u4")).cast("B")), 0)
 
@@ -80,6 +80,6 @@ FRAMES = [b"a" * 8] * 12
         (make_blob([*FRAMES, b""]), "a frame has 0 bytes"),
     ],
 )
-def test_refuses_a_table_that_lies(blob, message):
+def test_inconsistent_table_is_refused(blob, message):
     with pytest.raises(BlobError, match=message):
         check_table(blob, shortest=1, longest=32, max_frames=20)

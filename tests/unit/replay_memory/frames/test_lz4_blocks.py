@@ -48,7 +48,7 @@ def empty_target():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_each_frame_comes_to_its_places(implementation, seed):
+def test_each_frame_is_decompressed_to_its_rows(implementation, seed):
     rng = np.random.default_rng(seed)
     frames = make_frames(rng, 6)
     places = rng.permutation(NUM_PLACES).reshape(6, 2)
@@ -92,7 +92,7 @@ def test_frames_of_another_size_are_refused(implementation, size):
     assert (target[[0, 1, 2, 6, 8, 9, 10, 11]] == 0xEE).all()
 
 
-def test_broken_bytes_touch_their_own_place_only(implementation):
+def test_damaged_bytes_change_only_their_own_row(implementation):
     """Every byte of a block is flipped in turn, and blocks of noise are tried: a place is the most that is lost."""
     rng = np.random.default_rng(1)
     blob, starts, _ = compress(make_frames(rng, 1))
@@ -109,7 +109,7 @@ def test_broken_bytes_touch_their_own_place_only(implementation):
     assert num_refused > len(broken) // 2
 
 
-def test_the_native_loop_is_there_where_it_can_be():
+def test_native_code_is_built_if_there_is_a_compiler():
     """So that nobody loses it without noticing: an installation with a compiler builds it."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
@@ -119,7 +119,7 @@ def test_the_native_loop_is_there_where_it_can_be():
     assert re.fullmatch(r"liblz4 \d+\.\d+\.\d+", status.detail)
 
 
-def test_does_without_where_it_was_not_built_and_says_so_once(monkeypatch, caplog):
+def test_missing_native_code_is_logged_once(monkeypatch, caplog):
     monkeypatch.setattr(lz4_blocks, "open_native", partial(native.open_native, suffixes=[".not-built"]))
     lz4_blocks.load_native.cache_clear()
     try:
@@ -130,12 +130,12 @@ def test_does_without_where_it_was_not_built_and_says_so_once(monkeypatch, caplo
     assert len(caplog.records) == 1
 
 
-def test_does_without_loops_of_another_version():
+def test_native_code_of_another_version_is_not_used():
     was_there = lz4_blocks.load_native() is not None
     assert ("1000" in str(lz4_blocks.find_native(interface=1_000))) == was_there
 
 
-def test_does_without_where_there_is_no_liblz4():
+def test_native_code_is_not_used_without_liblz4():
     if lz4_blocks.load_native() is None:
         pytest.skip("installed without a C compiler, or there is no liblz4")
     missing = lz4_blocks.find_native(library="libnowhere.so.9")

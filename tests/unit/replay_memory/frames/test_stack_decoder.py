@@ -70,7 +70,7 @@ def test_refuses_frames_that_do_not_decompress_to_a_frame():
         assert decoder.decode(batch.records, make_blob([frame, *compressed]), np.arange(1)).tolist() == [False]
 
 
-def test_a_frame_that_looks_like_a_length_is_decoded_as_a_frame():
+def test_frame_that_begins_like_a_length_is_decoded():
     """27, 0, 0 and six more distinct bytes compress to a block whose first four bytes read as the number 7056."""
     schema = PIXELS.__class__(frame_shape=(84, 84), frame_dtype="uint8", stack=1, num_actions=2, n_step=1, codec="lz4")
     frame = np.random.default_rng(0).integers(0, 2, 7056, dtype=np.uint8)
@@ -86,7 +86,7 @@ def test_a_frame_that_looks_like_a_length_is_decoded_as_a_frame():
 
 
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS])
-def test_parts_of_a_batch_are_decoded_into_their_own_rows_and_touch_no_others(schema):
+def test_parts_of_a_batch_are_decoded_into_their_own_rows(schema):
     rng = np.random.default_rng(3)
     stacks, expected = empty_stacks(schema, 11), empty_stacks(schema, 11)
     decoder = StackDecoder(schema, stacks)

@@ -111,7 +111,7 @@ class Scene:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("sizes", [{}, {"max_bytes": 1200}, {"capacity": 23}])
-def test_a_restored_store_is_the_one_of_the_snapshot_and_goes_on_like_it(place, sizes, seed):
+def test_restored_store_equals_the_snapshot_and_continues(place, sizes, seed):
     scene = Scene(place, **sizes)
     scene.rng = np.random.default_rng(seed)
     for _ in range(8):
@@ -127,7 +127,7 @@ def test_a_restored_store_is_the_one_of_the_snapshot_and_goes_on_like_it(place, 
     assert scene.naive.num_inserted > 3 * scene.settings.capacity
 
 
-def test_only_what_is_new_is_written_and_what_is_evicted_goes(place):
+def test_snapshot_writes_new_files_and_removes_evicted_ones(place):
     scene = Scene(place)
     scene.insert(4)
     first = scene.source.take()
@@ -147,7 +147,7 @@ def test_only_what_is_new_is_written_and_what_is_evicted_goes(place):
     assert {path.name for path in scene.files()} == named | {"000000003.json", "000000004.json"}
 
 
-def test_a_restored_store_goes_on_with_the_files_that_it_came_from(place):
+def test_restored_store_reuses_the_files_of_its_snapshot(place):
     scene = Scene(place)
     scene.insert(5)
     first = scene.source.take()
@@ -157,7 +157,7 @@ def test_a_restored_store_goes_on_with_the_files_that_it_came_from(place):
     assert scene.source.take().segments[:kept] == first.segments[:kept]
 
 
-def test_another_store_begins_from_nothing(place):
+def test_snapshot_of_another_store_reuses_no_file(place):
     scene = Scene(place)
     scene.insert(5)
     scene.source.take()
@@ -177,7 +177,7 @@ def test_an_empty_store_has_no_snapshot(place):
 
 
 @pytest.mark.parametrize("step", ["copy rows", "copy", "check", "copy weights"])
-def test_what_is_written_meanwhile_makes_nothing_of_it_wrong(place, step):
+def test_snapshot_is_right_if_the_writer_continues_at_any_step(place, step):
     """The writer goes on at every step, fast enough to overwrite what is just being copied."""
     scene = Scene(place, max_bytes=2000)
     scene.insert(20)
@@ -211,7 +211,7 @@ def test_what_is_written_meanwhile_makes_nothing_of_it_wrong(place, step):
             assert restored.receipt(actor_id).contiguous == max(numbers, default=-1) + 1
 
 
-def test_weights_of_what_is_evicted_while_they_are_copied_are_left_out(place):
+def test_snapshot_omits_weights_evicted_during_the_copy(place):
     scene = Scene(place)
     scene.insert(20)
     before = scene.writer.first_key
@@ -225,7 +225,7 @@ def test_weights_of_what_is_evicted_while_they_are_copied_are_left_out(place):
     restored.close()
 
 
-def test_a_memory_that_is_overwritten_faster_than_copied_leaves_the_snapshot_before(place):
+def test_memory_overwritten_during_the_copy_keeps_the_older_snapshot(place):
     scene = Scene(place)
     scene.insert(8)
     before = scene.source.take()
@@ -238,7 +238,7 @@ def test_a_memory_that_is_overwritten_faster_than_copied_leaves_the_snapshot_bef
 
 @pytest.mark.parametrize("nth", range(4))
 @pytest.mark.parametrize("step", FOLDER_STEPS)
-def test_a_crash_at_any_step_leaves_this_snapshot_or_the_one_before(place, step, nth):
+def test_crash_at_any_step_leaves_the_new_or_the_old_snapshot(place, step, nth):
     armed = []
 
     def crash(name):
@@ -271,7 +271,7 @@ def test_a_crash_at_any_step_leaves_this_snapshot_or_the_one_before(place, step,
     assert {path.name for path in scene.files() if path.suffix != ".json"} == kept
 
 
-def test_a_crash_during_a_restore_leaves_nothing_that_looks_whole(place):
+def test_failed_restore_leaves_no_store(place):
     scene = Scene(place)
     scene.insert(8)
     scene.source.take()
@@ -320,7 +320,7 @@ class Damage:
         self.mend()
 
 
-def test_every_flipped_bit_is_noticed_named_and_done_without(place, caplog):
+def test_every_flipped_bit_is_noticed_and_logged(place, caplog):
     damage, rng = Damage(place), np.random.default_rng(0)
     for trial in range(200):
         path = list(damage.original)[trial % len(damage.original)]
@@ -331,7 +331,7 @@ def test_every_flipped_bit_is_noticed_named_and_done_without(place, caplog):
         damage.check(path, caplog)
 
 
-def test_every_truncation_is_noticed_named_and_done_without(place, caplog):
+def test_every_truncation_is_noticed_and_logged(place, caplog):
     damage, rng = Damage(place), np.random.default_rng(1)
     for trial in range(100):
         path = list(damage.original)[trial % len(damage.original)]
@@ -352,7 +352,7 @@ def test_a_missing_file_is_noticed_and_written_again(place, caplog):
 
 
 @pytest.mark.parametrize("ending", [".json", ".state", ".segments"])
-def test_two_snapshots_always_have_a_whole_one_between_them(place, ending, caplog):
+def test_one_lost_file_leaves_an_intact_snapshot(place, ending, caplog):
     """Also where nothing was stored between them, and where the newest is what was restored from one of them."""
     scene = Scene(place)
     scene.insert(6)
@@ -369,7 +369,7 @@ def test_two_snapshots_always_have_a_whole_one_between_them(place, ending, caplo
     assert names[ending] in caplog.text or ending == ".json"  # What it named is there once more.
 
 
-def test_a_manifest_that_is_gone_is_missed(place, caplog):
+def test_missing_manifest_is_noticed(place, caplog):
     scene = Scene(place)
     scene.insert(4)
     first = scene.source.take()
@@ -380,7 +380,7 @@ def test_a_manifest_that_is_gone_is_missed(place, caplog):
     assert "is unfinished, or its 000000002.json was removed" in caplog.text
 
 
-def test_a_full_disk_leaves_no_rest_of_a_snapshot_and_the_next_one_is_whole(place):
+def test_full_disk_leaves_no_partial_snapshot(place):
     full = []
 
     def pause(name):
@@ -410,7 +410,7 @@ def test_a_full_disk_leaves_no_rest_of_a_snapshot_and_the_next_one_is_whole(plac
     assert scene.restore().store.num_inserted == scene.writer.num_inserted
 
 
-def test_where_nothing_is_whole_that_is_said_and_not_taken_for_nothing(place, caplog):
+def test_restore_fails_if_every_snapshot_is_damaged(place, caplog):
     scene = Scene(place)
     scene.insert(5)
     snapshot = scene.source.take()
@@ -466,7 +466,7 @@ def insert_for_ever(path):
 
 
 @pytest.mark.no_cover
-def test_snapshots_of_a_store_that_another_process_writes_are_whole(place):
+def test_snapshots_are_intact_while_another_process_writes(place):
     scene = Scene(place, capacity=5_000, max_bytes=400_000)
     scene.writer.close()
     child = FORK.Process(target=insert_for_ever, args=(scene.path,))
@@ -496,7 +496,7 @@ def test_snapshots_of_a_store_that_another_process_writes_are_whole(place):
     assert len(drawn) > 0.99 * len(keys)
 
 
-def test_the_copying_process_takes_one_now_and_then_and_one_when_asked(place):
+def test_snapshot_process_works_periodically_and_on_request(place):
     scene = Scene(place)
     scene.insert(8)
     snapshot_process = SnapshotProcess(scene.make_source, 0.05)
@@ -511,7 +511,7 @@ def test_the_copying_process_takes_one_now_and_then_and_one_when_asked(place):
     assert not snapshot_process.take_last(0.1)
 
 
-def test_a_disk_that_refuses_ends_nothing(place):
+def test_failed_snapshot_does_not_end_the_process(place):
     scene = Scene(place)
     scene.insert(8)
     scene.folder.path.write_text("a file where the folder should be")
@@ -524,7 +524,7 @@ def test_a_disk_that_refuses_ends_nothing(place):
         stop_children([snapshot_process.process])
 
 
-def test_rests_are_asked_for_after_each_file(place):
+def test_rest_is_called_after_each_file(place):
     scene, rests = Scene(place), []
     scene.insert(8)
     snapshot = scene.source.take(rest=rests.append)
@@ -532,7 +532,7 @@ def test_rests_are_asked_for_after_each_file(place):
     assert min(rests) > 0
 
 
-def test_a_rest_turns_as_long_as_it_lasts_and_ends_with_a_wish(monkeypatch):
+def test_rest_shows_signs_of_life_and_ends_with_a_request(monkeypatch):
     """Else whoever looks for signs of life kills the process for having rested."""
     monkeypatch.setattr("os.nice", lambda increment: None)
     stop, ticks, rested = Stop(), [], []

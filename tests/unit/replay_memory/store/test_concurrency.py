@@ -42,7 +42,7 @@ def whole_segments(writer, rng):
 @pytest.mark.parametrize(
     "sizes", [{"capacity": 200, "max_bytes": 100_000}, {"capacity": 10_000, "max_bytes": 8_000}, {"capacity": 12}]
 )
-def test_draws_are_whole_and_in_proportion_while_another_process_writes(path, sizes):
+def test_draws_are_intact_and_proportional_during_writes(path, sizes):
     segments = [make_segment(number, count=COUNT, priority=CLASSES) for number in range(400)]
     ready, done = FORK.Event(), FORK.Event()
     child = FORK.Process(target=write, args=(path, ready, done, sizes, segments, 200, whole_segments))
@@ -93,9 +93,7 @@ def every_second_segment(writer, rng):
 
 
 @pytest.mark.parametrize("priority_exponent", [0.6, 0.0])
-def test_keys_that_nobody_touches_are_drawn_by_their_weights_while_everything_around_them_changes(
-    path, priority_exponent
-):
+def test_unchanged_keys_are_drawn_by_weight_while_others_change(path, priority_exponent):
     """A set of keys is watched from its insertion until its eviction, then the next set, in whatever slots it lies."""
     sizes = {"capacity": 2_000, "max_bytes": 200_000, "priority_exponent": priority_exponent}
     priorities = 1 + np.random.default_rng(0).random(COUNT).astype(np.float32) * 9
@@ -144,7 +142,7 @@ def test_keys_that_nobody_touches_are_drawn_by_their_weights_while_everything_ar
         assert ((observed - expected) ** 2 / expected).sum() < chi_square_bound(observed.size - 1)
 
 
-def test_one_transition_that_is_replaced_all_the_time_is_drawn_whole_and_for_certain(path):
+def test_single_transition_is_drawn_intact_while_it_is_replaced(path):
     segments = [make_segment(number, count=1, priority=3) for number in range(400)]
     ready, done = FORK.Event(), FORK.Event()
     child = FORK.Process(target=write, args=(path, ready, done, {"capacity": 1}, segments, 200, whole_segments))

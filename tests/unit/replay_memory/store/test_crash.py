@@ -34,7 +34,7 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("step", STEPS)
-def test_a_crash_at_any_step_loses_only_what_had_no_receipt(path, step, seed):
+def test_crash_at_any_step_loses_only_unacknowledged_segments(path, step, seed):
     rng = np.random.default_rng(seed)
     naive, numbers, writer = NaiveStore(), [0, 0, 0], create(path)
     reader = open_reader(path)
@@ -74,7 +74,7 @@ def test_a_crash_at_any_step_loses_only_what_had_no_receipt(path, step, seed):
     writer.close()
 
 
-def test_a_row_that_never_came_to_hold_does_not_hold_later_either(path):
+def test_uncommitted_row_never_becomes_valid(path):
     writer = create(path, steps=crash_at("commit"))
     with pytest.raises(Crash):
         writer.insert(make_segment(0, actor_id=0, count=2))
@@ -87,7 +87,7 @@ def test_a_row_that_never_came_to_hold_does_not_hold_later_either(path):
     writer.close()
 
 
-def test_a_new_life_that_was_never_committed_does_not_end_the_old_one(path):
+def test_uncommitted_incarnation_does_not_replace_the_old_one(path):
     writer = create(path)
     writer.insert(make_segment(0, incarnation=1))
     writer.close()
@@ -101,7 +101,7 @@ def test_a_new_life_that_was_never_committed_does_not_end_the_old_one(path):
     writer.close()
 
 
-def test_a_watermark_that_was_only_half_moved_is_moved(path):
+def test_half_moved_watermark_is_completed(path):
     writer = create(path)
     segments = [make_segment(number, count=4) for number in range(10)]
     for segment in segments:
@@ -116,7 +116,7 @@ def test_a_watermark_that_was_only_half_moved_is_moved(path):
 
 
 @pytest.mark.parametrize("node", [1, 2, 5])
-def test_sums_that_were_only_half_written_are_made_again(path, node):
+def test_half_written_sums_are_recomputed(path, node):
     writer, naive = create(path), NaiveStore()
     for number in range(10):
         assert writer.insert(make_segment(number)) is naive.insert(make_segment(number))
@@ -136,7 +136,7 @@ def test_the_incarnation_of_the_store_is_kept(path):
 
 
 @pytest.mark.parametrize("first_key", [-1, 30])
-def test_a_watermark_that_cannot_be_is_refused(path, first_key):
+def test_impossible_watermark_is_refused(path, first_key):
     writer = create(path)
     for number in range(5):
         writer.insert(make_segment(number, count=5))
@@ -158,7 +158,7 @@ def insert_for_ever(path):
         number += 1
 
 
-def test_a_writer_killed_at_any_moment_leaves_a_whole_store(path):
+def test_writer_killed_at_any_moment_leaves_an_intact_store(path):
     create(path).close()
     reader = open_reader(path)
     contents, number = [], 0
@@ -185,7 +185,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_store(path):
 
 @pytest.mark.parametrize("second", STEPS)
 @pytest.mark.parametrize("first", STEPS)
-def test_a_second_crash_at_any_step_after_a_first_at_any_step_loses_no_more(path, first, second):
+def test_second_crash_after_a_first_at_any_step_loses_no_more(path, first, second):
     rng = np.random.default_rng([STEPS.index(first), STEPS.index(second)])
     writer, stored, number = create(path), {}, 0
     for _ in range(30):  # Room is made for each from the first dozen on, and the arena wraps.
@@ -218,7 +218,7 @@ def attach_for_ever(path):
         attach(path).close()
 
 
-def test_a_recovery_that_is_itself_killed_at_any_moment_is_made_again(path):
+def test_killed_recovery_is_repeated(path):
     writer, naive = create(path), NaiveStore()
     for number in range(20):
         assert writer.insert(make_segment(number)) is naive.insert(make_segment(number))

@@ -81,7 +81,7 @@ def random_priorities(rng, count):
         ({"capacity": 1_000, "max_bytes": 1_203}, {"bytes"}),
     ],
 )
-def test_what_leaves_is_always_the_oldest_segment_whole_and_no_more_than_must(path, sizes, causes, seed):
+def test_eviction_removes_only_the_oldest_whole_segments_needed(path, sizes, causes, seed):
     rng = np.random.default_rng(seed)
     writer, line = create(path, **sizes), Line(**sizes)
     reader = open_reader(path)
@@ -97,7 +97,7 @@ def test_what_leaves_is_always_the_oldest_segment_whole_and_no_more_than_must(pa
     writer.close()
 
 
-def test_a_million_operations_leave_every_leaf_as_its_priority_says(path):
+def test_leaves_equal_priorities_after_a_million_operations(path):
     """Inserts that go round and round, and priorities of live, overwritten and future keys; compared now and then."""
     rng = np.random.default_rng(0)
     sizes = {"capacity": 5_003, "max_bytes": 14_005}

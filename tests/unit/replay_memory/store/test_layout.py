@@ -63,13 +63,13 @@ def test_every_byte_is_allocated_at_once(path):
     assert status.st_mode & 0o777 == 0o600
 
 
-def test_a_file_that_has_no_room_is_refused_and_not_left_behind(path):
+def test_file_without_space_is_refused_and_removed(path):
     with pytest.raises(UsageError, match=r"needs \d+ bytes, but only \d+ are available: lower replay.capacity"):
         create(path, max_bytes=2**55)
     assert not path.exists()
 
 
-def test_room_that_is_gone_after_all_is_noticed_at_once_too(path):
+def test_failed_allocation_is_refused(path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
     try:
@@ -91,13 +91,13 @@ def test_room_that_is_gone_after_all_is_noticed_at_once_too(path):
         ({"min_priority": 5e-324}, r"replay.min_priority 5e-324 \*\* replay.priority_exponent 1.0 is too close to 0"),
     ],
 )
-def test_refuses_sizes_that_are_none(path, sizes, message):
+def test_sizes_below_1_are_refused(path, sizes, message):
     with pytest.raises(UsageError, match=message):
         create(path, **sizes)
     assert not path.exists()
 
 
-def test_refuses_a_name_that_is_taken_or_cannot_be(path):
+def test_existing_or_impossible_path_is_refused(path):
     create(path).close()
     with pytest.raises(UsageError, match="already exists: resume its run, or remove the file"):
         create(path)
@@ -127,7 +127,7 @@ def read_on(stop, path, ready, done):
     done.wait(20)
 
 
-def test_a_child_that_outlives_the_writer_does_not_hold_the_file(path):
+def test_child_of_the_writer_does_not_keep_the_lock(path):
     writer = create(path)
     ready, done = FORK.Event(), FORK.Event()
     child = start_child("reader", read_on, path, ready, done)
@@ -141,7 +141,7 @@ def test_a_child_that_outlives_the_writer_does_not_hold_the_file(path):
     assert child.exitcode == 0
 
 
-def test_what_a_child_forgets_is_closed_and_no_longer_its_to_release(path):
+def test_forgotten_lock_is_closed_in_the_child(path):
     path.touch()
     ownership = FileLock(path)
     FileLock.forget()  # As after a fork.
@@ -153,7 +153,7 @@ def test_what_a_child_forgets_is_closed_and_no_longer_its_to_release(path):
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_file_that_somebody_removed_or_replaced_is_no_longer_in_place(path, is_replaced):
+def test_removed_or_replaced_file_is_not_in_place(path, is_replaced):
     writer = create(path)
     writer.require_in_place()
     path.rename(path.with_name("elsewhere"))
@@ -174,12 +174,12 @@ def test_a_store_that_cannot_be_filled_leaves_nothing(path):
     create(path).close()  # Nobody owns the place either.
 
 
-def test_what_cannot_be_read_counts_as_whole_so_that_who_opens_it_says_why(path):
+def test_unreadable_file_counts_as_whole(path):
     path.mkdir()
     assert file.is_whole(path)
 
 
-def test_what_was_made_to_its_end_is_whole_and_nothing_else(path):
+def test_only_a_completed_file_is_whole(path):
     path.write_bytes(b"half")
     assert not file.is_whole(path)
     path.unlink()
@@ -187,7 +187,7 @@ def test_what_was_made_to_its_end_is_whole_and_nothing_else(path):
     assert file.is_whole(path)
 
 
-def test_a_transition_out_of_its_place_is_named_as_damage(path):
+def test_record_in_a_wrong_slot_is_damage(path):
     writer = create(path)
     writer.insert(make_segment(0, count=5))
     writer.close()
@@ -198,14 +198,14 @@ def test_a_transition_out_of_its_place_is_named_as_damage(path):
         attach(path)
 
 
-def test_tells_the_weight_of_every_live_key(path):
+def test_weights_of_all_live_keys_are_returned(path):
     writer = create(path, priority_exponent=2.0)
     writer.insert(make_segment(0, count=3, priority=[1, 2, 3]))
     assert writer.weights(np.arange(3)).tolist() == [1.0, 4.0, 9.0]
     writer.close()
 
 
-def test_a_store_appears_when_it_is_whole_and_has_an_owner_before(path):
+def test_store_appears_complete_and_with_an_owner(path):
     seen = []
     create(path, fill=lambda regions: seen.append((path.exists(), beside(path).exists(), has_owner(path)))).close()
     assert seen == [(False, True, True)]
@@ -217,7 +217,7 @@ def make_until_killed(path):
     create(path, fill=lambda regions: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def test_a_kill_while_the_store_is_made_leaves_what_the_next_one_removes(path):
+def test_file_of_a_killed_creation_is_removed_by_the_next(path):
     child = FORK.Process(target=make_until_killed, args=(path,))
     child.start()
     child.join(20)
@@ -270,7 +270,7 @@ def test_a_reader_cannot_write(path):
         ({"num_streams": -1}, "is damaged"),
     ],
 )
-def test_refuses_a_file_that_is_none_of_its_own(path, fields, message):
+def test_file_that_is_no_store_is_refused(path, fields, message):
     create(path).close()
     write_header(path, **fields)
     for open_it in (attach, open_reader):
@@ -295,7 +295,7 @@ def test_refuses_transitions_of_another_schema(path):
 @pytest.mark.parametrize(
     ("name", "value"), [("capacity", 41), ("max_bytes", 4001), ("num_streams", 4), ("priority_exponent", 0.6)]
 )
-def test_refuses_to_go_on_with_other_sizes(path, name, value):
+def test_attach_with_other_sizes_is_refused(path, name, value):
     create(path).close()
     words = rf"was created with {name} {getattr(SETTINGS, name)}, but the setting is {value}"
     with pytest.raises(UsageError, match=words):
@@ -309,7 +309,7 @@ def test_refuses_a_processor_that_may_reorder_stores(machine):
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
-def test_works_on_x86_whichever_its_name(machine):
+def test_both_names_of_x86_64_are_accepted(machine):
     require_processor(machine)
 
 
@@ -318,7 +318,7 @@ def test_a_schema_describes_its_actions_for_people():
     assert replace(VECTORS, num_actions=0, action_size=6).actions == "actions of 6 values"
 
 
-def test_a_schema_is_the_same_after_json_and_in_every_process():
+def test_schema_round_trips_through_json():
     schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
     again = Schema.from_dict(json.loads(json.dumps(schema.to_dict())))
     assert again == schema
@@ -332,7 +332,7 @@ def test_shards_of_one_run_know_each_other_by_name():
     assert not is_same_run(store_path(7, 0), store_path(8, 0))
 
 
-def test_a_stream_stays_in_its_shard_in_every_life():
+def test_stream_has_the_same_shard_in_every_incarnation():
     assert [Stream(actor_id, incarnation=5).shard(3) for actor_id in range(5)] == [0, 1, 2, 0, 1]
     assert Stream(4, incarnation=6).shard(3) == 1
 
@@ -343,7 +343,7 @@ def test_a_memory_is_known_by_this_boot_and_this_mount(tmp_path):
     assert memory_id(tmp_path) != here
 
 
-def test_a_store_is_wanted_while_somebody_holds_its_board(path):
+def test_store_is_wanted_while_its_counters_are_open(path):
     assert not is_wanted(path)  # There is no board.
     counters = counters_path(path)
     counters.write_bytes(bytes(64))
@@ -361,7 +361,7 @@ def test_a_store_is_wanted_while_a_program_claims_its_run(tmp_path):
     assert not is_wanted(store)
 
 
-def test_an_owner_is_seen_while_it_lives_and_where_there_is_nothing_there_is_none(path):
+def test_store_has_an_owner_only_while_its_writer_lives(path):
     assert not has_owner(path)
     path.write_bytes(b"")
     assert not has_owner(path)
@@ -371,7 +371,7 @@ def test_an_owner_is_seen_while_it_lives_and_where_there_is_nothing_there_is_non
     assert not has_owner(path)
 
 
-def test_what_is_another_users_counts_as_wanted(tmp_path, monkeypatch):
+def test_store_of_another_user_is_wanted(tmp_path, monkeypatch):
     """Its board may not be opened: whether anybody draws from the store is not for us to say."""
     store = tmp_path / "apex-1-0.replay"
     assert not location.is_wanted(store)
@@ -383,7 +383,7 @@ def test_what_is_another_users_counts_as_wanted(tmp_path, monkeypatch):
     assert location.is_wanted(store)
 
 
-def test_a_writer_does_not_give_up_because_somebody_looks_whether_it_is_there(path):
+def test_writer_locks_its_file_despite_concurrent_owner_checks(path):
     create(path).close()
     other = FileLock(path)  # As `has_owner` has it, only longer.
     looker = threading.Timer(0.05, other.release)

@@ -38,7 +38,7 @@ CHANGES = [pytest.param(give_away, marks=needs_root), open_to_others, replace_by
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_memory_that_another_user_could_have_planted_is_refused(path, change):
+def test_memory_file_accessible_to_others_is_refused(path, change):
     change(path)
     with pytest.raises(ForeignFileError, match=r"apex-1-0\.replay"):
         StoreReader(path, SCHEMA)
@@ -47,7 +47,7 @@ def test_a_memory_that_another_user_could_have_planted_is_refused(path, change):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_counters_that_another_user_could_have_planted_are_refused(path, change):
+def test_counters_file_accessible_to_others_is_refused(path, change):
     SamplerCounters(1, counters_path(path))
     change(counters_path(path))
     with pytest.raises(ForeignFileError):

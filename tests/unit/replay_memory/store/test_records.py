@@ -31,7 +31,7 @@ def assert_holds(path, schema, sent):
 
 
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS, CONTINUOUS, MASKED])
-def test_every_field_comes_through_the_store_and_a_snapshot(tmp_path, schema):
+def test_every_field_survives_store_and_snapshot(tmp_path, schema):
     sent = make_records(schema, COUNT)
     path, again = tmp_path / "store", tmp_path / "restored"
     writer = StoreWriter.create(path, schema, SETTINGS, store_incarnation=1)
@@ -52,7 +52,7 @@ def test_the_bytes_of_a_transition(schema, wire, stored):
     assert (record_dtype(schema).itemsize, stored_record_dtype(schema).itemsize) == (wire, stored)
 
 
-def test_a_schema_of_an_older_version_is_refused_by_the_fields_that_it_lacks():
+def test_schema_of_an_older_version_is_refused_with_missing_fields():
     saved = PIXELS.to_dict()
     assert Schema.from_dict(saved) == PIXELS
     del saved["action_size"], saved["masked"]

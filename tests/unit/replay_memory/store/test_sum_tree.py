@@ -88,7 +88,7 @@ def test_draws_are_in_proportion_to_the_weights():
     assert ((observed - expected) ** 2 / expected).sum() < chi_square_bound(699)
 
 
-def test_where_an_index_repeats_its_last_weight_holds():
+def test_last_weight_of_a_repeated_index_counts():
     tree = make_tree([0.0] * 4)
     tree.set(np.array([2, 1, 2, 2]), np.array([1.0, 10.0, 100.0, 1000.0]))
     assert weights_of(tree) == [0, 10, 1000, 0]
@@ -100,7 +100,7 @@ def test_one_element_is_always_found():
     assert tree.find(np.array([0.0, 1.5, np.nextafter(3.0, 0)])).tolist() == [0, 0, 0]
 
 
-def test_setting_nothing_changes_nothing():
+def test_set_without_indices_changes_nothing():
     tree = make_tree([1.0, 2.0])
     tree.set(np.zeros(0, np.int64), np.zeros(0))
     tree.set_range(2, np.zeros(0))
@@ -108,7 +108,7 @@ def test_setting_nothing_changes_nothing():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_reader_gets_an_index_of_the_tree_whatever_a_writer_leaves_half_done(seed):
+def test_find_returns_a_valid_index_for_a_half_written_tree(seed):
     rng = np.random.default_rng(seed)
     nodes = np.zeros(SumTree.num_nodes(3000))
     tree = SumTree(nodes, 3000)
@@ -118,7 +118,7 @@ def test_a_reader_gets_an_index_of_the_tree_whatever_a_writer_leaves_half_done(s
     assert indices.max() < 3000
 
 
-def test_a_tree_whose_writer_died_is_rebuilt_from_its_leaves():
+def test_tree_of_a_killed_writer_is_rebuilt_from_its_leaves():
     nodes = np.zeros(SumTree.num_nodes(5))
     SumTree(nodes, 5).set_range(0, np.array([1.0, 2, 4, 8, 16]))
     nodes[1 : len(nodes) // 2] = 99
@@ -138,7 +138,7 @@ def test_a_weight_past_the_capacity_is_noticed():
 
 
 @pytest.mark.no_cover
-def test_ten_million_writes_leave_exactly_what_a_rebuild_makes():
+def test_tree_after_ten_million_writes_equals_a_rebuilt_tree():
     """Updates anywhere, inserts that go round and round, and evictions before them; weights over 30 decades."""
     capacity, batch = 30_011, 512  # No power of two, no multiple of the batch.
     rng = np.random.default_rng(0)
@@ -168,7 +168,7 @@ def test_ten_million_writes_leave_exactly_what_a_rebuild_makes():
     assert tree.total == capacity
 
 
-def test_where_nothing_has_a_weight_what_is_found_has_none():
+def test_find_in_a_tree_without_weights_finds_weight_0():
     tree = make_tree([0.0] * 37)
     tree.set(np.array([5, 36]), np.array([3.0, 1e300]))
     tree.set(np.array([5, 36]), np.zeros(2))
@@ -176,7 +176,7 @@ def test_where_nothing_has_a_weight_what_is_found_has_none():
     assert tree.weights(tree.find(np.zeros(8))).tolist() == [0.0] * 8
 
 
-def test_the_smallest_and_the_largest_weights_are_summed_and_found_as_others_are():
+def test_smallest_and_largest_weights_are_summed_and_found():
     smallest, largest = np.nextafter(0, 1), 1e300
     tree = make_tree([smallest] * 600)
     assert tree.total == 600 * smallest
@@ -190,7 +190,7 @@ def test_the_smallest_and_the_largest_weights_are_summed_and_found_as_others_are
 
 
 @pytest.mark.parametrize("weight", [np.nan, np.inf, -1.0])
-def test_refuses_a_weight_that_is_none(weight):
+def test_invalid_weight_is_refused(weight):
     tree = make_tree([1.0, 2.0])
     with pytest.raises(ValueError, match="finite and non-negative"):
         tree.set(np.array([0, 1]), np.array([5.0, weight]))

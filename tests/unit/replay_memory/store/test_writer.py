@@ -129,7 +129,7 @@ def test_one_transition_is_a_whole_batch(path):
     writer.close()
 
 
-def test_bytes_are_counted_from_the_oldest_image_to_the_newest(path):
+def test_bytes_are_counted_from_the_oldest_blob_to_the_newest(path):
     segments = [make_segment(number) for number in range(3)]
     writer, _ = make_store(path, *segments)
     assert writer.bytes_used == sum(-(-len(segment.blob) // 8) * 8 for segment in segments)
@@ -190,14 +190,14 @@ def test_a_priority_beyond_its_bounds_is_clamped(path, priority, counts_as):
     writer.close()
 
 
-def test_where_all_have_the_smallest_priority_that_may_be_all_are_drawn(path):
+def test_transitions_with_the_smallest_priority_are_all_drawn(path):
     writer, reader = make_store(path, make_segment(0, count=40, priority=0), min_priority=sys.float_info.min)
     assert weights_of(reader) == dict.fromkeys(range(40), 1 / 40)
     writer.close()
 
 
 @pytest.mark.parametrize("priority", [np.nan, -1.0, -np.inf])
-def test_a_refused_priority_leaves_the_transition_its_own(path, priority):
+def test_refused_priority_keeps_the_old_priority(path, priority):
     writer, reader = make_store(path, make_segment(0, count=4, priority=[1, 2, 3, 4]))
     writer.update_priorities(make_update([1, 2, 3], [priority, 10, priority]))
     assert weights_of(reader) == {0: 1 / 17, 1: 2 / 17, 2: 10 / 17, 3: 4 / 17}
@@ -205,7 +205,7 @@ def test_a_refused_priority_leaves_the_transition_its_own(path, priority):
     writer.close()
 
 
-def test_an_initial_priority_that_is_none_counts_as_the_smallest(path):
+def test_invalid_initial_priority_counts_as_the_smallest(path):
     priorities = [np.nan, -5, np.inf, 0]
     writer, reader = make_store(path, make_segment(0, count=4, priority=priorities), min_priority=1e5)
     total = 3e5 + MAX_STORED_PRIORITY
@@ -214,7 +214,7 @@ def test_an_initial_priority_that_is_none_counts_as_the_smallest(path):
     writer.close()
 
 
-def test_where_a_key_repeats_its_last_priority_holds(path):
+def test_last_priority_of_a_repeated_key_counts(path):
     writer, reader = make_store(path, make_segment(0, count=2, priority=1))
     writer.update_priorities(make_update([1, 1, 0, 1], [10, 100, 1, 3]))
     assert weights_of(reader) == {0: 0.25, 1: 0.75}
@@ -236,7 +236,7 @@ def test_priorities_for_another_store_are_all_stale(path):
     writer.close()
 
 
-def test_a_new_life_of_a_stream_begins_its_row_anew(path):
+def test_new_incarnation_resets_the_row_of_its_stream(path):
     writer, _ = make_store(path, *[make_segment(number) for number in (0, 1, 3)])
     assert writer.receipt(0) == ((0, 1), 77, 2, 0b1)
     assert writer.insert(make_segment(1, incarnation=5)) is InsertOutcome.STORED
@@ -245,7 +245,7 @@ def test_a_new_life_of_a_stream_begins_its_row_anew(path):
     writer.close()
 
 
-def test_what_an_earlier_store_acknowledged_is_not_waited_for(path):
+def test_segments_acknowledged_by_an_earlier_store_are_not_expected(path):
     writer, _ = make_store(path, make_segment(103, base=100), make_segment(102, base=100))
     assert writer.receipt(0) == ((0, 1), 77, 100, 0b110)
     assert writer.insert(make_segment(104, base=102)) is InsertOutcome.STORED
@@ -254,7 +254,7 @@ def test_what_an_earlier_store_acknowledged_is_not_waited_for(path):
     writer.close()
 
 
-def test_the_bitmap_reaches_64_numbers_beyond_the_one_that_is_missing(path):
+def test_bitmap_covers_64_segments_after_the_missing_one(path):
     writer, _ = make_store(path, make_segment(64))
     assert writer.receipt(0) == ((0, 1), 77, 0, 1 << 63)
     assert writer.insert(make_segment(65)) is InsertOutcome.TOO_FAR_AHEAD
@@ -265,7 +265,7 @@ def test_the_bitmap_reaches_64_numbers_beyond_the_one_that_is_missing(path):
 
 
 @pytest.mark.parametrize("actor_id", [-1, 3])
-def test_there_is_no_receipt_for_an_actor_that_is_none(path, actor_id):
+def test_receipt_of_an_unknown_actor_is_refused(path, actor_id):
     writer, _ = make_store(path)
     with pytest.raises(ValueError, match=r"0 \.\.\. 2"):
         writer.receipt(actor_id)
@@ -288,7 +288,7 @@ def test_refuses_a_segment_that_does_not_fit(path, fields, message):
     writer.close()
 
 
-def test_an_image_may_be_bytes_or_an_array_or_a_part_of_a_message(path):
+def test_blob_may_be_bytes_an_array_or_a_memoryview(path):
     segments = [make_segment(number) for number in range(3)]
     blobs = [
         segments[0].blob,
@@ -313,7 +313,7 @@ def overwrite(writer, count):
 
 @pytest.mark.parametrize("count", [0, 1, 4, 8, 30])
 @pytest.mark.parametrize("step", ["find", "copy records", "copy frames", "check"])
-def test_what_is_overwritten_while_it_is_drawn_is_drawn_again(path, step, count):
+def test_transitions_overwritten_during_the_draw_are_drawn_again(path, step, count):
     writer, _ = make_store(path)
     overwrite(writer, 13)
     before = writer.num_inserted
@@ -335,7 +335,7 @@ def test_what_is_overwritten_while_it_is_drawn_is_drawn_again(path, step, count)
     writer.close()
 
 
-def test_what_is_not_committed_is_never_drawn(path):
+def test_uncommitted_transitions_are_not_drawn(path):
     """The leaves were read while keys 0 ... 4 were live; then their records are those of keys 10 ... 14."""
 
     def insert_all_but_the_commit(name):
@@ -354,7 +354,7 @@ def test_what_is_not_committed_is_never_drawn(path):
     doomed.close()
 
 
-def test_what_lies_below_either_half_of_the_watermark_is_not_drawn(path):
+def test_transitions_below_the_watermark_are_not_drawn(path):
     """The writer moves one half and then the other; a reader may look in between."""
     segments = [make_segment(number, count=5) for number in range(4)]
     writer, reader = make_store(path, *segments)
@@ -367,7 +367,7 @@ def test_what_lies_below_either_half_of_the_watermark_is_not_drawn(path):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_reader_finds_only_whole_transitions_between_any_two_steps_of_an_insert(path, step):
+def test_reader_finds_only_intact_transitions_at_any_step_of_an_insert(path, step):
     looked = []
 
     def look(name):
@@ -390,7 +390,7 @@ def test_a_reader_finds_only_whole_transitions_between_any_two_steps_of_an_inser
     writer.close()
 
 
-def test_gives_up_for_now_where_everything_is_being_overwritten(path):
+def test_draw_gives_up_if_everything_is_overwritten(path):
     def look(name):
         if name == "evict":
             samples.append(reader.sample(10, np.random.default_rng(0), max_attempts=3))
@@ -414,7 +414,7 @@ def test_a_probability_is_the_leaf_by_the_root(path):
     writer.close()
 
 
-def test_a_probability_never_exceeds_1_although_a_leaf_may_grow_after_the_root_was_read(path):
+def test_probability_is_at_most_1_if_a_leaf_grows_after_reading_the_root(path):
     def grow(name):
         if name == "find":
             writer.update_priorities(make_update([0], [1000]))

@@ -35,14 +35,14 @@ def full(tmp_path):
     return best, tmp_path, obstacle
 
 
-def test_only_what_is_as_good_or_better_takes_its_place(tmp_path):
+def test_only_an_equal_or_better_policy_replaces_the_best(tmp_path):
     best = BestPolicy(tmp_path, CONFIG, SCHEMA)
     assert [best.keep(score, parameters(i)) for i, score in enumerate([3.0, 2.0, 3.0, 1.0])] == [3.0] * 4
     assert kept(tmp_path) == (2, 3.0)
     assert BestPolicy(tmp_path, CONFIG, SCHEMA).score == 3.0
 
 
-def test_what_the_disk_refused_is_kept_with_the_next_evaluation_however_that_was(full, caplog):
+def test_policy_that_was_not_written_is_written_at_the_next_evaluation(full, caplog):
     best, folder, obstacle = full
     assert best.keep(9.0, parameters(2)) == 9.0
     assert "cannot write the best policy" in caplog.text
@@ -52,7 +52,7 @@ def test_what_the_disk_refused_is_kept_with_the_next_evaluation_however_that_was
     assert (kept(folder), best.score) == ((2, 9.0), 9.0)
 
 
-def test_what_is_better_still_takes_the_place_of_what_the_disk_refused(full):
+def test_better_policy_replaces_the_one_that_was_not_written(full):
     best, folder, obstacle = full
     assert [best.keep(9.0, parameters(2)), best.keep(7.0, parameters(3)), best.keep(10.0, parameters(4))] == [9, 9, 10]
     obstacle.rmdir()
@@ -60,7 +60,7 @@ def test_what_is_better_still_takes_the_place_of_what_the_disk_refused(full):
     assert kept(folder) == (4, 10.0)
 
 
-def test_values_of_the_best_are_those_that_were_evaluated(tmp_path):
+def test_best_policy_has_the_evaluated_values(tmp_path):
     BestPolicy(tmp_path, CONFIG, SCHEMA).keep(1.0, parameters(6))
     _, agent = read_policy(find_best(tmp_path))
     assert np.array_equal(flatten_parameters(agent.network), parameters(6).values)

@@ -47,7 +47,7 @@ def test_a_policy_can_be_read_with_safetensors_alone(tmp_path):
     assert same(safetensors.torch.load_file(tmp_path / BEST), dict(sorted(network.state_dict().items())))
 
 
-def test_a_better_policy_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
+def test_better_policy_replaces_the_file_without_leftovers(tmp_path):
     for seed, score in ((1, 1.0), (2, 2.0)):
         network, info = make_policy(seed, score=score)
         save_policy(tmp_path / BEST, flatten_parameters(network), info)
@@ -55,7 +55,7 @@ def test_a_better_policy_replaces_the_file_and_leaves_nothing_beside_it(tmp_path
     assert names(tmp_path) == [BEST]
 
 
-def test_the_online_network_of_a_checkpoint_is_a_policy_without_a_score(tmp_path):
+def test_checkpoint_can_be_read_as_a_policy_without_a_score(tmp_path):
     state = make_state(7)
     info, agent = read_policy(save_checkpoint(tmp_path, state))
     assert same(dict(state.online), dict(agent.network.state_dict()))
@@ -96,7 +96,7 @@ def test_a_policy_with_a_flipped_bit_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("file_format", ["2", "3"])
-def test_a_policy_of_a_format_before_is_read_its_actions_discrete_and_without_masks(tmp_path, file_format):
+def test_older_policy_format_has_discrete_actions_without_masks(tmp_path, file_format):
     network, info = make_policy()
     fields = info.to_dict()
     del fields["schema"]["action_size"], fields["schema"]["masked"]
@@ -114,7 +114,7 @@ def make_by_n_step(config, schema):
     return DqnAlgorithm(dataclasses.replace(config, network=network), schema)
 
 
-def test_a_users_algorithm_finds_every_setting_but_those_of_the_run_and_its_connections(tmp_path):
+def test_custom_algorithm_gets_all_settings_except_run_and_transport(tmp_path):
     config = Config(
         algorithm=f"{__name__}:make_by_n_step",
         actor=ActorConfig(n_step=7),
@@ -130,7 +130,7 @@ def test_a_users_algorithm_finds_every_setting_but_those_of_the_run_and_its_conn
     assert b"/home/me" not in (tmp_path / BEST).read_bytes()
 
 
-def test_a_policy_that_does_not_fit_its_own_network_is_refused(tmp_path):
+def test_policy_whose_tensors_do_not_fit_is_refused(tmp_path):
     path = save_checkpoint(tmp_path, make_state(1, config=Config(network=NetworkConfig(hidden=5, body_hidden=4))))
     with pytest.raises(CheckpointError, match=r"the tensors of .*000000001 do not fit the network that it names"):
         read_policy(path)
@@ -141,7 +141,7 @@ def test_a_policy_that_is_not_there_is_refused_by_name(tmp_path):
         read_policy(tmp_path / BEST)
 
 
-def test_every_flipped_bit_of_a_policy_is_seen_its_score_included(tmp_path):
+def test_every_flipped_bit_of_a_policy_is_noticed(tmp_path):
     network, info = make_policy()
     save_policy(tmp_path / BEST, flatten_parameters(network), info)
     data, rng = (tmp_path / BEST).read_bytes(), np.random.default_rng(0)
@@ -171,7 +171,7 @@ def test_there_is_no_best_before_the_first_evaluation(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, lambda file: file.unlink(), lambda file: file.write_bytes(b"")])
-def test_a_best_policy_that_is_bad_or_gone_falls_back_loudly_to_the_one_before(tmp_path, damage, caplog):
+def test_damaged_best_policy_falls_back_to_the_previous_and_logs_it(tmp_path, damage, caplog):
     keep_best(tmp_path, 1.0, 2.0, 3.0)
     assert best_score(tmp_path) == 3.0
     assert names(tmp_path) == [BEFORE, BEST]
@@ -187,7 +187,7 @@ def test_a_best_policy_that_is_bad_or_gone_falls_back_loudly_to_the_one_before(t
             find_best(tmp_path)
 
 
-def test_the_best_stays_whatever_is_pruned_and_may_come_in_between(tmp_path):
+def test_prune_keeps_the_best_policy_even_if_saved_meanwhile(tmp_path):
     for num_updates in range(1, 5):
         save_checkpoint(tmp_path, make_state(num_updates))
     prune(tmp_path, 2, steps=CallAt("remove a file", lambda: keep_best(tmp_path, 9.0)))
