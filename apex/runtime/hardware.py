@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from apex.config.validation import require_setting
 from apex.runtime.gpu import Cuda, read_cuda
 
-PROCESS, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-MEMORY, PROCESSOR = Path("/proc/meminfo"), Path("/proc/cpuinfo")
+PROCESS, ROOT, PROCESSOR = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}  # CPU flags; without any of these, torch emulates bfloat16
 
 
@@ -80,10 +81,7 @@ def core_limits(membership: str, root: Path) -> list[float]:
     """Returns the core limit of each control group that has one. `membership`: text of /proc/self/cgroup."""
     limits = []
     for folder in _groups(membership, root, "cpu"):
-        words = (
-            read_text(folder / "cpu.max").split()
-            or read_text(folder / "cpu.cfs_quota_us").split() + read_text(folder / "cpu.cfs_period_us").split()
-        )
+        words = _words(folder, "cpu.max") or _words(folder, "cpu.cfs_quota_us") + _words(folder, "cpu.cfs_period_us")
         if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):  # "max" or -1: no limit
             limits.append(int(words[0]) / int(words[1]))
     return limits
@@ -91,30 +89,28 @@ def core_limits(membership: str, root: Path) -> list[float]:
 
 def memory_limits(membership: str, root: Path) -> list[int]:
     """Returns the memory limit in bytes of each control group that has one."""
-    limits = []
-    for folder in _groups(membership, root, "memory"):
-        words = read_text(folder / "memory.max").split() or read_text(folder / "memory.limit_in_bytes").split()
-        limits += [int(word) for word in words if word.isdecimal()]
-    return limits
+    limits = (_memory_limit(folder) for folder in _groups(membership, root, "memory"))
+    return [limit for limit in limits if limit is not None]
 
 
-def available_memory(meminfo: str, membership: str, root: Path) -> int:
+def available_memory(of_host: int, membership: str, root: Path) -> int:
     """Returns the unused memory in bytes: the least of the host's and of each control group's. Swap is not counted."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
-    available = [int(found[1]) * 1024] if found else []
+    available = [of_host]
     for folder in _groups(membership, root, "memory"):
-        limit = read_text(folder / "memory.max").split() or read_text(folder / "memory.limit_in_bytes").split()
-        usage = read_text(folder / "memory.current").split() or read_text(folder / "memory.usage_in_bytes").split()
-        if limit and usage and limit[0].isdecimal():
+        limit, usage = (
+            _memory_limit(folder),
+            _words(folder, "memory.current") or _words(folder, "memory.usage_in_bytes"),
+        )
+        if limit is not None and usage:
             cached = re.search(r"^(?:total_)?inactive_file (\d+)$", read_text(folder / "memory.stat"), re.MULTILINE)
             used = int(usage[0]) - (int(cached[1]) if cached else 0)  # The kernel can drop its file cache.
-            available.append(max(0, int(limit[0]) - used))
-    return min(available, default=2**62)  # If nothing is known, no limit applies.
+            available.append(max(0, limit - used))
+    return min(available)
 
 
 def read_available_memory() -> int:
     """Returns the memory that this process can still use, in bytes."""
-    return available_memory(read_text(MEMORY), read_membership(), ROOT)
+    return available_memory(psutil.virtual_memory().available, read_membership(), ROOT)
 
 
 def read_bfloat16() -> bool:
@@ -144,14 +140,21 @@ def read_file_limit() -> FileLimit:
     return FileLimit(*(2**62 if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard)))
 
 
-def raise_file_limit(needed: int) -> bool:
-    """Raises the soft limit of open files to `needed` if the hard limit allows it. Returns whether it did so."""
+def raise_file_limit(needed: int) -> None:
+    """Raises the soft limit of open files to `needed` if the hard limit allows it."""
     limit = read_file_limit()
-    if not limit.soft < needed <= limit.hard:
-        return False
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    return True
+    if limit.soft < needed <= limit.hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def _memory_limit(folder: Path) -> int | None:
+    """Returns the memory limit of one control group in bytes; None if it has none."""
+    words = _words(folder, "memory.max") or _words(folder, "memory.limit_in_bytes")
+    return int(words[0]) if words and words[0].isdecimal() else None
+
+
+def _words(folder: Path, name: str) -> list[str]:
+    return read_text(folder / name).split()
 
 
 def _groups(membership: str, root: Path, controller: str) -> Iterator[Path]:

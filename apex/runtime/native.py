@@ -7,24 +7,16 @@ import hashlib
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Literal, NamedTuple
-
-NativeProblem = Literal["", "build", "library", "cpu"]  # not built for this version; liblz4 is missing; old CPU
+from typing import Literal
 
 
 class NativeError(OSError):
     """A compiled library cannot be used. The message has the reason and the consequence."""
 
-    def __init__(self, problem: NativeProblem, message: str) -> None:
+    def __init__(self, problem: Literal["build", "library", "cpu"], message: str) -> None:
+        """`problem`: it is not built for this version, it needs a library that is missing, or the CPU is too old."""
         super().__init__(message)
         self.problem = problem
-
-
-class NativeStatus(NamedTuple):
-    """Whether a compiled library can be used."""
-
-    problem: NativeProblem  # why it cannot be used; "" if it can
-    detail: str  # name and version, or the reason and the consequence
 
 
 def open_native(folder: Path, name: str, interface: int, suffixes: Sequence[str] = EXTENSION_SUFFIXES) -> ctypes.CDLL:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from apex.runtime.gpu import read_cuda
 from apex.runtime.hardware import PROCESSOR, read_text
 from apex.version import VERSION
 
 PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam", "safetensors", "tensorboardX", "tensorboard")
-ASK_SECONDS = 5.0  # timeout of git and nvidia-smi
+ASK_SECONDS = 5.0  # timeout of git
 
 
 def describe_versions() -> dict[str, str | None]:
@@ -47,14 +48,13 @@ def describe_hardware() -> dict[str, Any]:
     family, model = _fact(facts, "cpu family"), _fact(facts, "model")
     if family and model:  # In a virtual machine, several CPU generations share one name.
         processor += f" (family {family}, model {model})"
-    gpus = _ask(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return {
         "host": socket.gethostname(),
         "system": platform.platform(),
         "cpu": processor,
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpus": gpus.splitlines() if gpus else [],
+        "gpus": [gpu.name for gpu in read_cuda().gpus],
     }
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from apex.runtime.native import NativeError, NativeStatus, open_native
+from apex.runtime.native import NativeError, open_native
 
 INTERFACE = 3  # must equal `apex_interface` of convolution.c
 KERNEL, STRIDE = 8, 4  # of the first layer; convolution.c supports no others
@@ -31,15 +31,6 @@ class Convolution(NamedTuple):
 
 
 NUM_POINTERS = (6, 5, 5, 4, 5, 3)  # number of arguments of each function, all of which are pointers
-
-
-def describe_convolution() -> NativeStatus:
-    """Returns whether the native convolution can be used, and if not, why."""
-    try:
-        find_convolution()
-    except NativeError as error:
-        return NativeStatus(error.problem, str(error))
-    return NativeStatus("", "convolution")
 
 
 @cache

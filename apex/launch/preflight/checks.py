@@ -22,7 +22,7 @@ from apex.replay_memory.store.file import require_processor
 from apex.replay_memory.store.location import MEMORY
 from apex.runtime.gpu import Cuda, version_name
 from apex.runtime.hardware import FileLimit, Machine, Space, read_available_memory, read_file_limit, read_space
-from apex.runtime.native import NativeStatus
+from apex.runtime.native import NativeError
 from apex.runtime.ports import choose_ports
 from apex.runtime.text import size
 from apex.sizing import Sized
@@ -125,14 +125,19 @@ def check_packages(versions: Mapping[str, str | None], requirements: Sequence[st
     return Check("software", len(needed) - len(bad), len(needed), note=note, remedy="pip install --upgrade -e .")
 
 
-def check_native(*native: NativeStatus) -> Check:
-    """Checks whether the compiled loops can be used. Without them, a run is slower."""
-    missing = [each for each in native if each.problem]
+def check_native(loops: Mapping[str, Callable[[], object]]) -> Check:
+    """Checks whether the compiled loops, which these functions load, can be used. Without them, a run is slower."""
+    missing = {}
+    for name, find in loops.items():
+        try:
+            find()
+        except NativeError as error:
+            missing[name] = error
     remedy = "install a C compiler and liblz4, then pip install -e . again"
-    if all(each.problem == "cpu" for each in missing):
+    if all(error.problem == "cpu" for error in missing.values()):
         remedy = "use a newer CPU; no package can replace the missing instructions"
-    note = "; ".join(each.detail for each in missing or native)
-    return Check("native loops", len(native) - len(missing), want=len(native), note=note, remedy=remedy)
+    note = "; ".join(f"{name}: {error}" for name, error in missing.items()) or ", ".join(loops)
+    return Check("native loops", len(loops) - len(missing), want=len(loops), note=note, remedy=remedy)
 
 
 def check_processor(architecture: str, learner: LearnerConfig, *, has_bfloat16: bool, on_gpu: bool) -> Check:
@@ -178,10 +183,12 @@ def check_logout(affected: str) -> Check:
     return Check("logout", int(not affected), want=1, note=note, remedy=remedy)
 
 
-def check_disk(needed: int, folder: Path, space: Space, *, writable: bool) -> Check:
+def check_disk(needed: int, folder: Path) -> Check:
     """Checks the disk of the run folders. A full disk does not end a run, but prevents checkpoints."""
-    if not writable:
-        return Check("disk", 0, 1, note=f"{folder} is not writable", remedy="set --run.folder DIR")
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    space = read_space(there)
+    if space.flaw or not there.is_dir():
+        return Check("disk", 0, 1, note=f"{there} {space.flaw or 'is not a folder'}", remedy="set --run.folder DIR")
     remedy = "set --run.folder DIR on a larger disk, add --checkpoint.no-replay, or lower --checkpoint.keep"
     return Check("disk", space.free, want=needed, unit="bytes", note=str(folder), remedy=remedy)
 

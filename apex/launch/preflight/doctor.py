@@ -23,7 +23,7 @@ from apex.command_line import choose_preset, parse_config
 from apex.config import Config, flatten
 from apex.config.arguments import reader_may_leave
 from apex.config.presets import DEFAULT, PRESETS
-from apex.dqn.kernels.convolution import describe_convolution
+from apex.dqn.kernels.convolution import find_convolution
 from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, UsageError
 from apex.launch.preflight.checks import (
@@ -43,15 +43,15 @@ from apex.launch.preflight.checks import (
 )
 from apex.launch.preflight.fit import require_keys
 from apex.launch.preflight.leftovers import find_leftovers
+from apex.launch.preflight.logind import find_affected
 from apex.launch.preflight.report import Check, describe_check, describe_sizes
 from apex.launch.preflight.requirements import disk_needed
 from apex.launch.resume import reopen, resume_parser
-from apex.replay_memory.frames.lz4_blocks import describe_native
+from apex.replay_memory.frames.lz4_blocks import find_native
 from apex.replay_memory.store.location import store_path
 from apex.runtime.gpu import read_cuda
-from apex.runtime.hardware import ROOT, core_limits, read_machine, read_membership, read_space
+from apex.runtime.hardware import ROOT, core_limits, read_machine, read_membership
 from apex.runtime.lifecycle import reports_errors
-from apex.runtime.logind import find_affected
 from apex.runtime.ports import is_free
 from apex.runtime.provenance import describe_versions
 from apex.runtime.text import MAX_COLUMNS, clean
@@ -104,7 +104,7 @@ def examine(config: Config, own: Path | None = None) -> Report:
     environment, schema = check_environment(config)
     checks = [
         check_packages(versions, _requirements()),
-        check_native(describe_native(), describe_convolution()),
+        check_native({"liblz4": find_native, "convolution": find_convolution}),
         check_processor(platform.machine(), config.learner, has_bfloat16=machine.cpu_bfloat16, on_gpu=on_gpu),
         check_cores(
             host=os.cpu_count() or 1,
@@ -124,7 +124,12 @@ def examine(config: Config, own: Path | None = None) -> Report:
     if schema is not None and sized is not None:
         room = read_room(machine, cuda, leftovers, own, config.learner.device)
         ports, chosen = check_ports(sized.config, is_free)
-        checks += [*check_sizes(sized), *check_room(chosen, schema, room), _check_folder(chosen, schema), ports]
+        checks += [
+            *check_sizes(sized),
+            *check_room(chosen, schema, room),
+            check_disk(disk_needed(chosen, schema), Path(chosen.run.folder)),
+            ports,
+        ]
         sized = sized._replace(config=chosen)
     if config.transport.keys:
         checks.append(check_keys(config))
@@ -158,13 +163,6 @@ def _preset_or_default(asked: Config) -> Config:
         return choose_preset(asked)
     except UsageError:
         return PRESETS[DEFAULT].config
-
-
-def _check_folder(config: Config, schema: Schema) -> Check:
-    folder = Path(config.run.folder)
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    return check_disk(disk_needed(config, schema), folder, read_space(there), writable=writable)
 
 
 def _requirements() -> list[str]:

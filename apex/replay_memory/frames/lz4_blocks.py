@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from apex.frame_blob import FrameBlob
 from apex.replay_memory.frames.located import Located
-from apex.runtime.native import NativeError, NativeStatus, open_native
+from apex.runtime.native import NativeError, open_native
 from apex.types import Array
 
 MOST_FRAMES = 255  # maximum frames of one transition for the native code
@@ -153,33 +153,25 @@ class Native(NamedTuple):
     version: str  # version of liblz4
 
 
-def describe_native() -> NativeStatus:
-    """Returns whether the native code can be used, with the version of liblz4, and if not, why."""
-    native = find_native()
-    if isinstance(native, NativeError):
-        return NativeStatus(native.problem, str(native))
-    return NativeStatus("", f"liblz4 {native.version}")
-
-
 @cache
 def load_native() -> Native | None:
     """Returns the native code; None, with one warning, if it was not built, is outdated, or liblz4 is missing."""
-    native = find_native()
-    if isinstance(native, Native):
-        return native
-    log.warning(
-        "frames are decompressed one by one: %s; install a C compiler, then apex again (pip install -e .)", native
-    )
-    return None
+    try:
+        return find_native()
+    except NativeError as error:
+        log.warning(
+            "frames are decompressed one by one: %s; install a C compiler, then apex again (pip install -e .)", error
+        )
+        return None
 
 
-def find_native(interface: int = INTERFACE, library: str = LIBRARY) -> Native | NativeError:
-    """Returns the native code; if it is not available, the reason and how much slower decoding is."""
+def find_native(interface: int = INTERFACE, library: str = LIBRARY) -> Native:
+    """Returns the native code; raises NativeError with the reason, and with how much slower decoding is."""
     costs = "loaders take about 1.8 times as long"  # docs/adr/0010
     try:
         loops = open_native(Path(__file__).parent, "decompress", interface)
     except OSError as error:
-        return NativeError("build", f"{error}, so {costs}")
+        raise NativeError("build", f"{error}, so {costs}") from error
     try:
         liblz4 = ctypes.CDLL(library)
         lz4 = ctypes.cast(liblz4.LZ4_decompress_safe, ctypes.c_void_p)
@@ -187,7 +179,7 @@ def find_native(interface: int = INTERFACE, library: str = LIBRARY) -> Native | 
         version = liblz4.LZ4_versionString().decode()
         native = Native(loops.apex_decompress, loops.apex_decode_stored, lz4, version)
     except (OSError, AttributeError) as error:
-        return NativeError("library", f"{error}, so {costs}")
+        raise NativeError("library", f"{error}, so {costs}") from error
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     native.decompress.argtypes = [pointer, pointer, pointer, pointer, pointer, number, pointer, number]
     native.decompress.restype = number

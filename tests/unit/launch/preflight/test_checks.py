@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from apex.launch.preflight.report import Check, require_all
 from apex.launch.preflight.requirements import files_needed, gpu_bytes, memory_needed, store_bytes
 from apex.runtime.gpu import Cuda, Gpu
 from apex.runtime.hardware import FileLimit, Machine, Space
-from apex.runtime.native import NativeStatus
+from apex.runtime.native import NativeError
 from apex.sizing import size_to_machine
 from apex.types import Schema
 
@@ -97,7 +98,11 @@ def test_packages_are_compared_with_the_requirements(installed, requirement, usa
     [(["", ""], "ok", ""), (["", "build"], "warning", "C compiler"), (["cpu", ""], "warning", "CPU")],
 )
 def test_missing_native_loops_are_a_warning(problems, verdict, remedy):
-    check = check_native(*(NativeStatus(problem, f"detail {i}") for i, problem in enumerate(problems)))
+    def find(problem):
+        if problem:
+            raise NativeError(problem, "why")
+
+    check = check_native({f"loop-{i}": partial(find, problem) for i, problem in enumerate(problems)})
     assert (check.verdict, check.have, check.want) == (verdict, problems.count(""), 2)
     assert remedy in check.remedy
 
@@ -216,13 +221,14 @@ def test_many_actors_need_more_open_files():
     assert verdicts(PLENTY, many) == {"open files": "short"}
 
 
-@pytest.mark.parametrize(
-    ("free", "writable", "verdict"), [(GIB, True, "ok"), (GIB - 1, True, "warning"), (GIB, False, "short")]
-)
-def test_a_small_disk_is_a_warning_and_a_read_only_one_is_short(free, writable, verdict):
-    check = check_disk(GIB, Path("/runs"), Space(9 * GIB, free), writable=writable)
-    assert check.verdict == verdict
-    assert "--run.folder" in check.remedy
+def test_a_small_disk_is_a_warning_and_a_missing_folder_is_short(tmp_path):
+    assert check_disk(1, tmp_path / "new" / "runs").verdict == "ok"
+    small = check_disk(2**62, tmp_path)
+    (tmp_path / "file").touch()
+    blocked = check_disk(1, tmp_path / "file" / "runs")
+    assert (small.verdict, small.want, blocked.verdict) == ("warning", 2**62, "short")
+    assert "--run.folder" in small.remedy
+    assert "--run.folder" in blocked.remedy
 
 
 @pytest.mark.parametrize(

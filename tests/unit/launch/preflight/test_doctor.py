@@ -149,14 +149,6 @@ def test_missing_keys_are_short(tmp_path):
     assert check.remedy
 
 
-@pytest.mark.parametrize(("folder", "verdict"), [("file/runs", "short"), ("a/b", "ok")])
-def test_the_run_folder_is_checked_on_the_disk_of_its_parent(tmp_path, folder, verdict):
-    (tmp_path / "file").touch()
-    environment = EnvironmentConfig(id="CartPole-v1")
-    found = examine(Config(environment=environment, run=RunConfig(folder=str(tmp_path / folder))))
-    assert ("disk" in found.short) == (verdict == "short")
-
-
 def test_the_environment_is_described():
     check, schema = check_environment(Config())
     assert (check.verdict, schema is not None) == ("ok", True)

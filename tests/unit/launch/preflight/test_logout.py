@@ -8,7 +8,7 @@ import pwd
 import pytest
 
 from apex.launch.preflight.checks import check_logout
-from apex.runtime.logind import find_affected
+from apex.launch.preflight.logind import find_affected
 
 USER = max(pwd.getpwall(), key=lambda user: user.pw_uid)  # no system user: nobody, at least
 REMOVES = ("echo", "b true")
