@@ -29,8 +29,8 @@ class RayEngine:
             require(type(value) is int and value >= 1, f"{option} must be a whole number >= 1, got {value!r}")
         require(
             not self.address.startswith("ray://"),
-            f"--address {self.address}: Ray Client addresses are not supported. Run this command on a host of the "
-            "cluster, or use ray job submit",
+            f"--address {self.address}: Ray Client addresses are not supported",
+            remedy="run this command on a host of the cluster, or use ray job submit",
         )
 
     @classmethod
@@ -60,5 +60,5 @@ def add_engine_options(parser: Parser) -> None:
 def require_engine(options: argparse.Namespace) -> None:
     """Raises UsageError if an option for Ray is given without `--engine ray`."""
     given = [field.name for field in fields(RayEngine) if getattr(options, field.name, None) is not None]
-    words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-    require(options.engine == RAY or not given, f"{words}: only with --engine ray; add it, or leave {words} out")
+    names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    require(options.engine == RAY or not given, f"{names}: only with --engine ray", remedy="add it, or leave them out")

@@ -24,6 +24,7 @@ from apex.config import from_dict
 from apex.environments.factory import describe
 from apex.errors import FINISHED, NEIGHBOUR_GONE, REFUSED, ApexError, UsageError, require
 from apex.facts import Ending, Failure
+from apex.launch.programs import PYTHON
 from apex.launch.ray.order import Order, Report
 from apex.launch.resume import reopen
 from apex.launch.start import Start
@@ -114,7 +115,7 @@ def guard(order: Order, lifeline: Lifeline) -> Ending:
                 return _run_head(order, home / "keys", lifeline)
             program = Program(
                 role=order.name,
-                command=(sys.executable, "-u", "-P", "-m", *order.arguments),
+                command=(*PYTHON, *order.arguments),
                 grace_seconds=2.0,
                 ends_run=True,
                 stuck_seconds=order.stuck_seconds,

@@ -127,7 +127,7 @@ def call_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop: S
         try:
             writer.send_bytes(json.dumps({"result": function(child_stop)}).encode())
         except UsageError as error:
-            writer.send_bytes(json.dumps({"error": str(error)}).encode())
+            writer.send_bytes(json.dumps({"error": [error.problem, error.remedy]}).encode())
 
     child = start_child(name, answer)
     writer.close()
@@ -143,5 +143,5 @@ def call_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop: S
         stop_children([child])
         reader.close()
     if "error" in reply:
-        raise UsageError(reply["error"])
+        raise UsageError(*reply["error"])
     return dict(reply["result"])

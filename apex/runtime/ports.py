@@ -88,6 +88,6 @@ def is_free(host: str, port: int) -> bool:
             if error.errno == errno.EADDRINUSE:
                 return False
             raise UsageError(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose an address of this host"
+                f"cannot listen on {host}:{port}: {error.strerror}", "choose an address of this host"
             ) from error
     return True

@@ -32,9 +32,9 @@ def duration(seconds: Any) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
-def clean(words: str) -> str:
+def clean(text: str) -> str:
     """Replaces control characters by spaces, because text from a log or a socket must not control the terminal."""
-    return "".join(c if c.isprintable() else " " for c in words)
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def size(num_bytes: Any) -> str:

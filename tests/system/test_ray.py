@@ -20,6 +20,7 @@ from support.programs import CALM, CALM_FILE
 from support.ray_clusters import RAY, RayCluster, apex_processes, needs_ray
 from support.waiting import slowdown, until
 
+from apex.facts import INTERRUPTED
 from apex.launch.preflight.leftovers import find_leftovers
 from apex.launch.ray.cluster import lets_anybody_in
 from apex.replay_memory.store.location import store_path
@@ -130,6 +131,8 @@ def test_a_lost_actor_node_is_replaced_and_its_ids_are_leased_again(clusters, mo
     cluster.kill_node(node)
     until_output(driver, "actor-0 was lost", seconds=60.0)
     until_output(driver, r"actor-0 waits .* 0 of [23] CPUs", seconds=60.0)
+    ask = partial(subprocess.run, [RAY, "status"], env=cluster.environment, capture_output=True, text=True, timeout=60)
+    until(lambda: "{'CPU': 1.0}: 1+ pending" in ask().stdout, "demand, which an autoscaler meets")
     cluster.add_node(1)
     began = time.monotonic()
     until_output(driver, "(?s)was lost.*actor-0 is on.*actor INFO actors", seconds=60.0)
@@ -148,17 +151,6 @@ def test_a_lost_actor_node_is_replaced_and_its_ids_are_leased_again(clusters, mo
     driver.send_signal(signal.SIGINT)
     assert driver.wait(60) == 0, driver.output()
     nothing_stays(cluster)
-
-
-def test_units_that_do_not_fit_wait_for_a_node(clusters):
-    cluster = clusters(2)
-    driver = train(cluster, *CALMLY, engine=("--actor-hosts", "2"))
-    until_more(cluster, driver)
-    until_output(driver, r"actor-[01] waits .* 0 of 2 CPUs")
-    ask = partial(subprocess.run, [RAY, "status"], env=cluster.environment, capture_output=True, text=True, timeout=60)
-    until(lambda: "{'CPU': 1.0}: 1+ pending" in ask().stdout, "demand, which an autoscaler meets")
-    cluster.add_node(1)
-    until_output(driver, "actor-0 is on", "actor-1 is on")
 
 
 def test_the_head_and_its_learner_restart_and_training_continues(clusters):
@@ -209,7 +201,7 @@ def test_no_program_outlives_a_killed_driver_and_doctor_names_its_files(clusters
     driver.kill()
     driver.wait()
     until(lambda: not find(cluster, "apex.", "-m"), "end of all programs", seconds=30.0)
-    assert "updates: interrupted" in (cluster.folder / "runs/run/logs/learner.log").read_text()
+    assert RunFolder.open(cluster.folder / "runs/run").end == INTERRUPTED
     secrets = set(cluster.folder.rglob("*.key_secret"))
     assert secrets == set((cluster.folder / "runs/ray/run/secrets").rglob("*.key_secret"))
     run_id = json.loads((cluster.folder / "runs/run/manifest.json").read_text())["run_id"]
@@ -227,7 +219,7 @@ def test_a_run_without_its_control_service_is_saved_and_ends(clusters):
     cluster.kill_node(0)
     until(lambda: not find(cluster, "apex.", "-m", "run"), "end of all programs", seconds=100.0)
     assert driver.wait(100) != 0, driver.output()
-    assert "updates: interrupted" in (cluster.folder / "runs/run/logs/learner.log").read_text()
+    assert RunFolder.open(cluster.folder / "runs/run").end == INTERRUPTED
 
 
 def test_a_job_trains_in_an_environment_from_its_working_directory(clusters):
@@ -255,36 +247,22 @@ def test_a_job_trains_in_an_environment_from_its_working_directory(clusters):
 API = """
 import apex, ray
 ray.init()
-for name in ("one", "two"):
-    config = apex.preset("cartpole", run={"max_updates": 30, "tensorboard": False, "name": name})
+for name, limits in (("one", {"max_updates": 30}), ("two", {"max_updates": 30}), ("run", {"stop_score": 501})):
+    config = apex.preset("cartpole", run={"tensorboard": False, "name": name, **limits})
     run = apex.train(config, engine=apex.RayEngine(actor_hosts=1))
-    print("returned", run.updates, run.reason, run.folder)
+    print("returned", run.updates, run.end.kind, run.folder)
 """
 
 
-def test_two_calls_train_in_one_session_of_the_caller(clusters):
+def test_calls_train_in_one_session_of_the_caller_until_sigterm(clusters):
     cluster = clusters(2)
     script = cluster.start("driver", sys.executable, "-c", API)
-    assert script.wait(150) == 0, script.output()
-    for name in ("one", "two"):
-        assert re.search(rf"returned \d+ reached 30 updates .*/runs/{name}\n", script.output()), script.output()
-    nothing_stays(cluster)
-
-
-CALL = """
-import apex
-config = apex.preset("cartpole", run={"stop_score": 501, "tensorboard": False, "name": "run"})
-apex.train(config, engine="ray")
-"""
-
-
-def test_sigterm_saves_the_run_of_a_call_and_ends_the_caller(clusters):
-    cluster = clusters(2)
-    script = cluster.start("driver", sys.executable, "-c", CALL)
-    until_more(cluster, script)
+    until_more(cluster, script, seconds=300.0)
     script.terminate()
     assert script.wait(60) == -signal.SIGTERM, script.output()
-    assert "updates: interrupted" in (cluster.folder / "runs/run/logs/learner.log").read_text()
+    for name in ("one", "two"):
+        assert re.search(rf"returned \d+ updates .*/runs/{name}\n", script.output()), script.output()
+    assert RunFolder.open(cluster.folder / "runs/run").end == INTERRUPTED
     nothing_stays(cluster)
 
 

@@ -34,7 +34,7 @@ def open_cluster(engine: RayEngine) -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise UsageError(f"--engine ray needs Ray, an optional package: {remedy('ray')}") from error
+        raise UsageError("--engine ray needs Ray, an optional package", remedy("ray")) from error
     if ray.is_initialized():  # The caller of apex.train has connected and will disconnect.
         _refuse_open(ray, engine)
         yield ray
@@ -68,8 +68,9 @@ def _connect(ray: Any, engine: RayEngine) -> None:
                 logging_level=logging.ERROR,
             )
     except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
-        words = str(error).strip().partition("\n")[0]
-        raise UsageError(f"cannot use the Ray cluster at {engine.address or 'its default address'}: {words}") from error
+        first_line = str(error).strip().partition("\n")[0]
+        where = engine.address or "its default address"
+        raise UsageError(f"cannot use the Ray cluster at {where}: {first_line}") from error
 
 
 def _require_listener(address: str) -> None:
@@ -78,8 +79,8 @@ def _require_listener(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError, ValueError) as error:
         raise UsageError(
-            f"no Ray cluster answers at {address}: {error}. Set --address or RAY_ADDRESS to the HOST:PORT that "
-            "`ray start --head` printed, or leave both out"
+            f"no Ray cluster answers at {address}: {error}",
+            "set --address or RAY_ADDRESS to the HOST:PORT that `ray start --head` printed, or leave both out",
         ) from error
 
 
@@ -88,9 +89,9 @@ def _refuse_open(ray: Any, engine: RayEngine) -> None:
     address = ray.get_runtime_context().gcs_address
     if not engine.insecure_no_auth and not address.startswith("127.") and lets_anybody_in(address):
         raise UsageError(
-            f"the Ray cluster at {address} executes code from anyone who can connect. Start it with tokens: "
-            "ray get-auth-token --generate; export RAY_AUTH_MODE=token, on every node and on this host. "
-            "Or use --insecure-no-auth if you trust everyone who can connect"
+            f"the Ray cluster at {address} executes code from anyone who can connect",
+            "start it with tokens: ray get-auth-token --generate; export RAY_AUTH_MODE=token, on every node and on "
+            "this host. Or use --insecure-no-auth if you trust everyone who can connect",
         )
 
 
