@@ -127,14 +127,14 @@ def step_if(finite: Tensor, optimizer: torch.optim.Optimizer) -> None:
     if isinstance(optimizer, Adam):
         optimizer.step_if(finite)
         return
-    # Computes made * after + (1 - made) * before on the bits as integers, because NaN times 0 is not 0. Each line runs
+    # Computes step * after + (1 - step) * before on the bits as integers, because NaN times 0 is not 0. Each line runs
     # one or two kernels for all tensors together; `torch.where` would run three for each tensor.
-    made = finite.int()
+    step = finite.int()
     before = list(_bits(optimizer))
-    kept = torch._foreach_mul(before, 1 - made)
+    kept = torch._foreach_mul(before, 1 - step)
     optimizer.step()
     after = list(_bits(optimizer))  # An undone first step leaves the averages that it created at 0.
-    torch._foreach_mul_(after, made)
+    torch._foreach_mul_(after, step)
     torch._foreach_add_(after[: len(kept)], kept)
 
 

@@ -63,8 +63,8 @@ class Normalizer(nn.Module):
         return ((observation - self.mean) / deviation).clamp(-MOST_DEVIATIONS, MOST_DEVIATIONS)
 
     @torch.no_grad()
-    def update(self, observation: Tensor, usable: Tensor, made: Tensor) -> None:
-        """Adds a batch to mean and variance (Chan et al. 1983) if `made`, bool[], is True. Does not wait for a GPU.
+    def update(self, observation: Tensor, usable: Tensor, finite: Tensor) -> None:
+        """Adds a batch to mean and variance (Chan et al. 1983) if `finite`, bool[], is True. Does not wait for a GPU.
 
         Rows where `usable`, bool[B], is False are replaced by the mean. Ignores batches whose variance overflows.
         """
@@ -75,10 +75,10 @@ class Normalizer(nn.Module):
         variance = (
             self.variance * (1 - share) + observation.var(0, correction=0) * share + gap.square() * share * (1 - share)
         )
-        made = made & torch.isfinite(gap).all() & torch.isfinite(variance).all()
-        self.mean.copy_(torch.where(made, self.mean + gap * share, self.mean))
-        self.variance.copy_(torch.where(made, variance, self.variance))
-        self.count.copy_(torch.where(made, (self.count + size).clamp(max=MOST_ROWS), self.count))
+        finite = finite & torch.isfinite(gap).all() & torch.isfinite(variance).all()
+        self.mean.copy_(torch.where(finite, self.mean + gap * share, self.mean))
+        self.variance.copy_(torch.where(finite, variance, self.variance))
+        self.count.copy_(torch.where(finite, (self.count + size).clamp(max=MOST_ROWS), self.count))
 
 
 class Policy(nn.Module):

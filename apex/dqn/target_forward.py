@@ -1,4 +1,4 @@
-"""Computes the target network's values, on a second thread if asked, while the caller runs the online network."""
+"""The forward pass of the target network, which can run on a second thread beside the online network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from apex.dqn.losses import TargetRule
 
 
 class TargetForward:
-    """The forward pass of the target network, for the observations that the target rule asks for."""
+    """Computes the target network's values of the observations that the target rule needs."""
 
     def __init__(self, rule: TargetRule, compute: Callable[[Tensor], Tensor], *, in_background: bool) -> None:
         """`compute`: frame_dtype[N, B, S, *F] -> float32[N * B, A]. `in_background`: on a second thread."""

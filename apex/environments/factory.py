@@ -131,13 +131,15 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise UsageError(f"environment.id {config.id!r} is unknown", _suggest(config.id)) from error
     except Exception as error:
-        made = "made with render_mode='rgb_array'" if pictures else "made"
-        raise UsageError(f"environment.id {config.id!r} cannot be {made}: {type(error).__name__}: {error}") from error
+        mode = " with render_mode='rgb_array'" if pictures else ""
+        raise UsageError(
+            f"environment.id {config.id!r} cannot be created{mode}: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(env, gymnasium.Env):
-        raise UsageError(f"environment.id {config.id!r} must return a gymnasium.Env, got {type(env).__name__}")
+        raise UsageError(f"environment.id {config.id!r} returned {type(env).__name__}", "return a gymnasium.Env")
     require(
         not pictures or env.render_mode == "rgb_array",
-        f"environment.id {config.id!r} cannot be drawn: requested render_mode 'rgb_array', got {env.render_mode!r}",
+        f"environment.id {config.id!r} cannot be drawn: its render_mode is {env.render_mode!r} instead of 'rgb_array'",
     )
     if pictures and uses_mujoco(config.id):
         require_picture(env, config.id)
