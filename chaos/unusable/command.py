@@ -15,6 +15,7 @@ from statistics import median
 
 from apex.config.arguments import Parser, positive_float, positive_int
 from apex.errors import FAILED, FINISHED
+from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.lifecycle import reports_errors
 from chaos.report import Figure, ScenarioReporter
@@ -64,9 +65,11 @@ def _run(kinds: Sequence[str], share: float, seed: int, train: Sequence[str]) ->
         took = time.monotonic() - began
         if ended.returncode != FINISHED:
             print(ended.stdout + ended.stderr, file=sys.stderr)
-        rows = read_curve(Path(folder) / "run" / "curves" / "learner.jsonl")
+        run = Path(folder) / "run"
+        rows = read_curve(run / "curves" / "learner.jsonl")
+        end = RunFolder.open(run).end if ended.returncode == FINISHED else None
         count = rows[-1]["scalars"].get(UNUSABLE, 0.0) if rows else 0.0
-    return took if "finished: reached the score" in ended.stdout else None, count
+    return took if end is not None and end.kind == "score" else None, count
 
 
 def figures(name: str, seconds: dict[str, list[float | None]], unusable: float) -> list[Figure]:
