@@ -22,14 +22,14 @@ import torch
 from apex.algorithms.interface import Mask
 from apex.command_line import ENV_ARG, read_env_args
 from apex.config import EnvironmentConfig
-from apex.config.arguments import Parser, positive_int, probability, seed
+from apex.config.arguments import Parser, check_out, positive_int, probability, seed
 from apex.config.validation import PositiveInt, Probability, Seed, checked
 from apex.environments.factory import describe, kind, make_environment
 from apex.errors import FAILED, FINISHED, require
 from apex.evaluation.episodes import ActFunction, Episode, Summary, evaluation_seed, play, summarize
 from apex.evaluation.evaluator import make_policy
 from apex.evaluation.policy import EPSILON, add_policy, default_epsilon, find_policy, require_fit
-from apex.evaluation.video import Camera, begin_video, check_video_path
+from apex.evaluation.video import FORMATS, Camera, begin_video
 from apex.runs.checkpoints.policy_file import read_policy
 from apex.runs.folder import open_run
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
@@ -86,7 +86,7 @@ def evaluate(
         checked("epsilon", Probability, epsilon)
     path = None if video is None else Path(video)
     if path is not None:
-        check_video_path(path, "video")
+        check_out(path, *FORMATS, option="video")
     with one_thread():
         player = load_player(find_policy(run, checkpoint), epsilon, seed)
         return _sum_up(player, seed, _play(player, seed, episodes, num_envs, path), path)
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs `apex evaluate`; returns the exit status. A user's mistake is reported in one sentence."""
     options = _make_parser().parse_args(argv)
     if options.video is not None:
-        check_video_path(options.video, "--video")
+        check_out(options.video, *FORMATS, option="--video")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Avoids a warning; pictures need no display.
     games: list[Episode] = []
 

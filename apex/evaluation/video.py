@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from apex.algorithms.interface import Mask
-from apex.config.arguments import check_out
 from apex.environments.interface import VectorEnvironment
 from apex.errors import UsageError, require
 from apex.evaluation.episodes import ActFunction
@@ -23,12 +22,9 @@ MIN_HEIGHT = 400  # minimum height in pixels; smaller pictures are enlarged by a
 GIF_FPS = 25.0  # maximum pictures per second; if a game has more, some are left out, and the speed stays the same
 MAX_GIF_PICTURES = 3_000  # maximum pictures in memory, about 200 kB each; the file is written at the end
 
+FORMATS = (".mp4", ".gif")  # suffixes of files
+
 Picture = NDArray[np.uint8]  # [H, W, 3], RGB
-
-
-def check_video_path(path: Path, option: str) -> None:
-    """Raises UsageError if no video can be written to `path`; `option` is the name of the option in the message."""
-    check_out(path, ".mp4", ".gif", option=option)
 
 
 def begin_video(path: Path, fps: float, option: str) -> Mp4 | Gif:

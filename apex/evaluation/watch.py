@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 
 from apex.algorithms.interface import Mask
-from apex.config.arguments import Parser, positive_float, positive_int, probability, seed
+from apex.config.arguments import Parser, check_out, positive_float, positive_int, probability, seed
 from apex.environments.factory import make_environment
 from apex.errors import FINISHED, CheckpointError
 from apex.evaluation.command import Player, load_player, one_thread
 from apex.evaluation.episodes import Episode, play
 from apex.evaluation.policy import EPSILON, RUN
-from apex.evaluation.video import Camera, Gif, Mp4, Window, begin_video, check_video_path
+from apex.evaluation.video import FORMATS, Camera, Gif, Mp4, Window, begin_video
 from apex.runs.checkpoints.paths import newest_update
 from apex.runs.checkpoints.policy_file import find_best
 from apex.runs.folder import open_run
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         out = Path(f"{run.name}.gif")
         print(f"apex watch: no display found; writing {out} instead", file=sys.stderr)
     if out is not None:
-        check_video_path(out, "--out")
+        check_out(out, *FORMATS)
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # The pictures need no display.
     load = partial(load_newest, run.checkpoints, options.epsilon, options.seed)
     with stop_on_signals() as stop, one_thread():

@@ -83,15 +83,12 @@ def test_random_policy_needs_no_run(capsys):
     # The mean of a random policy is 22.3, with a standard deviation of 12: four of the mean's are 7.6.
     assert result["mean"] == pytest.approx(22.3, abs=7.6)
     assert (result["checkpoint"], result["epsilon"], result["updates"]) == (None, 1.0, None)
+    assert evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 1)["interval"] is None
 
 
 def test_random_policy_plays_continuous_actions(capsys):
     result = evaluate(capsys, "--random", "--env", "Pendulum-v1", "--episodes", 10)
     assert -1_600 < result["mean"] < -900  # about -1,220 with a standard deviation of 290 of one game
-
-
-def test_one_game_has_no_interval_of_the_mean(capsys):
-    assert evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 1)["interval"] is None
 
 
 # --- the function ---------------------------------------------------------------------------------------------------
@@ -151,17 +148,15 @@ def test_best_policy_plays_unless_another_one_is_chosen(tmp_path, capsys, best, 
     assert evaluate(capsys, run.path, "--episodes", 1, *options)["updates"] == updates
 
 
-def test_run_with_a_number_as_its_name_is_not_a_checkpoint(tmp_path, capsys):
+def test_checkpoint_is_chosen_by_its_path_and_a_run_by_any_name(tmp_path, capsys):
     run = make_run(tmp_path, name="7", best=70, last=[80])
-    assert evaluate(capsys, run.path, "--episodes", 1)["updates"] == 70
-    assert evaluate(capsys, run.checkpoints / "000000080", "--episodes", 1)["updates"] == 80
-
-
-def test_checkpoint_is_chosen_by_its_path(tmp_path, capsys):
-    run = make_run(tmp_path, best=70)
-    other = make_run(tmp_path, name="other", best=75)
-    result = evaluate(capsys, run.path, "--episodes", 1, "--checkpoint", other.checkpoints / BEST)
-    assert result["updates"] == 75
+    other = make_run(tmp_path, name="other", best=75).checkpoints / BEST
+    for arguments, updates in (
+        ([run.path], 70),
+        ([run.checkpoints / "000000080"], 80),
+        ([run.path, "--checkpoint", other], 75),
+    ):
+        assert evaluate(capsys, *arguments, "--episodes", 1)["updates"] == updates
 
 
 def test_damaged_last_checkpoint_is_skipped(tmp_path, capsys):
@@ -222,21 +217,16 @@ def test_run_without_a_policy_is_refused(tmp_path, capsys):
 
 
 def test_damaged_policy_is_refused_with_its_path(tmp_path, capsys):
-    run = make_run(tmp_path, best=1)
-    (run.checkpoints / BEST).write_bytes(b"damaged")
-    assert f"{run.checkpoints / BEST}" in refuse(capsys, run.path)
+    best = make_run(tmp_path, best=1).checkpoints / BEST
+    best.write_bytes(b"damaged")
+    assert str(best) in refuse(capsys, best.parent.parent)
 
 
 def test_policy_of_other_observations_is_refused(tmp_path, capsys):
-    run = make_run(tmp_path)
-    network = make_network(NETWORK, describe(EnvironmentConfig(id="Acrobot-v1"), 3), seed=1)
-    info = PolicyInfo(
-        schema=describe(EnvironmentConfig(id="Acrobot-v1"), 3),
-        config=Config(network=NETWORK, environment=CARTPOLE),
-        num_updates=1,
-        score=None,
-    )
-    save_policy(run.checkpoints / BEST, flatten_parameters(network), info)
+    run, schema = make_run(tmp_path), describe(EnvironmentConfig(id="Acrobot-v1"), 3)
+    config = Config(network=NETWORK, environment=CARTPOLE)
+    info = PolicyInfo(schema=schema, config=config, num_updates=1, score=None)
+    save_policy(run.checkpoints / BEST, flatten_parameters(make_network(NETWORK, schema, seed=1)), info)
     error = refuse(capsys, run.path)
     assert str(run.checkpoints / BEST) in error
     assert "float32[1, 6] and 3 actions" in error

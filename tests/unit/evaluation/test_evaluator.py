@@ -160,9 +160,10 @@ def games(mean, spread, count=100):
     return [mean - spread, mean + spread] * (count // 2)
 
 
-def test_mean_below_the_stop_score_is_not_confirmed():
-    (result,) = Trial(make_parameters(1), scores=[[9.0, 10.0]], stop_score=10.0).run()
-    assert (result.confirmed, result.mean, result.episodes) == (False, 9.5, 2)
+@pytest.mark.parametrize(("scores", "stop_score"), [([9.0, 10.0], 10.0), ([1e9, 1e9], None)])
+def test_nothing_is_confirmed_below_or_without_a_stop_score(scores, stop_score):
+    (result,) = Trial(make_parameters(1), scores=[scores], stop_score=stop_score).run()
+    assert (result.confirmed, result.mean, result.episodes) == (False, sum(scores) / 2, 2)
 
 
 def test_mean_at_the_stop_score_is_confirmed_by_new_games():
@@ -192,33 +193,21 @@ def test_lucky_first_games_are_not_confirmed():
     assert (result.confirmed, result.mean) == (False, 2.0)
 
 
-def test_nothing_is_confirmed_without_a_stop_score():
-    (result,) = Trial(make_parameters(1), scores=[[1e9, 1e9]]).run()
-    assert (result.confirmed, result.episodes) == (False, 2)
-
-
 # --- seeds ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_play_has_a_new_seed_derived_from_the_run_seed():
-    def seeds(seed):
+def test_every_play_has_a_new_seed_of_run_seed_and_start():
+    def seeds(seed, life):
         parameters = [make_parameters(version) for version in range(3)]
-        trial = Trial(*parameters, scores=[[1.0] * 100] * 6, seed=seed, stop_score=1.0)
+        trial = Trial(*parameters, scores=[[1.0] * 100] * 6, seed=seed, life=life, stop_score=1.0)
         trial.run()
         return [seed for _, seed in trial.made]
 
-    assert len(set(seeds(3))) == 6
-    assert seeds(3) == seeds(3)
-    assert not set(seeds(3)) & set(seeds(4))
-
-
-def test_restarted_evaluator_plays_other_games():
-    seeds = []
-    for life in (1, 2):
-        trial = Trial(*[make_parameters(version) for version in range(3)], life=life)
-        trial.run()
-        seeds += [seed for _, seed in trial.made]
-    assert len(set(seeds)) == 6
+    first = seeds(3, 1)
+    assert len(set(first)) == 6
+    assert seeds(3, 1) == first
+    others = [*seeds(4, 1), *seeds(3, 2), evaluation_seed(3)]  # another run, another start, `apex evaluate`
+    assert not set(first) & set(others)
 
 
 def test_result_has_the_seed_of_its_games():
@@ -229,21 +218,10 @@ def test_result_has_the_seed_of_its_games():
     assert len({result.seed for result in trial.learner.results}) == 2
 
 
-def test_games_differ_from_those_of_apex_evaluate():
-    trial = Trial(*[make_parameters(version) for version in range(3)], seed=3)
+def test_environments_are_closed_and_not_more_than_games():
+    trial = Trial(make_parameters(1), make_parameters(2), episodes=2, num_envs=5)
     trial.run()
-    assert evaluation_seed(3) not in [seed for _, seed in trial.made]
-
-
-def test_environments_are_not_more_than_games():
-    trial = Trial(make_parameters(1), episodes=2, num_envs=5)
-    trial.run()
-    assert [num_envs for num_envs, _ in trial.made] == [2]
-
-
-def test_environments_are_closed_after_each_evaluation():
-    trial = Trial(make_parameters(1), make_parameters(2))
-    trial.run()
+    assert [num_envs for num_envs, _ in trial.made] == [2, 2]
     assert [environment.closed for environment in trial.environments] == [True, True]
 
 
@@ -289,18 +267,15 @@ def test_status_counts_evaluations_and_describes_the_wait():
     assert (status.num_evaluations, status.waiting.what) == (1, "newer_parameters")
 
 
-def test_stop_during_the_games_keeps_no_result():
-    trial = Trial(make_parameters(1), on_play=lambda trial: trial.stop.request())
-    assert trial.run() == []
-    assert [environment.closed for environment in trial.environments] == [True]
-
-
-def test_stop_during_the_confirming_games_keeps_no_result():
+@pytest.mark.parametrize("play", [1, 2])
+def test_stop_during_first_or_confirming_games_keeps_no_result(play):
     def on_play(trial):
-        if len(trial.made) == 2:
+        if len(trial.made) == play:
             trial.stop.request()
 
-    assert Trial(make_parameters(1), stop_score=1.0, on_play=on_play).run() == []
+    trial = Trial(make_parameters(1), stop_score=1.0, on_play=on_play)
+    assert trial.run() == []
+    assert [environment.closed for environment in trial.environments] == [True] * play
 
 
 # --- the end of training ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from support.films import read_gif
 
 from apex.errors import UsageError
-from apex.evaluation.video import Gif, begin_video, check_video_path, enlarge
+from apex.evaluation.video import Gif, begin_video, enlarge
 
 
 def pictures(count, height=40, width=60):
@@ -69,20 +69,6 @@ def test_film_on_a_full_disk_is_refused_with_option_and_path(tmp_path, name):
     path.symlink_to("/dev/full")
     with pytest.raises(UsageError, match=f"--out {path}: "):
         film(path, 15.0, pictures(3))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("game.avi", r"--out .*game\.avi"),
-        ("no/game.gif", "--out .*no/game.gif"),
-        ("folder.gif", "--out .*folder.gif"),
-    ],
-)
-def test_path_that_cannot_become_a_film_is_refused(tmp_path, name, message):
-    (tmp_path / "folder.gif").mkdir()
-    with pytest.raises(UsageError, match=message):
-        check_video_path(tmp_path / name, "--out")
 
 
 def test_small_pictures_are_enlarged_by_whole_factors():

@@ -24,7 +24,7 @@ def group(*runs):
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 
-def test_runs_that_differ_in_seed_name_folder_ports_and_limits_are_one_group(tmp_path):
+def test_runs_that_differ_in_seed_name_ports_and_limits_are_one_group(tmp_path):
     runs = [
         make_run(tmp_path, SCORES, name="one"),
         make_run(tmp_path / "elsewhere", SCORES, seed=2),
