@@ -54,15 +54,15 @@ def load(module: str) -> Main:
 @reports_errors("apex")
 def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Main] = load) -> int:
     """Runs the subcommand named by the first argument; returns the exit status of the subcommand."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         with reader_may_leave():
             print(overview())
         return FINISHED
-    if words[0] == "--version":
+    if arguments[0] == "--version":
         print(f"apex {VERSION}")
         return FINISHED
-    return load(_find(words[0]).module)(words[1:])
+    return load(_find(arguments[0]).module)(arguments[1:])
 
 
 def overview() -> str:
@@ -79,11 +79,11 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def _find(word: str) -> Command:
-    if word in COMMANDS:
-        return COMMANDS[word]
-    known = f"known: {', '.join(COMMANDS)}"
-    if word.startswith("-"):
-        raise UsageError(f"the command is missing before {word}; write, for example, `apex train {word}`; {known}")
-    near = get_close_matches(word, COMMANDS, n=1)
-    raise UsageError(f"unknown command {word!r}; {f'did you mean {near[0]}? ' if near else ''}{known}")
+def _find(name: str) -> Command:
+    if name in COMMANDS:
+        return COMMANDS[name]
+    known = f"choose one of {', '.join(COMMANDS)}"
+    if name.startswith("-"):
+        raise UsageError(f"the command is missing before {name}", f"write, for example, `apex train {name}`; {known}")
+    near = get_close_matches(name, COMMANDS, n=1)
+    raise UsageError(f"unknown command {name!r}", f"did you mean {near[0]}?" if near else known)

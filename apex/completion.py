@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 
 from apex.cli import COMMANDS, load
-from apex.config import Config, flatten
 from apex.config.arguments import Parser, reader_may_leave
 from apex.config.presets import PRESETS
 from apex.errors import FINISHED
@@ -21,18 +20,18 @@ WITH_SETTINGS = ("train", "learner", "doctor")  # commands whose options include
 WITH_RUN = ("evaluate", "watch", "plot", "report", "export")  # commands that take the name of a run
 SCRIPT = """\
 _apex() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} words=""
+  local before=${{COMP_WORDS[COMP_CWORD - 1]}} options=""
   if ((COMP_CWORD == 1)); then
-    words="{commands}"
+    options="{commands}"
   elif [[ $before == --preset ]]; then
-    words="{presets}"
+    options="{presets}"
   else
     case ${{COMP_WORDS[1]}} in
 {options}
     esac
-    case ${{COMP_WORDS[1]}} in {with_run}) words+=" $(ls runs 2>/dev/null)" ;; esac
+    case ${{COMP_WORDS[1]}} in {with_run}) options+=" $(ls runs 2>/dev/null)" ;; esac
   fi
-  mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+  mapfile -t COMPREPLY < <(compgen -W "$options" -- "${{COMP_WORDS[COMP_CWORD]}}")
 }}
 complete -o default -F _apex apex
 """
@@ -54,23 +53,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_script() -> str:
-    """Returns the completion script for bash, built from the --help text of each command."""
-    settings = [f"--{name.replace('_', '-')}" for name in flatten(Config())]
+    """Returns the completion script for bash, built from the help text of each command."""
     lines = []
     for name, command in COMMANDS.items():
-        words = read_options(command.module) + settings * (name in WITH_SETTINGS)
-        lines.append(f'      {name}) words="{" ".join(sorted(set(words)))}" ;;')
+        options = read_options(command.module, "--help-all" if name in WITH_SETTINGS else "--help")
+        lines.append(f'      {name}) options="{" ".join(sorted(options))}" ;;')
     return SCRIPT.format(
         commands=" ".join(COMMANDS), presets=" ".join(PRESETS), options="\n".join(lines), with_run="|".join(WITH_RUN)
     )
 
 
-def read_options(module: str) -> list[str]:
-    """Returns the options in the --help text of a module's program."""
-    told = io.StringIO()
-    with redirect_stdout(told), suppress(SystemExit):
-        load(module)(["--help"])
-    return re.findall(r"(?<![\w-])--[a-z][\w-]*", told.getvalue())
+def read_options(module: str, option: str) -> set[str]:
+    """Returns the options that a module's program prints for `option`, --help or --help-all."""
+    output = io.StringIO()
+    with redirect_stdout(output), suppress(SystemExit):
+        load(module)([option])
+    return set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", output.getvalue()))
 
 
 if __name__ == "__main__":

@@ -22,15 +22,15 @@ def role_command(
     `own`: options of this role, such as `bind`, `shard` and `snapshots` of a replay server, or `processes` and `envs`
     of an actor host. Options that are None or empty are left out.
     """
-    words = _options({"learner": learner, "keys": keys, **own})
-    return (str(role), *words, *(("--insecure-no-auth",) if insecure_no_auth else ()))
+    options = _options({"learner": learner, "keys": keys, **own})
+    return (str(role), *options, *(("--insecure-no-auth",) if insecure_no_auth else ()))
 
 
-def module_command(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the arguments after `python -m` that start the same program as `apex` followed by `words`."""
-    role, *options = words
+def module_command(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the arguments after `python -m` that start the same program as `apex` followed by `arguments`."""
+    role, *options = arguments
     return (f"apex.{role}", *options)
 
 
 def _options(values: dict[str, OptionValue]) -> list[str]:
-    return [word for name, value in values.items() if value not in (None, "") for word in (f"--{name}", str(value))]
+    return [each for name, value in values.items() if value not in (None, "") for each in (f"--{name}", str(value))]

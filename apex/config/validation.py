@@ -118,7 +118,7 @@ def plain_type(annotation: Any) -> Any:
 
 
 def describe(annotation: Any) -> str:
-    """Returns the allowed values in words, such as "an integer from 1 to 64"."""
+    """Returns the allowed values, such as "an integer from 1 to 64"."""
     info: Any = msgspec.inspect.type_info(annotation)
     return " or ".join(_describe(each) for each in getattr(info, "types", (info,)))
 
@@ -132,13 +132,13 @@ def _describe(info: Any) -> str:
     if kind == "StrType":
         return "text that is not empty" if info.min_length else "text"
     bounds = {
-        word: getattr(info, name, None)
-        for name, word in (("ge", "of at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+        text: getattr(info, name, None)
+        for name, text in (("ge", "of at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
     }
-    given = {word: bound for word, bound in bounds.items() if bound not in (None, LARGEST)}
+    given = {text: bound for text, bound in bounds.items() if bound not in (None, LARGEST)}
     if list(given) == ["of at least", "at most"]:
         return f"{_NOUNS[kind]} from {info.ge} to {info.le}"
-    return " ".join([_NOUNS[kind], " and ".join(f"{word} {bound}" for word, bound in given.items())]).strip()
+    return " ".join([_NOUNS[kind], " and ".join(f"{text} {bound}" for text, bound in given.items())]).strip()
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

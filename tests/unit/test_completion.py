@@ -17,7 +17,7 @@ def script(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("words", "completed"),
+    ("typed", "completed"),
     [
         (["ev"], "evaluate evaluator"),
         (["train", "--preset", "cart"], "cartpole"),
@@ -27,14 +27,15 @@ def script(tmp_path_factory):
         (["status", "--learner.batch"], ""),
     ],
 )
-def test_what_is_begun_is_completed(script, tmp_path, words, completed):
+def test_the_script_completes(script, tmp_path, typed, completed):
     (tmp_path / "runs" / "my-run").mkdir(parents=True)
-    typed = " ".join(["apex", *words])
-    command = f"source {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _apex; echo ${{COMPREPLY[*]}}"
+    command = (
+        f"source {script}; COMP_WORDS=(apex {' '.join(typed)}); COMP_CWORD={len(typed)}; _apex; echo ${{COMPREPLY[*]}}"
+    )
     answer = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (answer.stdout.strip(), answer.stderr) == (completed, "")
 
 
-def test_another_shell_is_refused(capsys):
+def test_an_unknown_shell_is_refused(capsys):
     assert main(["fish"]) == 2
     assert "fish" in capsys.readouterr().err

@@ -316,7 +316,7 @@ def test_vectors_under_lz4_are_reckoned_at_its_bound():
     assert bytes_per_transition(Config(), schema) == -(-(61 * (schema.max_frame_bytes + 4) + 4 + 8) // 50)
 
 
-def test_the_tables_hold_a_record_each_and_a_tree_of_twice_the_next_power_of_two():
+def test_the_tables_hold_records_and_a_binary_tree():
     assert table_bytes(config(replay={"capacity": 60_000}), images()) == 60_000 * 56 + 2 * 65_536 * 8
     assert table_bytes(config(replay={"capacity": 65_536}), images()) == 65_536 * 56 + 2 * 65_536 * 8
 

@@ -59,11 +59,11 @@ def find_orphans(processes: Path) -> list[Orphan]:
     orphans = []
     for folder in processes.glob("[0-9]*"):
         try:
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split(" ")
+            arguments = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split(" ")
             status = (folder / "status").read_text(errors="replace")
         except OSError:  # The process has ended.
             continue
-        role = next((word for word in words if word in MODULES), None)
+        role = next((each for each in arguments if each in MODULES), None)
         if role is not None and re.search(r"^PPid:\s+1$", status, re.MULTILINE) and int(folder.name) != os.getpid():
             orphans.append(Orphan(int(folder.name), role))
     return sorted(orphans)

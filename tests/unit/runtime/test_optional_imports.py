@@ -1,4 +1,4 @@
-"""Who lacks an extra is told what to type, and it is what pyproject.toml says."""
+"""The command that installs a missing extra installs the packages of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_packages_are_those_of_the_project(extra):
     assert EXTRAS[extra] == tuple(re.match(r"[\w\[\]-]+", requirement)[0] for requirement in needed)
 
 
-def test_the_remedy_is_for_this_interpreter_and_names_published_packages(monkeypatch, tmp_path):
+def test_the_remedy_names_this_interpreter_and_published_packages(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert remedy("export") == f"{sys.executable} -m pip install onnx onnxruntime"
     monkeypatch.setattr(sys, "executable", f"{tmp_path}/.venv/bin/python")

@@ -170,13 +170,13 @@ def test_a_missing_rom_is_short(tmp_path, monkeypatch):
 def test_the_report_has_each_check_with_its_remedy(stream):
     stream = stream()
     print_report(Config(), Report(CHECKS, None), stream)
-    words = stream.getvalue().split()
-    rows = [words.index(check.name) for check in CHECKS]
-    for check, start, end in zip(CHECKS, rows, [*rows[1:], len(words)], strict=True):
-        assert any(check.verdict in word for word in words[max(0, start - 2) : start])
-        assert set(describe_check(check).split()) <= set(words[start:end])
-        assert ("->" in words[start:end]) == (check.verdict != "ok")
-    assert words[-1] == "tmpfs"
+    output = stream.getvalue().split()
+    rows = [output.index(check.name) for check in CHECKS]
+    for check, start, end in zip(CHECKS, rows, [*rows[1:], len(output)], strict=True):
+        assert any(check.verdict in word for word in output[max(0, start - 2) : start])
+        assert set(describe_check(check).split()) <= set(output[start:end])
+        assert ("->" in output[start:end]) == (check.verdict != "ok")
+    assert output[-1] == "tmpfs"
 
 
 def test_a_warning_does_not_prevent_a_start():

@@ -109,9 +109,9 @@ def test_a_start_frees_dead_files_and_reuses_its_own(own, expected):
     assert bytes_to_come(leftovers, Path(own) if own else None) == expected
 
 
-def process(folder, pid, parent, *words):
+def process(folder, pid, parent, *arguments):
     (folder / str(pid)).mkdir(parents=True)
-    (folder / str(pid) / "cmdline").write_bytes("\0".join([*words, ""]).encode())
+    (folder / str(pid) / "cmdline").write_bytes("\0".join([*arguments, ""]).encode())
     (folder / str(pid) / "status").write_text(f"Name:\tpython\nPPid:\t{parent}\n")
 
 
