@@ -16,7 +16,7 @@ from apex.launch.programs import make_programs
 from apex.launch.resume import find_saved
 from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
-from apex.launch.terminal.view import open_view, say
+from apex.launch.terminal.view import open_view, print_line
 from apex.replay_memory.store.location import claim_run, store_path
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
@@ -24,7 +24,7 @@ from apex.runtime.lifecycle import Stop
 from apex.runtime.logs import LogTail, log_to
 from apex.runtime.ports import PortClaims
 from apex.runtime.supervisor import supervise
-from apex.sentences import describe_event, describe_restored
+from apex.sentences import describe_restored
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import local_host
@@ -34,7 +34,7 @@ from apex.types import Role
 
 def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | None:
     """Chooses the run's sizes and ports for this machine, and runs its programs: see `execute`."""
-    config, tell = start.config, partial(say, stream=out)
+    config, tell = start.config, partial(print_line, stream=out)
     require_keys(config)
     with PortClaims() as claims, ExitStack() as lock:
         if start.folder is None:
@@ -90,7 +90,7 @@ def _run_programs(start: Start, config: Config, folder: RunFolder, stop: Stop, o
             start.edit_programs(make_programs(config, folder, watch)),
             stop,
             logs=folder.logs,
-            notify=lambda event: watch.tell(describe_event(event)),
+            notify=watch.show_event,
             tick=watch.tick,
             environment=start.environment,
         )

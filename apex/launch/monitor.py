@@ -9,12 +9,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from apex.facts import LogEntry
+from apex.facts import LogEntry, Record
 from apex.launch.terminal.dashboard import ENDING, EVALUATING, History, Note
 from apex.launch.terminal.view import View
 from apex.runtime.hardware import read_space
 from apex.runtime.text import clean
-from apex.sentences import describe_disk, describe_entry
+from apex.sentences import describe, describe_disk, describe_entry
 from apex.transport.control_client import ControlClient
 from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
@@ -115,8 +115,11 @@ class RunMonitor:
         self._history.silent_seconds = now - self._answered_at
         self._view.show(self.status, self._history)
 
-    def tell(self, sentence: str) -> None:
-        """Logs a sentence of the supervisor and shows it at once."""
+    def show_event(self, event: Record) -> None:
+        """Logs an event of a program or unit and shows it at once."""
+        self._show(describe(event))
+
+    def _show(self, sentence: str) -> None:
         log.info(sentence)
         self._add_note(Note(sentence, sentence))
         self._view.show(self.status, self._history)
@@ -126,7 +129,7 @@ class RunMonitor:
         flaw = space.flaw or ("is on a full disk" if space.free <= FULL_BYTES else "")
         if flaw != self._flaw:
             self._flaw = flaw
-            self.tell(describe_disk(str(folder), flaw))
+            self._show(describe_disk(str(folder), flaw))
 
     def _add_note(self, note: Note) -> None:
         notes = self._history.notes

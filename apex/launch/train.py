@@ -15,7 +15,7 @@ from apex.launch.ray.driver import reopen_on_ray, run_on_ray
 from apex.launch.resume import ACCEPT, OPTION, reopen, resume_parser
 from apex.launch.start import RunOutcome, Start
 from apex.launch.summary import summary
-from apex.launch.terminal.view import say
+from apex.launch.terminal.view import print_line
 from apex.runtime.lifecycle import Stop, reports_errors, stop_on_signals
 from apex.runtime.watchdog import take_notifier
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with stop_on_signals(take_notifier()) as stop:
             return show(execute(read_start(arguments), stop))
     except KeyboardInterrupt:
-        say("apex train: interrupted again while stopping; every program was killed", sys.stderr)
+        print_line("apex train: interrupted again while stopping; every program was killed", sys.stderr)
         return FAILED
 
 
@@ -81,5 +81,5 @@ def show(outcome: RunOutcome | None) -> int:
     if outcome is None:
         return FINISHED
     for line in summary(outcome):
-        say(line, sys.stdout if outcome.ending.status == FINISHED else sys.stderr)
+        print_line(line, sys.stdout if outcome.ending.status == FINISHED else sys.stderr)
     return outcome.ending.status

@@ -62,16 +62,16 @@ def test_a_log_on_a_full_disk_ends_no_program(level):
 def test_a_terminal_on_a_full_disk_ends_no_run():
     script = """
         import sys
-        from apex.launch.terminal.view import say
+        from apex.launch.terminal.view import print_line
         for _ in range(3):
-            say("a line")
+            print_line("a line")
         try:
             print("a line", flush=True)
         except OSError:
             sys.exit(7)
     """
     with FULL.open("w") as full:
-        assert python(script, stdout=full).returncode == 7  # The disk was full, and `say` has ignored that.
+        assert python(script, stdout=full).returncode == 7  # The disk was full, and `print_line` has ignored that.
 
 
 def test_a_program_whose_log_cannot_be_created_runs_anyway(tmp_path, caplog):

@@ -28,12 +28,11 @@ from apex.launch.ray.order import Report
 from apex.launch.resume import OPTION
 from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
-from apex.launch.terminal.view import open_view, say
+from apex.launch.terminal.view import open_view, print_line
 from apex.runs.lock import hold
 from apex.runs.new_folder import make_folder
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.logs import log_to
-from apex.sentences import describe_unit
 from apex.sizing import ENVS_PER_PROCESS, TRANSITIONS_PER_ACTOR
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import bundle_for, new_folder
@@ -121,14 +120,16 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
         redirect_stderr(units),
     ):
         actors = f"{engine.actor_hosts} x {engine.cpus_per_host} x {config.actor.envs_per_process}"
-        say(f"{config.environment.id}, seed {config.seed}, {config.actor.num_actors} actors on Ray = {actors}", stream)
+        print_line(
+            f"{config.environment.id}, seed {config.seed}, {config.actor.num_actors} actors on Ray = {actors}", stream
+        )
         source: list[StatusClient] = []  # client of the learner at its current address
         reports = UnitReports(stream)
         history = History(footer=(f"logs {logs}", "Ctrl-C stops"))
         watch = RunMonitor(lambda: source[0]() if source else None, view, reports.entries, history)
 
         def notify(event: UnitEvent) -> None:
-            watch.tell(describe_unit(event))
+            watch.show_event(event)
             if event.kind == "learner":
                 (folder / BEGUN).touch()
                 source[:] = [StatusClient(ControlClient(context, f"tcp://{event.address}", linger=0.0))]
@@ -156,7 +157,7 @@ class UnitReports:
     def add(self, report: Report) -> None:
         """Prints a line, or keeps an entry for the live view."""
         if report.entry is None and not self._stream.isatty():
-            say(f"{report.log} {report.line}", self._stream)
+            print_line(f"{report.log} {report.line}", self._stream)
         elif report.entry is not None and self._stream.isatty():
             self._entries.append((report.log, report.entry))
 

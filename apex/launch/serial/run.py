@@ -30,7 +30,7 @@ from apex.launch.preflight.fit import fit_one_process
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
 from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
-from apex.launch.terminal.view import PlainView, say
+from apex.launch.terminal.view import PlainView, print_line
 from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport
 from apex.learning.loop import LearnerLoop, Reporter, describe_training
@@ -237,11 +237,11 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
 
     Progress is printed as plain lines, so that a debugger can use the terminal.
     """
-    schema = describe(start.config.environment, start.config.actor.n_step, partial(say, stream=out))
+    schema = describe(start.config.environment, start.config.actor.n_step, partial(print_line, stream=out))
     config, sizes = fit_one_process(start.config, schema)
     folder = RunFolder.create(config, schema, argv=start.argv)
     for line in (f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"):
-        say(line, out)
+        print_line(line, out)
     # The log has the learner's name because the learner's loop runs here.
     with (
         hold(folder.path),

@@ -208,12 +208,12 @@ def _rate(row: RoleRow) -> str:
 
 
 def _describe(resources: Resources) -> str:
-    """Returns the CPU, memory and GPU use of a program in words."""
-    words = f"{resources.cores:.2f} cores  {size(resources.memory_bytes)}"
+    """Returns the CPU, memory and GPU use of a program as text."""
+    text = f"{resources.cores:.2f} cores  {size(resources.memory_bytes)}"
     if resources.gpu_memory_bytes is not None:
         share = "" if resources.gpu_share is None else f"{resources.gpu_share:.0%} "
-        words += f"  GPU {share}{size(resources.gpu_memory_bytes)}"
-    return words
+        text += f"  GPU {share}{size(resources.gpu_memory_bytes)}"
+    return text
 
 
 def seconds_to_go(status: RunStatus) -> float | None:

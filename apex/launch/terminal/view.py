@@ -64,11 +64,13 @@ class PlainView:
             return
         self._phase, self._next = status.phase, now + PLAIN_SECONDS
         silent = history.silent_seconds
-        say(plain_line(status) + (f" | no answer for {silent:.0f} s" if silent > SILENT_SECONDS else ""), self._stream)
+        print_line(
+            plain_line(status) + (f" | no answer for {silent:.0f} s" if silent > SILENT_SECONDS else ""), self._stream
+        )
 
     def note(self, sentence: str) -> None:
         """Prints the sentence."""
-        say(sentence, self._stream)
+        print_line(sentence, self._stream)
 
 
 View = LiveView | PlainView
@@ -80,7 +82,7 @@ def show_once(status: RunStatus, stream: TextIO | None = None) -> None:
     console.print(render(status, console.width, MAX_ROWS, History(), ascii_only=console.options.ascii_only))
 
 
-def say(line: str, stream: TextIO | None = None) -> None:
+def print_line(line: str, stream: TextIO | None = None) -> None:
     """Prints a line. If the reader is gone (`apex train | head`), the run continues without output."""
     stream = stream or sys.stdout
     encoding = stream.encoding or "utf-8"

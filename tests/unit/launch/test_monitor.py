@@ -6,14 +6,16 @@ import msgspec
 import pytest
 from support.messages import make_run_status
 
-from apex.facts import LogEntry, Waiting
+from apex.facts import LogEntry, ProgramEvent, Waiting
 from apex.launch import monitor
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.terminal.dashboard import History
 from apex.runtime.hardware import Space, read_space
 from apex.runtime.logs import LogTail
-from apex.sentences import describe_disk, describe_entry
+from apex.sentences import describe, describe_disk, describe_entry
 from apex.transport.messages.control import RefusedAnswer, StatusRequest
+
+STOPPING = [ProgramEvent(role, "stopping") for role in ("actor", "replay")]
 
 
 class Tape:
@@ -56,8 +58,8 @@ def test_a_status_is_shown_at_once_and_silence_once_a_second():
 
 def test_a_supervisor_message_is_shown_at_once():
     tape = Tape()
-    make_watch(tape).tell("stopping actor")
-    assert tape.events == [("note", "stopping actor"), ("show", None, 0.0)]
+    make_watch(tape).show_event(STOPPING[0])
+    assert tape.events == [("note", describe(STOPPING[0])), ("show", None, 0.0)]
 
 
 def write_entry(folder, message, waiting=None, role="replay", name="replay"):
@@ -80,9 +82,9 @@ def test_warnings_of_programs_are_shown(tmp_path):
 def test_a_repeated_message_is_shown_once():
     history = History()
     watch = RunMonitor(Tape().source, Tape(), LogTail(Path("nowhere")).entries, history)
-    for sentence in ("first", "second", "first"):
-        watch.tell(sentence)
-    assert [note.text for note in history.notes] == ["second", "first"]
+    for event in (*STOPPING, STOPPING[0]):
+        watch.show_event(event)
+    assert [note.text for note in history.notes] == [describe(event) for event in STOPPING[::-1]]
 
 
 def test_a_wait_is_one_note_until_its_next_entry_is_late(tmp_path):

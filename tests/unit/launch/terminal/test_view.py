@@ -16,7 +16,7 @@ from support.messages import as_json, make_row, make_run_status
 from apex.facts import EndReason, Waiting
 from apex.launch.terminal.dashboard import MAX_SCORES, History, Note, plain_line, render, seconds_to_go
 from apex.launch.terminal.layout import RowLayout
-from apex.launch.terminal.view import PlainView, open_view, say, show_once
+from apex.launch.terminal.view import PlainView, open_view, print_line, show_once
 from apex.runtime.text import clean, duration, known, number, size
 from apex.sentences import describe, describe_bottleneck, describe_wait
 from apex.transport.messages.status import Resources
@@ -344,7 +344,7 @@ def test_a_status_can_be_shown_once():
 
 def test_what_an_encoding_cannot_say_is_replaced():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    say("caf\u00e9", stream)
+    print_line("caf\u00e9", stream)
     assert stream.buffer.getvalue() == b"caf?\n"
 
 
@@ -363,16 +363,16 @@ def test_a_terminal_that_cannot_be_written_does_not_end_the_run(monkeypatch):
     stream = ClosedTerminal()
     with open_view(stream) as view:
         view.show(full_status(), History())
-    say("finished", stream)
+    print_line("finished", stream)
     assert stream.getvalue() == ""
 
 
 def test_a_program_whose_terminal_is_closed_ends_with_its_own_status(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     script = (
-        "import sys\nfrom apex.launch.terminal.view import History, open_view, say\n"
+        "import sys\nfrom apex.launch.terminal.view import History, open_view, print_line\n"
         "with open_view(sys.stdout) as view:\n    view.show(None, History())\n    sys.stdin.read()\n"
-        "    view.show(None, History())\nsay('finished')\nsys.exit(7)"
+        "    view.show(None, History())\nprint_line('finished')\nsys.exit(7)"
     )
     master, slave = pty.openpty()
     program = subprocess.Popen(
@@ -386,9 +386,8 @@ def test_a_program_whose_terminal_is_closed_ends_with_its_own_status(monkeypatch
 
 
 def test_a_reader_that_leaves_does_not_end_the_run():
-    script = (
-        "from apex.launch.terminal.view import say\nfor i in range(20_000): say('x' * 100)\nimport sys; sys.exit(7)"
-    )
+    script = "from apex.launch.terminal.view import print_line\n"
+        "for i in range(20_000): print_line('x' * 100)\nimport sys; sys.exit(7)"
     writer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert writer.stdout.readline()
     writer.stdout.close()
