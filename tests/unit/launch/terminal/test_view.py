@@ -386,8 +386,10 @@ def test_a_program_whose_terminal_is_closed_ends_with_its_own_status(monkeypatch
 
 
 def test_a_reader_that_leaves_does_not_end_the_run():
-    script = "from apex.launch.terminal.view import print_line\n"
-        "for i in range(20_000): print_line('x' * 100)\nimport sys; sys.exit(7)"
+    script = """
+from apex.launch.terminal.view import print_line
+for i in range(20_000): print_line('x' * 100)
+import sys; sys.exit(7)"""
     writer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert writer.stdout.readline()
     writer.stdout.close()
