@@ -1,4 +1,4 @@
-"""The copy of a run in its bucket: what goes there, what it costs, and how a new learner host restores the run."""
+"""The copy of a run in its bucket: its contents, its cost, and the restore on a new learner host."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_restored_run_has_a_higher_number_of_its_start(s3: Any, tmp_path: Path
 
 @pytest.mark.parametrize("seed", range(3))
 def test_growing_files_are_restored_exactly_after_any_loss(tmp_path: Path, seed: int) -> None:
-    """Against the files themselves: rows are added and cut off, hosts are lost, and what they noted is lost."""
+    """Compares with the files themselves, while rows are added and cut off and hosts lose their state."""
     rng, s3, home, steps = random.Random(seed), MemoryBucket(), tmp_path / "0", 0
     make_run(home)
     copy = copy_of(s3, home)
@@ -231,7 +231,7 @@ def test_growing_files_are_restored_exactly_after_any_loss(tmp_path: Path, seed:
                 steps += 1
                 append(home, "curves/learner.jsonl", row(steps))
                 append(home, f"tensorboard/pong/events.{life // 10}", "e" * rng.randrange(9))
-        elif event < 0.8:  # The learner was started again at an older checkpoint.
+        elif event < 0.8:  # The learner restarted from an older checkpoint.
             steps = max(1, steps - rng.randrange(9))
             cut_curves(home / "runs/pong/curves", steps)
         elif event < 0.9:
@@ -277,12 +277,12 @@ def test_a_replaced_host_uploads_nothing(s3: Any, tmp_path: Path) -> None:
 
 
 class MemoryBucket:
-    """As much of S3 as a copy needs; notes the names in their order, and counts what is uploaded."""
+    """The part of S3 that a copy needs; records the order of names, and counts uploaded bytes."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.tape: list[str] = []
-        self.num_bytes: dict[bool, int] = {True: 0, False: 0}  # by whether it is of curves
+        self.num_bytes: dict[bool, int] = {True: 0, False: 0}  # bytes of curves (True) and of other files (False)
 
     def put_object(self, Bucket: str, Key: str, Body: bytes) -> None:  # noqa: N803  # boto3's names
         name = Key.removeprefix("pong/")
@@ -335,7 +335,7 @@ def test_an_incomplete_checkpoint_is_not_restored(tmp_path: Path) -> None:
 
 
 def test_the_uploads_of_a_day_are_little_more_than_the_stored_bytes(tmp_path: Path) -> None:
-    """24 hours, all sizes divided by 1,000: 12 MB of events and 5 MB of rows an hour, checkpoints of 100 MB."""
+    """24 hours with all sizes divided by 1,000: 12 MB of events and 5 MB of rows per hour, checkpoints of 100 MB."""
     s3 = MemoryBucket()
     make_run(tmp_path)
     copy = copy_of(s3, tmp_path)
@@ -347,7 +347,8 @@ def test_the_uploads_of_a_day_are_little_more_than_the_stored_bytes(tmp_path: Pa
         if minute % 60 == 0:
             write(tmp_path, "checkpoints/best.safetensors", f"{minute:027000d}")
         checkpoint(tmp_path, minute + 2, size=100_000)
-        shutil.rmtree(tmp_path / f"runs/pong/checkpoints/{minute - 4:09d}", ignore_errors=True)  # Three are kept.
+        # The run keeps three checkpoints.
+        shutil.rmtree(tmp_path / f"runs/pong/checkpoints/{minute - 4:09d}", ignore_errors=True)
         copy.upload("i-1")
     copy.upload("i-1", whole=True)
     uploaded = sum(s3.num_bytes.values())
@@ -369,7 +370,7 @@ def prepare(client: Any, settings: Any, own: str = "i-1") -> bool:
 
 def test_a_run_begins_when_the_bucket_is_writable(s3: Any, tmp_path: Path) -> None:
     settings = machine(tmp_path, "learner")
-    for _ in range(2):  # The learner's program began, and was started again before it had made its run.
+    for _ in range(2):  # The learner's program began, and restarted before it had created its run.
         assert prepare(lambda service: s3, settings)
         assert objects(s3) == {"begun.json"}
         assert not settings.run.exists()
@@ -429,7 +430,7 @@ def test_only_a_learner_without_a_run_claims_the_bucket(tmp_path: Path, monkeypa
     monkeypatch.setattr(host_command, "prepare_run", lambda *_: bool(tape.append("prepare")))
     monkeypatch.setattr(host_command, "_become", lambda settings, role, only_print: tape.append(role))
     command = ["--etc", str(tmp_path), "--home", str(tmp_path), "role"]
-    assert host_command.main([*command, "learner"]) == FINISHED  # It was asked to stop while it waited.
+    assert host_command.main([*command, "learner"]) == FINISHED  # A stop was requested while it waited.
     host_command.main([*command, "replay"])
     make_run(tmp_path)
     host_command.main([*command, "learner"])

@@ -1,4 +1,4 @@
-"""The units: systemd takes them, each command is one that the package takes, and the host scripts do what they say."""
+"""The units: systemd and the package accept them, and the host scripts work."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="sy
 
 
 def values(path: Path, name: str) -> list[str]:
-    """What a unit says of a setting, as often as it does."""
+    """Returns every value of a setting in a unit."""
     lines = path.read_text().splitlines()
     return [line.partition("=")[2] for line in lines if line.startswith(f"{name}=")]
 
 
 def commands() -> list[str]:
-    """Every command of every unit, without systemd's prefixes."""
+    """Returns every command of every unit, without systemd's prefixes."""
     files = [*SERVICES, *UNITS.glob("*.service.d/*.conf")]
     names = ("ExecStart", "ExecStartPre", "ExecStartPost", "ExecStop", "ExecStopPost")
     return [value.lstrip("+-!@:") for path in files for name in names for value in values(path, name)]
@@ -57,7 +57,7 @@ def settings(folder: Path, *roles: str) -> HostSettings:
 def test_systemd_accepts_the_units_without_a_warning(tmp_path):
     shutil.copytree(UNITS, tmp_path / "units", ignore=shutil.ignore_patterns("bin", "*.conf.bak"))
     for path in (tmp_path / "units").rglob("*"):
-        if path.is_file():  # The programs are in the image, where the same is asked again.
+        if path.is_file():  # The programs are in the image, where a test checks the same again.
             path.write_text(re.sub(r"/opt/apex/\S+", "/bin/true", path.read_text()))
     names = [str(path) for path in (tmp_path / "units").glob("apex*.*") if path.is_file()]
     assert len(names) == len(SERVICES) + len(list(UNITS.glob("*.timer")))
@@ -86,7 +86,7 @@ def test_a_role_has_a_command_that_its_program_accepts(role, tmp_path):
     command = host_command(settings(tmp_path, role), role, num_cores=8)
     assert command[command.index("--learner") + 1] == "10.77.0.11"
     found = subprocess.run([sys.executable, "-c", PROGRAM, *command], capture_output=True, text=True, timeout=100)
-    # It has read its options, and goes no further: there are no keys yet.
+    # The program has read its options and fails because there are no keys yet.
     assert f"cannot read {tmp_path}/home/keys/{role}.key_secret" in found.stderr
     assert "usage:" not in found.stderr
 
@@ -190,17 +190,19 @@ def test_a_service_can_write_only_to_the_necessary_folders(path):
 def test_the_end_has_more_time_than_the_last_upload():
     (end,), (hours,) = (values(UNITS / f"{name}.service", "TimeoutStartSec") for name in ("apex-end", "apex-max-hours"))
     minutes = [int(text.removesuffix("min")) for text in (end, hours)]
-    assert 60 * minutes[0] >= TRY_SECONDS + 2 * LONGEST_WAIT_SECONDS + 300  # and the last of the tries itself
+    assert 60 * minutes[0] >= TRY_SECONDS + 2 * LONGEST_WAIT_SECONDS + 300  # and the duration of the last try
     assert minutes[1] > minutes[0]
-    # Where the learner still runs, what it saves must be there before the last upload, not after.
+    # If the learner still runs, it must save before the last upload.
     assert values(UNITS / "apex-end.service", "ExecStartPre") == ["-/usr/bin/systemctl stop apex@learner.service"]
 
 
 def test_a_lost_learner_host_costs_less_than_five_minutes_of_updates():
-    """A checkpoint in the bucket is as old as both pauses, between checkpoints and between uploads, and two uploads."""
+    """A checkpoint in the bucket is at most as old as the time between checkpoints, that between uploads, and two
+    uploads.
+    """
     (pause,), (accuracy,) = (values(UNITS / "apex-upload.timer", key) for key in ("OnUnitInactiveSec", "AccuracySec"))
     pauses = CheckpointConfig().period_seconds + float(pause) + float(accuracy)
-    assert 300 - pauses >= 2 * 25  # An upload takes a few seconds.
+    assert 300 - pauses >= 2 * 25  # seconds of an upload
 
 
 def test_only_units_that_stop_others_run_as_root():
@@ -234,7 +236,7 @@ def test_enabling_a_role_enables_every_unit_of_its_machine():
 
 
 def call(tmp_path: Path, script: str, *arguments: str, systemctl: str = "", **environment: str) -> list[str]:
-    """Runs a host script beside a systemctl that notes what it was asked; returns those calls."""
+    """Runs a host script with a replacement of systemctl; returns the calls of the latter."""
     tools = tmp_path / "tools"
     tools.mkdir(exist_ok=True)
     record = tmp_path / "record"
@@ -262,7 +264,7 @@ def test_an_actor_that_the_learner_refused_does_not_end_its_host(tmp_path):
 @pytest.mark.parametrize(
     ("systemctl", "code", "status"),
     [
-        ("echo 4711", "exited", "0"),  # somebody has stopped the unit, or the machine: there is a job on it
+        ("echo 4711", "exited", "0"),  # A job on the unit shows that somebody has stopped it, or the machine.
         ("", "exited", "1"),
         ("", "exited", "20"),
         ("", "killed", "ABRT"),

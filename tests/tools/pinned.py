@@ -32,7 +32,7 @@ class Message(NamedTuple):
 
 
 def strings_of(source: str) -> Iterator[tuple[int, str]]:
-    """The line and the text of each string and f-string that is not a docstring; BREAK stands for a placeholder."""
+    """Yields line and text of each string and f-string that is not a docstring, with BREAK for each placeholder."""
     tree = ast.parse(source)
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # Docstrings are expressions.
     for node in ast.walk(tree):  # An f-string comes before its parts.
@@ -45,7 +45,7 @@ def strings_of(source: str) -> Iterator[tuple[int, str]]:
 
 
 def phrases_of(text: str) -> set[Phrase]:
-    """All runs of four words in a row, without case, punctuation and the escapes of regular expressions."""
+    """Returns all runs of four words, without case, punctuation and the escapes of regular expressions."""
     literal = NOT_LITERAL.sub(BREAK, text).replace("\\", "")
     words = WORD.findall(literal.lower())
     runs = (tuple(words[i : i + RUN]) for i in range(len(words) - RUN + 1))
@@ -53,7 +53,7 @@ def phrases_of(text: str) -> set[Phrase]:
 
 
 def find_messages(root: Path) -> list[Message]:
-    """All messages of `root`/apex, in the order of their files and lines."""
+    """Returns all messages of `root`/apex, in the order of files and lines."""
     pinned: dict[Phrase, set[Path]] = {}
     for path in sorted([*root.glob("tests/**/*.py"), *root.glob("deploy/tests/**/*.py")]):
         name = path.relative_to(root)
