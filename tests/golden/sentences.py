@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from apex import sentences
+from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, RunConfig
 from apex.facts import (
     Bottleneck,
     Cause,
@@ -26,10 +27,26 @@ from apex.facts import (
     Waiting,
     WaitKind,
 )
+from apex.launch.preflight.report import Check, describe_check, describe_sizes
+from apex.runtime.hardware import Machine
+from apex.sizing import size_to_machine
+from apex.types import Schema
 
 GOLDEN = Path(__file__).with_suffix(".txt")
 NOON = time.mktime((2025, 1, 31, 12, 0, 0, 0, 0, -1))
 FAILURE = Failure(role="actor", kind="exit", value=1, detail="12:00:00 actor ERROR lost", log="logs/actor.log")
+PIXELS = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
+CHECKS = (
+    Check("GPU", 0, 1, note="no GPU was found", remedy="use --device cpu"),
+    Check("cores", 1.5, want=2, unit="cores", note="the host has 8", remedy="use two or more cores"),
+    Check("free memory", 2**34, 2**20, 2**30, unit="bytes"),
+    Check("open files", 4_096, 64, unit="files"),
+)
+SIZED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("cpu", {"replay": ReplayConfig(capacity=200_000, samples_per_insert=8.0, inserts_wait=True, num_shards=2)}),
+    ("auto", {"replay": ReplayConfig(capacity=100_000)}),
+    ("auto", {"run": RunConfig(head=True), "actor": ActorConfig(num_actors=64)}),
+)
 
 
 def examples() -> Iterator[Record]:
@@ -66,6 +83,11 @@ def render() -> str:
     lines += [f"phase: {text}" for text in sentences.PHASES.values()]
     lines += [f"outcome: {sentences.describe_outcome(None, running=running)}" for running in (True, False)]
     lines += [f"disk: {sentences.describe_disk('runs/x', flaw)}" for flaw in ("", "is full")]
+    lines += [f"check: {check.name}: {check.verdict}: {describe_check(check)}" for check in CHECKS]
+    for device, fields in SIZED:
+        config = Config(learner=LearnerConfig(bfloat16="auto", device=device), **fields)
+        machine = Machine(cores=64, memory_bytes=2**39, gpu=True, cpu_bfloat16=True)
+        lines += [f"sizes: {line}" for line in describe_sizes(size_to_machine(config, machine, PIXELS))]
     return "\n".join(lines) + "\n"
 
 

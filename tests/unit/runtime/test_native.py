@@ -42,20 +42,20 @@ def test_a_library_of_this_source_is_opened(folder):
     assert open_loop(folder)
 
 
-def test_a_library_of_an_older_source_is_refused_with_what_to_do(folder):
+def test_a_library_of_an_older_source_is_refused(folder):
     build(folder)
     (folder / "loop.c").write_text(SOURCE + "/* A bug is fixed. */\n")
-    with pytest.raises(OSError, match=r"_loop.so was built from another loop.c; build it again: pip install -e \."):
+    with pytest.raises(OSError, match=r"_loop\.so.*\bloop\.c\b.*pip install -e \."):
         open_loop(folder)
 
 
 def test_a_library_without_its_source_is_refused_beside_a_source(folder):
     build(folder, knows_source=False)
-    with pytest.raises(OSError, match=r"was built from another loop\.c"):
+    with pytest.raises(OSError, match=r"_loop\.so.*\bloop\.c\b"):
         open_loop(folder)
 
 
-def test_a_library_without_a_source_beside_it_is_opened_as_in_a_wheel(folder):
+def test_a_library_without_a_source_file_is_opened(folder):
     build(folder)
     (folder / "loop.c").unlink()
     assert open_loop(folder)
