@@ -133,7 +133,7 @@ def test_interleaved_pixels_keep_their_values(shape, stop):
 def test_images_of_another_network_are_refused():
     body = make_network(NetworkConfig(width=0.25), PIXELS, seed=1).body
     for stacks in (torch.zeros(2, 5, 3, 47, 61, dtype=torch.uint8), torch.zeros(2, 5, 2, 47, 61)):
-        with pytest.raises(ValueError, match=r"this network expects uint8\[N, B, 2, H, W\]"):
+        with pytest.raises(ValueError, match=r"uint8.*\b2\b"):
             Bfloat16Torso(body).forward(stacks)
 
 

@@ -133,5 +133,5 @@ def test_batch_of_another_network_is_refused_before_it_is_read(stacks):
         nn.Conv2d(16, 16, 3),
         nn.ReLU(),
     ]
-    with pytest.raises(ValueError, match=r"expects uint8\[N, B, 4, H, W\]"):
+    with pytest.raises(ValueError, match=r"uint8.*\b4\b"):
         PixelTorso(nn.Sequential(*layers)).forward(stacks)
