@@ -69,17 +69,16 @@ class Fleet:
         self._head = Member(self, "head", handle, self._order_head, cpus=engine.head_cpus, gpu=gpu, supervises=True)
         self._actors: list[Member] = []
 
-    def _make_actor_hosts(self) -> list[Member]:
-        cpus, hosts = self._engine.cpus_per_host, range(self._engine.actor_hosts)
-        units = [make_actor_host(self.ray, cpus) for _ in hosts]
-        return [Member(self, f"actor-{i}", units[i], self._order_actor, cpus=cpus) for i in hosts]
-
     def check(self) -> Ending | None:
         """Checks all units and sends due orders; returns an ending if the run has ended."""
         if (ending := self._head.check()) is not None:
             return ending
         if self._head.running and not self._actors:  # Created earlier, they might take the head's CPUs.
-            self._actors = self._make_actor_hosts()
+            cpus = self._engine.cpus_per_host
+            self._actors = [
+                Member(self, f"actor-{i}", make_actor_host(self.ray, cpus), self._order_actor, cpus=cpus)
+                for i in range(self._engine.actor_hosts)
+            ]
         for member in list(self._actors):
             if (ending := member.check()) is None:
                 continue
@@ -232,7 +231,8 @@ class Member:
 
     def _handle_end(self, status: int, last: str, reports: list[str]) -> Ending | None:
         """Decides after the guard has ended: returns an ending, or None to run its programs again."""
-        self._handle_reports(reports)
+        earlier = None if self._reading is None else self._take(self._reading, READ_SECONDS)
+        self._handle_reports([*(earlier or []), *reports])
         ending = Report.decode(last).ending if last else None
         if status == NEIGHBOUR_GONE:
             self.rest(AGAIN_SECONDS)
@@ -283,6 +283,6 @@ class Member:
                     self._handle_reports(result[2])
         self._ray.kill(self.handle)
 
-    def _take(self, reference: Any) -> Any:
-        """Returns the result of a remote call, or None while the call is pending."""
-        return self._ray.get(reference) if self._ray.wait([reference], timeout=0)[0] else None
+    def _take(self, reference: Any, timeout: float = 0.0) -> Any:
+        """Returns the result of a remote call, or None if the call is still pending after `timeout` seconds."""
+        return self._ray.get(reference) if self._ray.wait([reference], timeout=timeout)[0] else None
