@@ -220,12 +220,13 @@ def test_update_uses_threads_by_batch_size_and_buffers(num_threads, batch_size, 
     assert torch.get_num_threads() == before  # The process sets it.
 
 
-@pytest.mark.parametrize(("device", "one_pass"), [("cpu", False), ("cuda", True)])
-def test_one_pass_is_used_on_gpus_only(device, one_pass):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_graph_and_one_pass_are_used_on_gpus_only(device):
     network = nn.Linear(1, 1)
     config = LearnerConfig(batch_size=B)
     step = make_update(config, network, network, torch.optim.SGD(network.parameters()), torch.device(device))
-    assert getattr(step, "_update", step)._one_pass == one_pass
+    assert type(step) is {"cpu": EagerUpdate, "cuda": GraphUpdate}[device]
+    assert getattr(step, "_update", step)._one_pass == (device == "cuda")
 
 
 @pytest.mark.parametrize(("device", "cached"), [("cpu", True), ("cuda", False)])
@@ -263,24 +264,6 @@ def test_figures_equal_their_definition():
     torch.testing.assert_close(figures["gradient_norm"].double(), gradient(online).norm(), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_graph_is_used_on_gpus_only(device):
-    network = nn.Linear(1, 1)
-    config = LearnerConfig(batch_size=B)
-    step = make_update(config, network, network, torch.optim.SGD(network.parameters()), torch.device(device))
-    assert type(step) is {"cpu": EagerUpdate, "cuda": GraphUpdate}[device]
-
-
-def test_channels_last_keeps_values_and_flat_parameters():
-    network = make_network(NetworkConfig(width=0.25, hidden=64), PIXELS, seed=1)
-    before, q = flatten_parameters(network), network(make_batch().stacks[0])
-    network = network.to(memory_format=torch.channels_last)
-    assert network.body[0].weight.is_contiguous(memory_format=torch.channels_last)
-    np.testing.assert_array_equal(flatten_parameters(network), before)
-    torch.testing.assert_close(network(make_batch().stacks[0]), q, rtol=1e-4, atol=1e-5)
-    assert place(network, CPU) is network
-
-
 class Video(nn.Sequential):
     """A network with a convolution over time. `to` changes only the memory format, as there is no GPU."""
 
@@ -295,6 +278,8 @@ def test_only_image_weights_get_channels_last_on_a_gpu():
     assert image.is_contiguous(memory_format=torch.channels_last)
     assert volume.is_contiguous()
     assert line.is_contiguous()
+    network = nn.Linear(4, 5)
+    assert place(network, CPU) is network
 
 
 # --- CUDA graphs, with a fake that records and replays ----------------------------------------------------------------
