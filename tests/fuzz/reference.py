@@ -7,6 +7,7 @@ read it beside the protocol.
 from __future__ import annotations
 
 import binascii
+import json
 import math
 import struct
 from collections.abc import Iterator
@@ -225,158 +226,34 @@ def readings(data: bytes) -> Iterator[dict[str, Any]]:
     """
     choice = most = 0
     while choice <= most:
-        text = Text(data, choice)
-        yield text.read_all()
-        choice, most = choice + 1, text.most
-
-
-class Text:
-    """A JSON text, read from left to right."""
-
-    def __init__(self, data: bytes, choice: int) -> None:
-        """`choice`: which of the values of a repeated name to use."""
-        must(len(data) <= 2**20)
-        try:
-            self.text = data.decode("utf-8", "strict")
-        except UnicodeDecodeError:
-            raise Refused from None
-        self.at = 0
-        self.choice = choice
-        self.most = 0  # highest number of repetitions of a name
-
-    def read_all(self) -> dict[str, Any]:
-        self.skip()
-        value = self.value(1)
-        self.skip()
-        must(self.at == len(self.text))
+        value, repetitions = read_json(data, choice)
         must(type(value) is dict)
-        return value
+        yield value
+        choice, most = choice + 1, repetitions
 
-    def skip(self) -> None:
-        while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
-            self.at += 1
 
-    def peek(self) -> str:
-        must(self.at < len(self.text))
-        return self.text[self.at]
+def read_json(data: bytes, choice: int) -> tuple[Any, int]:
+    """Returns a value and the highest number of repetitions of a name. `choice`: which of the values to use."""
+    repetitions = 0
 
-    def take(self, expected: str) -> None:
-        must(self.text.startswith(expected, self.at))
-        self.at += len(expected)
-
-    def value(self, depth: int) -> Any:
-        must(depth <= 16)  # No message is deeper.
-        first = self.peek()
-        if first == "{":
-            return self.object(depth)
-        if first == "[":
-            return self.array(depth)
-        if first == '"':
-            return self.string()
-        for word, meaning in (("true", True), ("false", False), ("null", None)):
-            if first == word[0]:
-                self.take(word)
-                return meaning
-        return self.number()
-
-    def object(self, depth: int) -> dict[str, Any]:
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal repetitions
         found: dict[str, list[Any]] = {}
-        self.take("{")
-        self.skip()
-        if self.peek() == "}":
-            self.take("}")
-            return {}
-        while True:
-            self.skip()
-            name = self.string()
-            self.skip()
-            self.take(":")
-            self.skip()
-            found.setdefault(name, []).append(self.value(depth + 1))
-            self.skip()
-            if self.peek() == "}":
-                self.take("}")
-                self.most = max(self.most, *(len(values) - 1 for values in found.values()))
-                return {name: values[min(self.choice, len(values) - 1)] for name, values in found.items()}
-            self.take(",")
+        for name, value in pairs:
+            found.setdefault(name, []).append(value)
+        repetitions = max([repetitions, *(len(values) - 1 for values in found.values())])
+        return {name: values[min(choice, len(values) - 1)] for name, values in found.items()}
 
-    def array(self, depth: int) -> list[Any]:
-        found: list[Any] = []
-        self.take("[")
-        self.skip()
-        if self.peek() == "]":
-            self.take("]")
-            return found
-        while True:
-            self.skip()
-            found.append(self.value(depth + 1))
-            self.skip()
-            if self.peek() == "]":
-                self.take("]")
-                return found
-            self.take(",")
+    def refuse(text: str) -> None:  # NaN, Infinity or -Infinity
+        raise Refused
 
-    def string(self) -> str:
-        self.take('"')
-        plain = self.text[self.at : self.text.find('"', self.at)]
-        if "\\" not in plain and self.text.startswith('"', self.at + len(plain)):  # no escapes: the same, but faster
-            must(min(plain, default=" ") >= " ")
-            self.at += len(plain) + 1
-            return plain
-        units: list[int] = []  # UTF-16, because two escapes can encode one character
-        while True:
-            character = self.peek()
-            self.at += 1
-            if character == '"':
-                break
-            must(character >= " ")
-            if character != "\\":
-                units += struct.unpack(f"<{len(character.encode('utf-16-le')) // 2}H", character.encode("utf-16-le"))
-                continue
-            escape = self.peek()
-            self.at += 1
-            if escape == "u":
-                digits = self.text[self.at : self.at + 4]
-                must(len(digits) == 4 and all(digit in "0123456789abcdefABCDEF" for digit in digits))
-                self.at += 4
-                units.append(int(digits, 16))
-            else:
-                must(escape in '"\\/bfnrt')
-                units.append(ord({"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}.get(escape, escape)))
-        try:
-            return struct.pack(f"<{len(units)}H", *units).decode("utf-16-le", "strict")
-        except UnicodeDecodeError:
-            raise Refused from None
-
-    def digits(self) -> str:
-        start = self.at
-        while self.at < len(self.text) and self.text[self.at] in "0123456789":
-            self.at += 1
-        must(self.at > start)
-        return self.text[start : self.at]
-
-    def number(self) -> int | float:
-        start = self.at
-        if self.peek() == "-":
-            self.at += 1
-        whole = self.digits()
-        must(whole == "0" or whole[0] != "0")
-        is_whole = True
-        if self.text.startswith(".", self.at):
-            is_whole = False
-            self.at += 1
-            self.digits()
-        if self.at < len(self.text) and self.text[self.at] in "eE":
-            is_whole = False
-            self.at += 1
-            if self.at < len(self.text) and self.text[self.at] in "+-":
-                self.at += 1
-            self.digits()
-        written = self.text[start : self.at]
-        if is_whole:
-            return int(written)
-        must(math.isfinite(float(written)))
-        return float(written)
+    must(len(data) <= 2**20)
+    try:
+        value = json.loads(data.decode("utf-8", "strict"), object_pairs_hook=make_object, parse_constant=refuse)
+        json.dumps(value, ensure_ascii=False).encode()  # Fails for lone surrogates.
+    except (ValueError, RecursionError):
+        raise Refused from None
+    return value, repetitions
 
 
 def is_whole(value: Any, least: int, most: int) -> bool:
