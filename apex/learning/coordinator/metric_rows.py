@@ -49,7 +49,8 @@ class MetricRows:
 
 def score_row(state: RunState, scores: Scores) -> MetricRow:
     """Returns the row of the games that actors have finished since the last row: mean scores, and counts in total."""
-    exploration, scalars = state.exploration, {EPISODES: float(state.num_episodes)}
+    exploration = state.exploration
+    scalars: dict[str, float] = {EPISODES: state.num_episodes}
     total = 0.0
     for actor_id, games, score, length in scores.actors:
         score = math.nan if score is None else score
@@ -60,7 +61,7 @@ def score_row(state: RunState, scores: Scores) -> MetricRow:
     if scores.actors:
         scalars[MEAN_SCORE] = total / sum(actor.games for actor in scores.actors)
     if state.num_faults:
-        scalars[FAULTS] = float(state.num_faults)
+        scalars[FAULTS] = state.num_faults
     return MetricRow("actor", state.num_steps, scalars)
 
 
