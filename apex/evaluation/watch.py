@@ -22,6 +22,7 @@ from apex.runs.checkpoints.paths import newest_update
 from apex.runs.checkpoints.policy_file import find_best
 from apex.runs.folder import open_run
 from apex.runtime.lifecycle import Stop, reports_errors, sleep, stop_on_signals
+from apex.sentences import plural
 from apex.types import Array
 
 FOREVER = 10**12  # games or pictures
@@ -61,7 +62,7 @@ class NewestPlayer:
         """Prints the score and loads the newest policy; if that is damaged, the previous one continues to play."""
         self._num_games += 1
         update = f"update {self._player.updates or 0:,}"
-        print(f"game {self._num_games}: score {game.score:g}, {game.length:,} steps, {update}", flush=True)
+        print(f"game {self._num_games}: score {game.score:g}, {plural(game.length, 'step')}, {update}", flush=True)
         try:
             self._player = self._load() or self._player
         except (CheckpointError, OSError) as error:

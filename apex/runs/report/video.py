@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import cv2
 
+from apex.sentences import plural
+
 MAX_HEIGHT = 320  # pixels
 MAX_PICTURES = 3_000  # maximum frames of a video; later frames are omitted
 MAX_BYTES = 12_000_000  # maximum size of a video; a page with a larger video opens slowly
@@ -45,8 +47,8 @@ class EmbeddedVideo(NamedTuple):
         """A sentence that names the policy that played, its score and the length of the game."""
         updates = "" if self.updates is None else f" of update {self.updates:,}"
         part = "" if self.is_whole else " The video shows only the beginning of the game."
-        who = f"Played by {self.checkpoint}{updates}, epsilon {self.epsilon:g}"
-        return f"{who}: score {self.score:.4g} in {self.length:,} steps.{part}"
+        player = f"Played by {self.checkpoint}{updates}, epsilon {self.epsilon:g}"
+        return f"{player}: score {self.score:.4g} in {plural(self.length, 'step')}.{part}"
 
 
 class NoVideoError(Exception):

@@ -35,7 +35,7 @@ def watch(*argv):
 
 def steps_of(line):
     """The steps in a line such as "game 1: score 10, 10 steps, update 90"."""
-    return int(line.split(", ")[1].removesuffix(" steps"))
+    return int(line.split(", ")[1].split()[0])
 
 
 # --- films ----------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_newer_policy_plays_from_the_next_game_on(capsys):
     assert environment.actions == [[10], [10], [11], [14], [14]]
     assert capsys.readouterr().out.splitlines() == [
         "game 1: score 2, 2 steps, update 10",
-        "game 2: score 2, 1 steps, update 11",
+        "game 2: score 2, 1 step, update 11",
         "game 3: score 2, 2 steps, update 14",
     ]
     assert player.title == "CartPole-v1, update 14"
