@@ -201,7 +201,7 @@ class LearnerLoop:
         count = self._trainer.num_skipped_in_row
         if count >= self._config.learner.max_skipped_updates:
             raise DivergedError(
-                f"the loss or the gradient of {count} updates in a row was not finite, up to update "
-                f"{self._trainer.num_updates}: look at bad-batches in the run folder, lower --learner.learning-rate, "
-                "and resume from the last good checkpoint with --resume RUN --accept-changes"
+                f"the loss or gradient of {count} updates up to update {self._trainer.num_updates} was not finite",
+                "look at bad-batches in the run folder, lower --learner.learning-rate, and resume from the last good "
+                "checkpoint with --resume RUN --accept-changes",
             )

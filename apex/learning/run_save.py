@@ -44,8 +44,9 @@ def save_run(
     for part, name in names.items():
         if not is_finite(state[part]):
             raise DivergedError(
-                f"{name} is not finite at update {state['num_updates']}, so no checkpoint is written: lower "
-                "--learner.learning-rate, and resume from the last good checkpoint with --resume RUN --accept-changes"
+                f"{name} is not finite at update {state['num_updates']}, so no checkpoint is written",
+                "lower --learner.learning-rate, and resume from the last good checkpoint with --resume RUN "
+                "--accept-changes",
             )
     try:
         learner = LearnerState(progress=progress, config=config, schema=folder.schema, **state)

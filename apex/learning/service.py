@@ -44,16 +44,14 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     """
     config, schema, run_id = folder.config, folder.schema, folder.run_id
     device = choose_device(config.learner)
+    gpu = device.type == "cuda"
     keys = read_keys(config.transport.keys, Role.LEARNER)
     found = find_latest(folder.checkpoints)
     folder.end = None
-    ring = BatchRing.configured(config.learner, config.replay.num_shards, schema, cuda=device.type == "cuda")
+    ring = BatchRing.configured(config.learner, config.replay.num_shards, schema, cuda=gpu)
     pipe, coordinator_pipe = Pipe()
     # Children start before this process has a ZeroMQ context, a thread or CUDA.
-    has_gpu = device.type == "cuda"
-    coordinator = start_child(
-        "coordinator", run_coordinator, folder, folder.next_epoch(), coordinator_pipe, pipe, has_gpu
-    )
+    coordinator = start_child("coordinator", run_coordinator, folder, folder.next_epoch(), coordinator_pipe, pipe, gpu)
     loaders = start_loaders(LoaderTask(schema, ring, run_id, config))
     coordinator_pipe.close()  # Only the child may hold this end, so that its death closes the pipe.
     prepare_torch(config.learner, device)

@@ -31,7 +31,7 @@ BATCHES = Waiting("batches")
 
 
 class Loop:
-    """A learner's loop with the coordinator's end of its pipe in the test's hand. An update takes 100 s."""
+    """A learner's loop; the test has the coordinator's end of its pipe. An update takes 100 s."""
 
     def __init__(self, num_batches, num_shards=1, max_skipped_updates=10, checkpoint=CONFIG.checkpoint, **run):
         self.pipe, pipe = multiprocessing.Pipe()
@@ -60,7 +60,7 @@ class Loop:
         self.saved_at.append(self.trainer.num_updates)
         return True
 
-    def tell(self, *replay, end=None, steps=0, waiting=BATCHES):
+    def send_news(self, *replay, end=None, steps=0, waiting=BATCHES):
         endpoints = [{"priorities": endpoint} for endpoint in replay]
         self.pipe.send_bytes(encode(News(endpoints, waiting, end, Progress(steps, 2, 3))))
 
@@ -74,13 +74,13 @@ class Loop:
         return found
 
 
-def test_a_report_says_nothing_of_units_before_the_first_update():
+def test_a_report_before_the_first_update_has_no_dormant_share():
     trainer = Loop(1).trainer
     assert all(parameter.grad is not None for parameter in trainer.online.parameters())  # places, with nothing in them
     assert describe_training(trainer).dormant_share is None
 
 
-def test_a_layer_that_dies_is_named_once_after_a_minute(monkeypatch, caplog):
+def test_a_dying_layer_is_named_once_after_a_minute(monkeypatch, caplog):
     loop = Loop(1)
     reporter = Reporter(SimpleNamespace(batch_size=16, loaders=loop.loaders))
     now, shares = [0.0], {"body.1": 0.1}
@@ -94,13 +94,14 @@ def test_a_layer_that_dies_is_named_once_after_a_minute(monkeypatch, caplog):
 
     assert report(1_000.0, 0.6) == report(1_050.0, 0.5) == report(1_060.0, 0.6) == report(1_119.0, 0.7) == []
     (message,) = report(1_120.0, 0.7)
-    assert message.startswith("70 % of the units of layer 'value.activation' are dormant: start a run with a lower")
+    assert "70 %" in message
+    assert "'value.activation'" in message
     assert len(report(1_300.0, 0.9)) == 1
     assert len(report(1_301.0, 0.9, "body.1")) == 1
     assert len(report(1_361.0, 0.9, "body.1")) == 2
 
 
-def test_one_update_of_25_is_searched_for_dormant_units():
+def test_each_25th_update_is_searched_for_dormant_units():
     loop, added = Loop(51), []
     loop.trainer.dormant_units.add = lambda states: added.append((loop.trainer.num_updates, len(states)))
     for _ in range(51):
@@ -108,7 +109,7 @@ def test_one_update_of_25_is_searched_for_dormant_units():
     assert added == [(0, 16), (25, 16), (50, 16)]
 
 
-def test_the_nearest_limit_says_how_much_of_the_run_is_over():
+def test_the_nearest_limit_gives_the_share_of_the_run():
     progress = Progress(num_steps=300, elapsed_seconds=60.0)
     for run, expected in (
         (RunConfig(stop_score=5.0), None),
@@ -128,7 +129,7 @@ def test_the_learning_rate_falls_until_the_limit_of_the_run():
     assert shares == [0.0, 0.2, 0.4, 0.6, 0.8]
 
 
-def test_ends_after_its_last_update_although_batches_remain():
+def test_the_loop_ends_after_its_last_update():
     loop = Loop(9, max_updates=5)
     assert loop.run() == EndReason("updates", 5)
     assert loop.trainer.num_updates == 5
@@ -140,9 +141,9 @@ def test_ends_after_its_last_update_although_batches_remain():
     assert last.policy_lag == 4 - 2  # The fifth update is made by version 4, what it learns from by version 2.
 
 
-def test_saves_every_period_and_knows_the_steps():
+def test_the_loop_saves_its_progress_each_period():
     loop = Loop(9, max_updates=5)
-    loop.tell("tcp://a", steps=1234)
+    loop.send_news("tcp://a", steps=1234)
     loop.run()
     assert loop.saved == [Progress(1234, 2, 3)] * 2
     assert loop.connected == [("tcp://a", 0)]
@@ -150,19 +151,19 @@ def test_saves_every_period_and_knows_the_steps():
 
 @pytest.mark.parametrize(("period_seconds", "saved_at"), [(1e-6, [1, 2, 3]), (3600.0, [])])
 def test_a_slow_learner_saves_by_the_clock(period_seconds, saved_at):
-    """However few its updates are, a lost machine costs minutes."""
+    """A learner that makes few updates still saves every few minutes."""
     loop = Loop(3, checkpoint=CheckpointConfig(period=1_000, period_seconds=period_seconds), max_updates=3)
     loop.run()
     assert loop.saved_at == saved_at
 
 
-def test_a_fast_learner_saves_no_more_often_than_by_a_quarter_of_the_seconds():
+def test_a_fast_learner_saves_once_per_quarter_of_the_period():
     loop = Loop(9, checkpoint=CheckpointConfig(period=1, period_seconds=1_200.0), max_updates=9)
     loop.run()
     assert loop.saved_at == [1, 4, 7]  # The first as soon as it is due.
 
 
-def test_what_is_due_while_the_one_before_is_being_written_is_saved_after_it():
+def test_a_due_save_follows_the_one_that_is_being_written():
     loop = Loop(9, max_updates=7)
     receive = loop.tape.receive
 
@@ -175,41 +176,41 @@ def test_what_is_due_while_the_one_before_is_being_written_is_saved_after_it():
     assert loop.saved_at == [2, 5, 6]
 
 
-def test_follows_a_replay_server_that_moved_and_only_then():
+def test_priorities_follow_a_replay_server_that_moved():
     loop = Loop(9, max_updates=3)
     for endpoint in ("tcp://a", "tcp://a", "tcp://b"):
-        loop.tell(endpoint)
+        loop.send_news(endpoint)
     loop.run()
     assert loop.connected == [("tcp://a", 0), ("tcp://b", 0)]
 
 
-def test_priorities_follow_each_shard_and_a_wait_names_who_is_not_there():
+def test_priorities_follow_each_shard_and_a_wait_names_the_absent():
     loop = Loop(0, num_shards=2)
-    loop.tell("tcp://a", "", waiting=Waiting("replay", "replay-1"))
-    loop.tell("tcp://a", "tcp://b", waiting=Waiting("replay", "replay-1"))
+    loop.send_news("tcp://a", "", waiting=Waiting("replay", "replay-1"))
+    loop.send_news("tcp://a", "tcp://b", waiting=Waiting("replay", "replay-1"))
     stop = Stop()
-    said = []
+    waits = []
 
     def check():
-        said.extend(report.waiting for report in loop.reports())
-        if len(said) == 1:
-            loop.tell("tcp://a", "tcp://b", waiting=Waiting("inserts", "replay-1"))
-        elif said:
+        waits.extend(report.waiting for report in loop.reports())
+        if len(waits) == 1:
+            loop.send_news("tcp://a", "tcp://b", waiting=Waiting("inserts", "replay-1"))
+        elif waits:
             stop.request()
 
     loop.run(stop, check)
     assert loop.connected == [("tcp://a", 0), ("tcp://b", 1)]
-    assert (said[0].what, said[0].subject) == ("replay", "replay-1")
-    assert (said[-1].what, said[-1].subject) == ("inserts", "replay-1")
+    assert (waits[0].what, waits[0].subject) == ("replay", "replay-1")
+    assert (waits[-1].what, waits[-1].subject) == ("inserts", "replay-1")
 
 
-def test_ends_for_the_reason_that_it_is_told():
+def test_the_loop_returns_the_end_of_the_news():
     loop = Loop(1)
-    loop.tell(end=EndReason("score", 18.0))
+    loop.send_news(end=EndReason("score", 18.0))
     assert loop.run() == EndReason("score", 18.0)
 
 
-def test_a_signal_ends_it():
+def test_a_stop_request_ends_the_loop():
     stop = Stop()
     stop.request()
     assert Loop(1).run(stop) == INTERRUPTED
@@ -220,7 +221,7 @@ def spoil(loop, *numbers):
         loop.tape.batches[number].n_step_return[3] = math.nan
 
 
-def test_a_loss_that_is_not_finite_is_skipped_and_shown():
+def test_an_update_with_a_non_finite_loss_is_skipped():
     loop = Loop(5, max_updates=5)
     spoil(loop, 1, 2)
     assert loop.run() == EndReason("updates", 5)
@@ -230,34 +231,35 @@ def test_a_loss_that_is_not_finite_is_skipped_and_shown():
     assert last.dormant_share is None  # It takes 1,000 states.
 
 
-def test_too_many_of_them_in_a_row_end_it_with_the_reason_and_without_a_save():
+def test_too_many_skipped_updates_end_the_loop_without_a_save():
     loop = Loop(9, max_updates=9, max_skipped_updates=3)
     spoil(loop, 1, 2, 4, 5, 6)  # Two in a row are not three.
-    with pytest.raises(DivergedError, match=r"3 updates in a row was not finite, up to update 7.* --resume"):
+    with pytest.raises(DivergedError, match=r"\b3 .*update 7\b") as error:
         loop.run()
+    assert "--resume" in error.value.remedy
     assert loop.saved_at == [4]  # Due at 2, 4 and 6, of which two were skipped; what comes last is the caller's.
 
 
-def test_nothing_is_saved_while_updates_are_skipped_but_as_soon_as_one_is_made_again(caplog):
+def test_no_checkpoint_is_saved_while_updates_are_skipped(caplog):
     loop = Loop(9, max_updates=7)
     spoil(loop, 1, 2, 3, 6)
     loop.run()
     loop.loop.save()
     assert loop.saved_at == [5, 6]
-    assert "no checkpoint at update 7: the last 1 updates were skipped" in caplog.text
+    assert [(record.levelname, record.args) for record in caplog.records] == [("ERROR", (7, 1))]
 
 
-def test_a_coordinator_that_is_gone_ends_it():
+def test_the_loop_ends_with_its_coordinator():
     loop = Loop(3)
     loop.pipe.close()
     with pytest.raises(ChildDiedError, match="coordinator"):
         loop.run()
 
 
-def test_cuda_without_a_gpu_is_an_error_never_a_silent_cpu():
+def test_cuda_without_a_gpu_is_an_error():
     if read_cuda().usable:  # To ask torch here would be to begin with CUDA before a fork.
         assert choose_device(LearnerConfig(device="cuda")).type == "cuda"
         return
-    with pytest.raises(UsageError, match="finds no GPU"):
+    with pytest.raises(UsageError, match="--device cuda"):
         choose_device(LearnerConfig(device="cuda"))
     assert choose_device(LearnerConfig()).type == "cpu"

@@ -35,7 +35,7 @@ def test_the_publishing_thread_publishes_the_newest_and_the_last(transport):
     publishing.check()
 
 
-def test_a_thread_that_fails_stops_the_role_and_is_raised_there(transport):
+def test_an_error_of_the_publishing_thread_is_raised(transport):
     stop = Stop()
     first = PublishingThread(transport.endpoint("parameters"), Codec(1, SCHEMA), Stop())
     until(lambda: not is_free("127.0.0.1", transport.parameters_port + transport.port_offset), "bind")

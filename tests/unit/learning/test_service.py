@@ -11,8 +11,8 @@ from apex.learning.service import _end_run
 from apex.runtime.lifecycle import Stop
 
 
-def test_the_final_policy_has_left_before_the_evaluator_is_told_to_wait_for_it():
-    """A GPU's parameters leave only when somebody looks whether they have arrived."""
+def test_the_final_policy_is_sent_before_the_end_of_training():
+    """On a GPU, parameters are sent only by the next call after their copy."""
     tape = []
     trainer = SimpleNamespace(
         publish_newest=lambda: tape.append("publish"), flush=lambda: tape.append("flush"), num_updates=7

@@ -1,4 +1,4 @@
-"""What a learner's process is set up with."""
+"""The settings of torch in a learner's process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from apex.learning.setup import prepare_torch
 
 @pytest.fixture
 def settings(monkeypatch):
-    """What is said to torch; nothing of it outlives the test."""
-    said = []
+    """Calls of torch's settings, which do nothing."""
+    calls = []
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     for module, name in (
         (torch, "set_float32_matmul_precision"),
@@ -22,24 +22,24 @@ def settings(monkeypatch):
         (torch.cuda, "Stream"),
         (torch.cuda, "set_stream"),
     ):
-        monkeypatch.setattr(module, name, lambda value, name=name: said.append((name, value)))
-    return said
+        monkeypatch.setattr(module, name, lambda value, name=name: calls.append((name, value)))
+    return calls
 
 
-def test_on_a_gpu_products_of_float32_are_tf32_and_cudnn_measures_its_algorithms(settings):
+def test_a_gpu_uses_tf32_and_measured_algorithms(settings):
     prepare_torch(LearnerConfig(), torch.device("cuda"))
     assert ("set_float32_matmul_precision", "high") in settings
     assert torch.backends.cudnn.benchmark
     assert [name for name, _ in settings][-2:] == ["Stream", "set_stream"]
 
 
-def test_on_a_processor_neither_is_touched(settings):
+def test_a_processor_keeps_the_settings_of_torch(settings):
     prepare_torch(LearnerConfig(num_threads=2), torch.device("cpu"))
     assert settings == [("set_num_threads", 2)]
     assert not torch.backends.cudnn.benchmark
 
 
-def test_every_thread_of_an_operation_turns_denormal_numbers_into_zero():
+def test_each_thread_of_torch_flushes_denormal_numbers():
     def share_of_zeros():
         prepare_torch(LearnerConfig(num_threads=2), torch.device("cpu"))
         torch.full((1 << 20,), 1.0).add_(1)  # Threads that did not run yet would inherit the mode that is set below.

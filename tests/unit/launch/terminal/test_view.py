@@ -56,14 +56,14 @@ def row_of(rows, label):
     return next(row for row in rows if row.startswith(label))
 
 
-def test_replay_servers_are_told_apart_where_there_are_several():
+def test_several_replay_servers_have_numbers():
     rows = draw(full_status(roles=[role("replay", shard=0), role("replay", shard=1), role("actor")]))
     assert row_of(rows, "replay 0")
     assert row_of(rows, "replay 1")
     assert not any(row.startswith("replay 0") for row in draw(full_status(roles=[role("replay", shard=0)])))
 
 
-def test_what_a_program_uses_is_shown():
+def test_resources_of_programs_are_shown():
     learner = Resources(cores=1.25, memory_bytes=300 * 2**20, gpu_share=0.87, gpu_memory_bytes=3 * 2**30)
     actor = Resources(cores=0.5, memory_bytes=2**30)
     roles = [role("actor", resources=actor), role("evaluator")]
@@ -75,7 +75,7 @@ def test_what_a_program_uses_is_shown():
     assert sum("cores" in row for row in rows) == 2
 
 
-def test_transitions_that_cannot_be_learned_from_are_shown_once_there_are_any():
+def test_unusable_transitions_are_shown():
     assert "12 transitions" in row_of(draw(full_status(learner={"unusable_transitions": 12})), "unusable")
     assert not any(row.startswith("unusable") for row in draw(full_status()))
 
@@ -85,7 +85,7 @@ def test_transitions_that_cannot_be_learned_from_are_shown_once_there_are_any():
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("status", STATUSES.values(), ids=STATUSES.keys())
-def test_fits_any_terminal_whatever_the_status_lacks(status, width, height):
+def test_the_dashboard_fits_any_terminal(status, width, height):
     history = History(footer=("logs runs/x/logs",), actor_scores=[1.0, 2.0, 3.0], evaluator_scores=[5.0, 5.0])
     history.notes.append(Note("key", "12:00:01 replay WARNING replay waits for the learner (12 s)"))
     rows = draw(status, width, height, history)
@@ -93,7 +93,7 @@ def test_fits_any_terminal_whatever_the_status_lacks(status, width, height):
     assert max(len(row) for row in rows) <= width
 
 
-def test_a_wide_picture_says_it_all():
+def test_a_wide_dashboard_shows_all_figures():
     rows = draw(full_status(), history=History(actor_scores=[-21.0, 0.0, 21.0], evaluator_scores=[1.0, 2.0]))
     assert row_of(rows, "apex").split() == ["apex", "pong-20250131-235959", "ALE/Pong-v5"]
     assert row_of(rows, "phase") == "phase       training   1:02:03   0:02:56 to go"
@@ -113,13 +113,13 @@ def test_a_wide_picture_says_it_all():
     assert row_of(rows, "try") == "try         increase --actor.num-processes"
 
 
-def test_where_the_height_is_short_the_phase_the_scores_and_the_limit_stay():
+def test_a_low_terminal_shows_the_most_important_rows():
     rows = draw(full_status(), 80, 7)
     labels = [row.split()[0] for row in rows]
     assert labels == ["apex", "phase", "score", "evaluator", "steps", "try", "bottleneck"]
 
 
-def test_a_narrow_picture_wraps_beside_its_labels():
+def test_a_narrow_dashboard_wraps_beside_its_labels():
     rows = [row.rstrip() for row in draw(full_status(), 40, 60)]
     at = rows.index(row_of(rows, "phase"))
     assert rows[at : at + 2] == ["phase       training  1:02:03", "            0:02:56 to go"]
@@ -127,45 +127,45 @@ def test_a_narrow_picture_wraps_beside_its_labels():
     assert rows[at : at + 2] == ["replay      25%  50,000 of 200,000", "            100 MiB of 3.0 GiB"]
 
 
-def test_before_the_learner_answers_it_says_what_is_waited_for():
+def test_the_dashboard_waits_for_the_learner_first():
     assert draw(None) == ["apex        starting: waiting for the learner"]
 
 
-def test_a_learner_that_falls_silent_is_shown():
+def test_a_silent_learner_is_shown():
     rows = draw(full_status(), history=History(silent_seconds=7.0))
     assert "no answer for 7 s" in row_of(rows, "phase")
 
 
-def test_a_program_that_falls_silent_is_shown():
+def test_a_silent_program_is_shown():
     rows = draw(full_status(roles=[role("replay", seen=7.0)]))
     assert "replay      silent for 7 s" in [row.rstrip() for row in rows]
 
 
-def test_programs_of_several_hosts_are_told_apart():
+def test_programs_of_several_hosts_have_host_names():
     rows = draw(full_status(roles=[role("actor", host="one"), role("actor", host="two")]))
     assert row_of(rows, "actor one")
     assert row_of(rows, "actor two")
 
 
-def test_a_hundred_programs_are_summed_up():
+def test_further_programs_are_counted():
     rows = draw(full_status(roles=[role("actor")] * 100))
     assert "            and 92 more" in rows
     rows = draw(full_status(roles=[role("actor")] * 100, more_roles=900))
     assert "            and 992 more" in rows
 
 
-def test_the_reason_of_the_end_stands_beside_the_phase():
+def test_the_end_stands_beside_the_phase():
     rows = draw(full_status(phase="finishing", end=EndReason("score", 475.0)))
     assert row_of(rows, "phase") == "phase       finishing: reached the score 475   1:02:03"
 
 
-def test_what_a_log_says_cannot_steer_the_terminal():
+def test_control_characters_do_not_reach_the_terminal():
     history = History()
     history.notes.append(Note("key", f"12:00:01 replay ERROR {ESCAPE}[2Jgone"))
     assert not any(ESCAPE in row for row in draw(full_status(environment=f"{ESCAPE}[2J"), history=history))
 
 
-def test_plain_characters_suffice_where_others_cannot_be_shown():
+def test_an_ascii_terminal_gets_ascii_characters():
     rows = draw(full_status(), history=History(actor_scores=[1.0, 2.0, 3.0]), ascii_only=True)
     assert "\n".join(rows).isascii()
     assert "#####..............." in row_of(rows, "replay")
@@ -178,7 +178,7 @@ def scored(actor, evaluator=None, updates=0):
     return full_status(actors={"score": actor}, evaluator={"score": evaluator, "updates": updates})
 
 
-def test_a_score_is_noted_when_it_changes_and_an_evaluation_when_it_is_another():
+def test_a_new_score_or_evaluation_is_added_to_the_history():
     history = History()
     for status in (scored(None), scored(1), scored(1), scored(2, 7.0, 10), scored(2, 7.0, 10), scored(2, 7.0, 20)):
         history.add(status)
@@ -194,7 +194,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_newest_point():
         assert len(history.actor_scores) <= MAX_SCORES
 
 
-def test_a_sparkline_has_one_bar_for_each_of_few_values_and_means_of_many():
+def test_a_sparkline_shows_each_value_or_means():
     painter = RowLayout(80, ascii_only=True)
     assert painter.sparkline([]) == painter.sparkline([1.0]) == ""
     assert painter.sparkline([0.0, 7.0, 3.0]) == "_#="
@@ -202,7 +202,7 @@ def test_a_sparkline_has_one_bar_for_each_of_few_values_and_means_of_many():
     assert painter.sparkline([float(i) for i in range(300)]) == painter.sparkline([float(i) for i in range(30)])
 
 
-def test_the_first_limit_to_be_reached_is_the_one_that_counts():
+def test_the_nearest_limit_gives_the_remaining_time():
     limits = {"steps": 2_000, "updates": 1_000, "minutes": 10.0}
     status = full_status(
         limits=limits, steps=1_000, steps_per_second=10.0, updates=500, updates_per_second=10.0, elapsed_seconds=0.0
@@ -211,12 +211,12 @@ def test_the_first_limit_to_be_reached_is_the_one_that_counts():
     assert seconds_to_go(replace(status, updates=2_000)) == 0.0
 
 
-def test_while_replay_fills_it_counts_down_to_training():
+def test_remaining_time_counts_down_to_training_while_replay_fills():
     replay = {"size": 5_000, "min_size": 20_000, "inserts_per_second": 1_000.0}
     assert seconds_to_go(full_status(phase="filling_replay", replay=replay)) == 15.0
 
 
-def test_without_limits_or_rates_nobody_knows_the_end():
+def test_remaining_time_is_unknown_without_limits_or_rates():
     limits = {"updates": 1_000, "minutes": 0.0}
     assert seconds_to_go(full_status(limits=limits, updates_per_second=None)) is None
     assert seconds_to_go(full_status(limits={"minutes": 0.0})) is None
@@ -252,7 +252,7 @@ def test_durations_and_sizes_have_units():
 # --- plain lines ------------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_line_has_what_is_known():
+def test_a_plain_line_has_the_known_figures():
     assert plain_line(full_status()) == (
         "1:02:03 training | steps 123,456 (1,890/s) | updates 345 (9.12/s) | replay 50,000/200,000 | score 12 | "
         f"evaluator 18.2, best 19 | bottleneck: {describe(full_status().limited_by)}"
@@ -260,7 +260,7 @@ def test_a_plain_line_has_what_is_known():
     assert plain_line(UNKNOWN) == "0:00:00 training | steps 0 (-/s) | updates 0 (-/s) | replay -/200,000"
 
 
-def test_without_a_terminal_there_is_a_line_every_ten_seconds_and_at_each_change_of_phase():
+def test_a_plain_line_comes_every_ten_seconds_and_with_each_phase():
     stream, now = io.StringIO(), [0.0]
     view = PlainView(stream, clock=lambda: now[0])
     printed = []
@@ -271,14 +271,14 @@ def test_without_a_terminal_there_is_a_line_every_ten_seconds_and_at_each_change
     assert printed == [0, 3, 13, 23]
 
 
-def test_without_a_terminal_a_line_says_how_long_the_learner_has_not_answered():
+def test_a_plain_line_has_the_silence_of_the_learner():
     for seconds, ending in [(5.0, "actor.num-processes\n"), (12.4, " | no answer for 12 s\n")]:
         stream = io.StringIO()
         PlainView(stream).show(full_status(), History(silent_seconds=seconds))
         assert stream.getvalue().endswith(ending)
 
 
-def test_without_a_terminal_nothing_is_printed_before_there_is_a_status_but_sentences():
+def test_a_plain_view_without_a_status_prints_only_notes():
     stream = io.StringIO()
     view = PlainView(stream)
     view.show(None, History())
@@ -286,7 +286,7 @@ def test_without_a_terminal_nothing_is_printed_before_there_is_a_status_but_sent
     assert stream.getvalue() == "replay ended with status 1\n"
 
 
-def test_without_a_terminal_there_are_no_escape_sequences():
+def test_a_plain_view_prints_no_escape_sequences():
     stream = io.StringIO()
     with open_view(stream) as view:
         view.show(full_status(), History())
@@ -315,7 +315,7 @@ def terminal(monkeypatch):
     os.close(master)
 
 
-def test_in_a_terminal_there_is_a_picture_on_a_screen_of_its_own(terminal):
+def test_a_terminal_shows_the_dashboard_on_its_own_screen(terminal):
     stream, written = terminal
     with open_view(stream) as view:
         view.show(full_status(), History())
@@ -342,7 +342,7 @@ def test_a_status_can_be_shown_once():
     assert ESCAPE not in stream.getvalue()
 
 
-def test_what_an_encoding_cannot_say_is_replaced():
+def test_characters_outside_the_encoding_are_replaced():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     print_line("caf\u00e9", stream)
     assert stream.buffer.getvalue() == b"caf?\n"
@@ -358,7 +358,7 @@ class ClosedTerminal(io.StringIO):
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_a_terminal_that_cannot_be_written_does_not_end_the_run(monkeypatch):
+def test_a_failing_terminal_does_not_end_the_run(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     stream = ClosedTerminal()
     with open_view(stream) as view:
@@ -367,7 +367,7 @@ def test_a_terminal_that_cannot_be_written_does_not_end_the_run(monkeypatch):
     assert stream.getvalue() == ""
 
 
-def test_a_program_whose_terminal_is_closed_ends_with_its_own_status(monkeypatch):
+def test_a_closed_terminal_does_not_change_the_exit_status(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     script = (
         "import sys\nfrom apex.launch.terminal.view import History, open_view, print_line\n"

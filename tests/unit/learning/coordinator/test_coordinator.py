@@ -69,7 +69,7 @@ def scene(tmp_path):
     return Scene(tmp_path)
 
 
-def test_a_welcome_says_who_is_there_and_which_ids_are_leased(scene):
+def test_a_welcome_has_the_replay_servers_and_the_leased_ids(scene):
     answer = scene.coordinator.answer(HELLO)
     assert isinstance(answer, WelcomeAnswer)
     assert (answer.run_id, answer.schema, answer.num_parameters) == (scene.folder.run_id, SCHEMA, 10)
@@ -79,7 +79,7 @@ def test_a_welcome_says_who_is_there_and_which_ids_are_leased(scene):
     assert scene.coordinator.answer(HELLO).replay == [THERE]
 
 
-def test_actors_are_told_where_a_replay_server_has_moved_and_others_are_not(tmp_path):
+def test_only_actors_are_informed_that_a_replay_server_has_moved(tmp_path):
     scene = Scene(tmp_path, num_shards=2)
     streams = scene.coordinator.answer(HELLO).streams
 
@@ -88,7 +88,7 @@ def test_actors_are_told_where_a_replay_server_has_moved_and_others_are_not(tmp_
 
     assert generation() == 0
     scene.beat(endpoints=THERE)
-    assert generation() == 0  # The other shard's server has not said hello.
+    assert generation() == 0  # The other shard's server has not joined.
     other = {"priorities": "tcp://1.2.3.4:15"}
     assert scene.beat(session=6, shard=1, endpoints=other).generation == 0
     before = generation()
@@ -101,26 +101,22 @@ def test_actors_are_told_where_a_replay_server_has_moved_and_others_are_not(tmp_
     assert generation() not in (0, before)
 
 
-def test_a_heartbeat_of_another_run_or_with_ids_of_another_is_refused(scene):
-    assert scene.coordinator.answer(make_heartbeat("actor", run_id=1)) == RefusedAnswer(
-        "the request is for another run"
-    )
+def test_a_heartbeat_of_another_run_or_with_leased_ids_is_refused(scene):
+    assert isinstance(scene.coordinator.answer(make_heartbeat("actor", run_id=1)), RefusedAnswer)
     streams = scene.coordinator.answer(HELLO).streams
     assert scene.beat("actor", streams=streams) == StateAnswer(stop=False)
     assert scene.coordinator.status().actors.leased == 4
-    assert scene.beat("actor", session=6, streams=streams) == RefusedAnswer(
-        "the actor ids of this host were leased to another host"
-    )
+    assert isinstance(scene.beat("actor", session=6, streams=streams), RefusedAnswer)
     assert scene.coordinator.answer(Goodbye(5)) is None
     assert scene.coordinator.status().roles == []
 
 
-def test_a_heartbeat_of_a_shard_that_is_none_is_an_error(scene):
-    with pytest.raises(WireError, match="there is no shard 1"):
+def test_a_heartbeat_of_an_unknown_shard_is_refused(scene):
+    with pytest.raises(WireError, match=r"shard 1\b"):
         scene.beat(shard=1)
 
 
-def test_a_newcomer_waits_until_it_is_known_whether_the_server_before_lives(scene):
+def test_a_new_server_waits_until_the_old_one_is_known_to_live(scene):
     scene.beat(session=1)
     ask = replace_fields(REPLAY, session=2)
     assert scene.coordinator.answer(ask) == WaitAnswer(holder=1, host="h", run_id=scene.folder.run_id)
@@ -130,7 +126,7 @@ def test_a_newcomer_waits_until_it_is_known_whether_the_server_before_lives(scen
     assert "process 7 on h" in refused.reason
 
 
-def test_a_newcomer_takes_the_place_of_a_server_that_is_silent_for_two_heartbeats(scene):
+def test_a_new_server_replaces_one_that_misses_two_heartbeats(scene):
     scene.beat(session=1)
     scene.clock.now += 1.9
     assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WaitAnswer)
@@ -138,7 +134,7 @@ def test_a_newcomer_takes_the_place_of_a_server_that_is_silent_for_two_heartbeat
     assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WelcomeAnswer)
 
 
-def test_what_a_dead_server_had_sent_before_the_newcomer_asked_does_not_refuse_it(scene):
+def test_earlier_messages_of_a_dead_server_do_not_refuse_a_new_one(scene):
     scene.beat(session=1)
     ask = replace_fields(REPLAY, session=2)
     assert isinstance(scene.coordinator.answer(ask), WaitAnswer)
@@ -149,14 +145,14 @@ def test_what_a_dead_server_had_sent_before_the_newcomer_asked_does_not_refuse_i
     assert isinstance(scene.coordinator.answer(ask), WelcomeAnswer)
 
 
-def test_a_server_that_said_goodbye_is_heard_no_more(scene):
+def test_heartbeats_after_a_goodbye_are_refused(scene):
     scene.beat(session=1)
     scene.coordinator.answer(Goodbye(1))  # Its successor on the same host says so, as it is dead.
     assert isinstance(scene.beat(session=1), RefusedAnswer)
     assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WelcomeAnswer)
 
 
-def test_a_server_that_comes_back_after_a_cut_network_finds_its_place_taken(scene):
+def test_a_replaced_server_is_refused_when_its_network_returns(scene):
     scene.beat(session=1, endpoints={"priorities": "tcp://1.1.1.1:1"})
     scene.clock.now += 2.1
     assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WelcomeAnswer)
@@ -168,12 +164,12 @@ def test_a_server_that_comes_back_after_a_cut_network_finds_its_place_taken(scen
     assert isinstance(scene.beat(session=1), RefusedAnswer)  # What the other one stored, it does not have.
 
 
-def test_after_the_learner_started_again_the_first_server_of_a_shard_keeps_it(scene):
+def test_the_first_server_keeps_its_shard_after_a_learner_restart(scene):
     assert isinstance(scene.beat(session=1), StateAnswer)
     assert isinstance(scene.beat(session=2), RefusedAnswer)
 
 
-def test_what_the_trainer_says_is_shown_and_its_end_is_told_to_all(scene):
+def test_the_status_shows_the_trainer_and_all_learn_of_its_end(scene):
     scene.coordinator.receive(TrainerReport(LearnerStatus(updates=7, loss=0.5)))
     assert scene.coordinator.answer(StatusRequest()).learner.loss == 0.5
     scene.coordinator.receive(TrainerEnd(EndReason("updates", 7.0)))
@@ -182,7 +178,7 @@ def test_what_the_trainer_says_is_shown_and_its_end_is_told_to_all(scene):
     assert scene.coordinator.answer(StatusRequest()).end == EndReason("updates", 7.0)
 
 
-def test_news_say_where_replay_is_and_why_the_run_should_end(tmp_path):
+def test_news_have_the_replay_endpoints_and_the_end(tmp_path):
     scene = Scene(tmp_path, max_steps=10)
     news = scene.coordinator.decide()
     assert (news.replay, news.waiting) == ([{}], Waiting("replay", "replay"))
@@ -193,14 +189,14 @@ def test_news_say_where_replay_is_and_why_the_run_should_end(tmp_path):
 
 
 def end_training(scene, *, evaluator=True):
-    """Everybody is there when training ends at update 12, by time."""
+    """All programs have joined when training ends at update 12, by time."""
     for role in ("replay", "actor", *["evaluator"] * evaluator):
         scene.beat(role, session=len(role))
     scene.coordinator.keep_evaluation(replace_fields(RESULT, updates=7), None)
     scene.coordinator.receive(TrainerEnd(EndReason("minutes", 1.0), final=12))
 
 
-def test_the_run_is_finished_when_the_final_parameters_are_evaluated_and_the_others_need_not_wait(scene):
+def test_the_run_finishes_when_the_final_parameters_are_evaluated(scene):
     end_training(scene)
     assert scene.beat("actor", session=5) == scene.beat("replay", session=6) == END
     assert scene.beat("evaluator", session=9) == StateAnswer(stop=False, final=12)
@@ -211,7 +207,7 @@ def test_the_run_is_finished_when_the_final_parameters_are_evaluated_and_the_oth
     assert (status.phase, status.evaluator.updates, status.evaluator.score) == ("finished", 12, 8.0)
 
 
-def test_an_evaluator_that_starts_again_is_let_in_for_the_final_policy_and_an_actor_is_not(scene):
+def test_only_a_restarted_evaluator_may_join_after_training(scene):
     end_training(scene)
     evaluator = replace_fields(HELLO, role="evaluator", session=10, num_streams=0)
     assert isinstance(scene.coordinator.answer(evaluator), WelcomeAnswer)
@@ -220,7 +216,7 @@ def test_an_evaluator_that_starts_again_is_let_in_for_the_final_policy_and_an_ac
     assert scene.coordinator.answer(evaluator) == END
 
 
-def test_the_final_evaluation_is_not_waited_for_for_ever(scene):
+def test_the_wait_for_the_final_evaluation_has_a_limit(scene):
     end_training(scene)
     scene.clock.now += 119.0
     assert not scene.coordinator.state.finished
@@ -228,12 +224,12 @@ def test_the_final_evaluation_is_not_waited_for_for_ever(scene):
     assert scene.coordinator.state.finished
 
 
-def test_without_an_evaluator_the_run_is_finished_at_once(scene):
+def test_a_run_without_an_evaluator_finishes_at_once(scene):
     end_training(scene, evaluator=False)
     assert scene.coordinator.state.finished
 
 
-def test_a_confirmed_score_that_ends_the_run_is_its_score(tmp_path):
+def test_the_confirmed_score_that_ends_a_run_stays(tmp_path):
     scene = Scene(tmp_path, stop_score=3.0)
     scene.beat("evaluator")
     scene.coordinator.keep_evaluation(replace_fields(RESULT, mean=4.0, confirmed=True), None)
@@ -241,13 +237,13 @@ def test_a_confirmed_score_that_ends_the_run_is_its_score(tmp_path):
     assert scene.coordinator.state.finished
 
 
-def test_steps_of_earlier_lives_count(scene):
+def test_steps_of_earlier_starts_count(scene):
     scene.coordinator.receive(TrainerStart(10, 50, Progress(100, 3, 60.0)))
     progress = scene.coordinator.decide().progress
     assert (progress.num_steps, progress.num_episodes, progress.elapsed_seconds) == (100, 3, 60)
 
 
-def test_the_first_confirmed_score_is_the_last(tmp_path):
+def test_evaluations_after_a_confirmed_score_are_ignored(tmp_path):
     scene = Scene(tmp_path, stop_score=3.0)
     for mean, confirmed in ((9.0, False), (4.0, True), (1.0, False)):
         scene.coordinator.keep_evaluation(replace_fields(RESULT, mean=mean, confirmed=confirmed), None)
@@ -318,7 +314,7 @@ def test_figures_of_a_clock_are_in_the_curves_unless_the_run_is_deterministic(tm
     assert row["scalars"]["replay/num_inserted"] == 5
 
 
-def test_the_silent_are_forgotten_and_their_ids_are_free(scene):
+def test_a_silent_host_is_forgotten_and_its_ids_are_free(scene):
     scene.beat("actor", streams=scene.coordinator.answer(HELLO).streams)
     scene.clock.now += 31.0
     scene.coordinator.tick()

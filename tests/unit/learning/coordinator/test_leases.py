@@ -1,4 +1,4 @@
-"""Ids are leased the highest first, to one session at a time, and come free by goodbye or silence."""
+"""Leases of actor ids: the highest first, to one session, until a goodbye or silence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def ids(streams):
     return [stream.actor_id for stream in streams]
 
 
-def test_the_highest_free_ids_go_first():
+def test_the_highest_free_ids_are_leased_first():
     table = LeaseTable(10, 10.0)
     assert ids(table.claim(session=1, count=4, now=0.0)) == [9, 8, 7, 6]
     assert ids(table.claim(session=2, count=4, now=0.0)) == [5, 4, 3, 2]
@@ -22,14 +22,14 @@ def test_the_highest_free_ids_go_first():
     assert table.num_leased == 10
 
 
-def test_claiming_again_gives_the_same_and_adds_what_is_missing():
+def test_a_repeated_claim_keeps_ids_and_adds_missing_ones():
     table = LeaseTable(4, 10.0)
     first = table.claim(1, 2, 0.0)
     assert table.claim(1, 2, 1.0) == first
     assert ids(table.claim(1, 3, 1.0)) == [3, 2, 1]
 
 
-def test_goodbye_frees_at_once_and_silence_after_the_lease():
+def test_goodbye_frees_ids_at_once_and_silence_after_the_lease():
     table = LeaseTable(2, 10.0)
     old = table.claim(1, 1, 0.0)
     table.claim(2, 1, 0.0)
@@ -41,22 +41,22 @@ def test_goodbye_frees_at_once_and_silence_after_the_lease():
     assert ids(table.claim(4, 1, 10.1)) == [0]
 
 
-def test_a_renewed_lease_lives_on():
+def test_a_renewed_lease_does_not_expire():
     table = LeaseTable(1, 10.0)
     streams = table.claim(1, 1, 0.0)
     assert table.renew(1, streams, 9.0)
     assert table.claim(2, 1, 18.0) == []
 
 
-def test_an_id_whose_lease_is_over_is_adopted_before_the_table_has_freed_it():
+def test_an_expired_id_is_renewed_before_the_table_frees_it():
     before, table = LeaseTable(1, 10.0, epoch=1), LeaseTable(1, 10.0, epoch=2)
     (stream,) = before.claim(1, 1, 0.0)
-    assert table.renew(2, [stream], 0.0)  # by a session that says goodbye to nobody
+    assert table.renew(2, [stream], 0.0)  # by a session that sends no goodbye
     assert not table.renew(1, [stream], 9.9)
     assert table.renew(1, [stream], 10.0)
 
 
-def test_an_id_that_went_to_another_is_not_renewed():
+def test_an_id_that_was_leased_again_is_not_renewed():
     table = LeaseTable(1, 10.0)
     streams = table.claim(1, 1, 0.0)
     table.claim(2, 1, 20.0)
@@ -65,7 +65,7 @@ def test_an_id_that_went_to_another_is_not_renewed():
     assert not table.renew(1, [Stream(-1, 1)], 20.0)
 
 
-def test_a_restarted_learner_adopts_who_is_there_and_never_gives_an_incarnation_twice():
+def test_a_restarted_learner_keeps_leases_and_repeats_no_incarnation():
     before = LeaseTable(3, 10.0, epoch=1)
     held = before.claim(1, 1, 0.0)
     after = LeaseTable(3, 10.0, epoch=2)
@@ -76,7 +76,7 @@ def test_a_restarted_learner_adopts_who_is_there_and_never_gives_an_incarnation_
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_id_is_ever_in_two_hands(seed):
+def test_no_id_is_leased_to_two_sessions(seed):
     rng = np.random.default_rng(seed)
     table, now, seen = LeaseTable(8, 10.0), 0.0, {}
     for _ in range(500):
@@ -95,7 +95,7 @@ def test_no_id_is_ever_in_two_hands(seed):
                 assert seen.setdefault(stream, s) == s  # An incarnation belongs to one session for ever.
 
 
-def test_an_incarnation_that_no_learner_can_have_given_is_not_adopted():
+def test_an_incarnation_of_no_lease_is_not_renewed():
     table = LeaseTable(2, 10.0, epoch=1)
     assert table.renew(1, [Stream(1, 1 << 32)], 0.0)
     assert not table.renew(1, [Stream(1, (1 << 32) + 1)], 0.0)
@@ -103,16 +103,16 @@ def test_an_incarnation_that_no_learner_can_have_given_is_not_adopted():
     assert other.incarnation == (1 << 32) + 1
 
 
-def test_every_start_of_the_learner_has_incarnations_of_its_own():
+def test_each_start_of_the_learner_has_new_incarnations():
     (first,), (second,) = (LeaseTable(1, 10.0, epoch=epoch).claim(1, 1, 0.0) for epoch in (1, 2))
     assert second.incarnation - first.incarnation == 1 << 32
 
 
-def test_a_life_that_another_one_has_followed_is_not_adopted_although_that_one_has_gone():
+def test_an_older_incarnation_is_not_renewed_after_a_release():
     table = LeaseTable(1, 10.0)
     (old,) = table.claim(1, 1, 0.0)
     table.release(1)
     table.claim(2, 1, 1.0)
     table.release(2)
-    assert not table.renew(1, [old], 2.0)  # Replay has heard of the newer life, and takes nothing from the older.
+    assert not table.renew(1, [old], 2.0)  # Replay knows the newer incarnation and refuses the older.
     assert table.num_leased == 0

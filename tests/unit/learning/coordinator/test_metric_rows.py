@@ -26,14 +26,14 @@ def make_state(clock=time.monotonic, **run):
     return RunState(config, name="run", folder="runs/run", exploration=exploration, clock=clock)
 
 
-def hear(state, num_inserted, session=1, shard=0, **more):
+def beat(state, num_inserted, session=1, shard=0, **more):
     state.update(make_heartbeat("replay", session, shard=shard, num_inserted=num_inserted, **more))
 
 
-def test_who_has_said_nothing_has_no_row():
+def test_a_part_without_a_report_has_no_row():
     state = make_state()
     assert list(MetricRows(state).next()) == []
-    hear(state, 42, num_drawn=84)
+    beat(state, 42, num_drawn=84)
     (row,) = MetricRows(state).next()
     assert (row.role, row.steps) == ("replay", 42)
     assert row.scalars["replay/num_inserted"] == 42
@@ -49,15 +49,15 @@ def test_who_has_said_nothing_has_no_row():
     }  # Texts and what is not known have no curve.
 
 
-def test_a_figure_can_be_left_out():
+def test_a_figure_can_be_omitted():
     state = make_state()
-    hear(state, 42)
+    beat(state, 42)
     (row,) = MetricRows(state, {"replay/busy_share"}).next()
     assert "replay/busy_share" not in row.scalars
     assert "replay/size" in row.scalars
 
 
-def test_histograms_of_all_shards_are_added_up_when_one_is_new():
+def test_histograms_of_shards_are_added_if_one_is_new():
     config = Config(replay=ReplayConfig(num_shards=2), actor=ActorConfig(num_actors=4))
     state = RunState(config, name="run", folder="runs/run", exploration=Exploration("epsilon", np.full(4, 0.1)))
     rows = MetricRows(state)
@@ -65,14 +65,14 @@ def test_histograms_of_all_shards_are_added_up_when_one_is_new():
     seen = []
     for counts in ((1.0, 2.0), (1.0, 2.0), (1.0, 5.0)):
         for shard, count in enumerate(counts):
-            hear(state, 42, session=shard, shard=shard, priority_histogram=Histogram([count], edges))
+            beat(state, 42, session=shard, shard=shard, priority_histogram=Histogram([count], edges))
         (row,) = rows.next()
         seen.append({tag: histogram.counts for tag, histogram in row.histograms.items()})
     assert seen == [{"replay/priority": [3.0]}, {}, {"replay/priority": [6.0]}]
 
 
-def test_a_wall_clock_that_jumps_neither_ends_a_run_nor_turns_its_curves_back(tmp_path, monkeypatch):
-    """It jumps by days, to and fro, at every look; a run of 10 minutes has 1 minute behind it at the end."""
+def test_a_jump_of_the_wall_clock_changes_neither_end_nor_curves(tmp_path, monkeypatch):
+    """The clock jumps by days, back and forth, at each call; a run of 10 minutes has taken 1 minute at the end."""
     jumps = itertools.cycle((0.0, 400 * DAY, -30 * DAY, 3_600.0, -3_600.0))
     monkeypatch.setattr(time, "time", lambda: 1e9 + next(jumps))
     now = [0.0]
@@ -80,7 +80,7 @@ def test_a_wall_clock_that_jumps_neither_ends_a_run_nor_turns_its_curves_back(tm
     rows, writer = MetricRows(state), MetricsWriter(tmp_path)
     for second in range(60):
         now[0] = float(second)
-        hear(state, 100 * second)
+        beat(state, 100 * second)
         state.update_learner(LearnerStatus(updates=second))
         for row in rows.next():
             writer.accept(row)
@@ -95,18 +95,18 @@ def test_a_wall_clock_that_jumps_neither_ends_a_run_nor_turns_its_curves_back(tm
     assert state.reached_limit() == EndReason("minutes", 10.0)
 
 
-def test_the_setting_is_told_as_a_text_when_it_changes():
-    state, told = make_state(), []
+def test_the_advice_is_in_a_row_when_it_changes():
+    state, advice = make_state(), []
     state.members.replay_endpoints = [{"experience": "tcp://..."}]
     rows = MetricRows(state)
     state.update(make_heartbeat("actor", 2))
     for size, updates in [(10, 0), (20, 0), (60_000, 0), (60_000, 5), (60_000, 9)]:
-        hear(state, size, size=size)
+        beat(state, size, size=size)
         state.update_learner(LearnerStatus(updates=updates, wait_share=0.0))
-        told.append(next(rows.next()).texts.get("limited_by/setting"))
-    assert told[1:3] == [None, None]
-    assert told[4] is None
-    assert told[0].startswith("actors: ")
-    assert "--actor.num-processes" in told[0]
-    assert told[3].startswith("learner: ")
-    assert "--learner.batch-size" in told[3]
+        advice.append(next(rows.next()).texts.get("limited_by/setting"))
+    assert advice[1:3] == [None, None]
+    assert advice[4] is None
+    assert advice[0].startswith("actors: ")
+    assert "--actor.num-processes" in advice[0]
+    assert advice[3].startswith("learner: ")
+    assert "--learner.batch-size" in advice[3]

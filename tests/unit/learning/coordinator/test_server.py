@@ -119,7 +119,7 @@ def session_of(welcome, role, status=None, endpoints=None, shard=0, **options):
     ), stop
 
 
-def test_hello_is_answered_with_all_that_a_role_needs(coordinator):
+def test_a_welcome_has_what_a_role_needs(coordinator):
     welcome = coordinator.welcome(num_streams=4)
     assert welcome.run_id == coordinator.folder.run_id
     assert welcome.config == coordinator.folder.config
@@ -129,7 +129,7 @@ def test_hello_is_answered_with_all_that_a_role_needs(coordinator):
     assert [stream.actor_id for stream in coordinator.welcome(num_streams=4).streams] == [1, 0]
 
 
-def test_a_run_folder_and_a_host_whose_names_are_no_text_keep_nobody_out(tmp_path, transport, monkeypatch):
+def test_names_that_are_not_unicode_do_not_prevent_a_welcome(tmp_path, transport, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "host\udcff")
     coordinator = start_coordinator(tmp_path / "runs\udcff", transport, 1)
     try:
@@ -142,7 +142,7 @@ def test_a_run_folder_and_a_host_whose_names_are_no_text_keep_nobody_out(tmp_pat
         stop_children([coordinator.child])
 
 
-def test_the_status_tells_of_a_program_whose_main_thread_makes_no_turns(coordinator, monkeypatch):
+def test_the_status_shows_a_stuck_main_thread(coordinator, monkeypatch):
     monkeypatch.setattr(heartbeat, "EXPLAIN_SECONDS", 0.2)
     evaluator, stop = session_of(coordinator.welcome("evaluator"), "evaluator")
     stuck = until(lambda: [row for row in coordinator.status().roles if row.waiting], "silence")
@@ -151,7 +151,7 @@ def test_the_status_tells_of_a_program_whose_main_thread_makes_no_turns(coordina
     evaluator.close()
 
 
-def test_actors_wait_for_replay_and_learn_where_it_is(coordinator):
+def test_actors_wait_for_replay_and_receive_its_endpoints(coordinator):
     replay, _ = session_of(
         coordinator.welcome("replay"), "replay", {"num_inserted": 42}, {"priorities": "tcp://1.2.3.4:5"}
     )
@@ -165,7 +165,7 @@ def test_actors_wait_for_replay_and_learn_where_it_is(coordinator):
     until(lambda: not coordinator.status().roles, "goodbye")
 
 
-def test_actors_wait_until_every_shard_has_said_hello(two_shards):
+def test_actors_wait_until_each_shard_has_joined(two_shards):
     endpoints = [{"priorities": f"tcp://1.2.3.{shard}:5"} for shard in range(2)]
     late, _ = session_of(two_shards.welcome("replay", shard=1), "replay", {"num_inserted": 5}, endpoints[1], shard=1)
     news = two_shards.news(lambda news: news.replay[1])
@@ -181,23 +181,23 @@ def test_actors_wait_until_every_shard_has_said_hello(two_shards):
     first.close()
 
 
-def test_the_trainer_hears_of_a_server_that_moved_although_nothing_else_has_changed(two_shards):
+def test_the_trainer_is_informed_of_a_moved_server(two_shards):
     with open_context() as context:
         client = ControlClient(context, two_shards.transport.endpoint("control"))
         for endpoint in ("tcp://a:1", "tcp://b:1"):
             there = {"priorities": endpoint}
             client.send(make_heartbeat("replay", run_id=two_shards.folder.run_id, shard=1, endpoints=there))
             news = two_shards.news(lambda news, endpoint=endpoint: news.replay[1].get("priorities") == endpoint)
-            assert news.waiting == Waiting("replay", "replay-0")  # It was not told later, because of something else.
+            assert news.waiting == Waiting("replay", "replay-0")  # Nothing else has changed.
 
 
 def test_a_shard_that_this_run_does_not_have_is_refused(two_shards):
     for shard in (2, -1):
-        with pytest.raises(RefusedError, match=f"--shard {shard}: this run has replay.num_shards 2, 0 ... 1"):
+        with pytest.raises(RefusedError, match=rf"--shard {shard}\b.*\b2\b"):
             two_shards.welcome("replay", shard=shard)
 
 
-def test_a_shard_that_a_living_server_holds_is_refused_and_one_that_fell_silent_is_given(two_shards):
+def test_a_shard_is_refused_until_its_server_is_silent(two_shards):
     holder, _ = session_of(two_shards.welcome("replay", shard=1), "replay", {"num_inserted": 5}, shard=1)
     until(lambda: two_shards.status().roles, "heartbeat")
     with pytest.raises(RefusedError, match=r"replay-1 .*process \d+ .*--shard"):
@@ -210,7 +210,7 @@ def test_a_shard_that_a_living_server_holds_is_refused_and_one_that_fell_silent_
     two_shards.welcome("replay", shard=0)
     assert time.monotonic() - began < FORGET_SECONDS / 2
     holder.close()
-    two_shards.welcome("replay", shard=1)  # It has said goodbye.
+    two_shards.welcome("replay", shard=1)  # The holder has sent a goodbye.
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def owned(memory):
         ownership.release()
 
 
-def test_a_server_that_died_on_this_host_need_not_be_waited_for(tmp_path, transport):
+def test_a_server_replaces_a_dead_one_of_this_host_at_once(tmp_path, transport):
     patient = replace(transport, heartbeat_seconds=300.0, lease_seconds=900.0)
     coordinator = start_coordinator(tmp_path, patient, 1)
     memory = store_path(coordinator.folder.run_id)
@@ -244,7 +244,7 @@ def test_a_server_that_died_on_this_host_need_not_be_waited_for(tmp_path, transp
         stop_children([coordinator.child])
 
 
-def test_a_shard_hears_that_its_inserts_are_wanted_where_another_one_waits_for_its_own(two_shards):
+def test_a_shard_is_informed_that_another_waits_for_inserts(two_shards):
     waits = {"samplers_wait_for": ""}
     other, _ = session_of(two_shards.welcome("replay", shard=1), "replay", waits, shard=1)
     own, _ = session_of(two_shards.welcome("replay"), "replay", {"samplers_wait_for": "learner"})
@@ -268,7 +268,7 @@ def test_ids_are_free_again_after_goodbye_and_after_silence(coordinator):
     assert min(stream.incarnation for stream in third.streams) > max(stream.incarnation for stream in first.streams)
 
 
-def test_who_lost_its_ids_is_told_and_ends(coordinator):
+def test_a_host_that_lost_its_ids_ends(coordinator):
     welcome = coordinator.welcome(num_streams=6)
     until(lambda: greet(Route("127.0.0.1", coordinator.port), "actor", Stop(), num_streams=1), "a lease that ran out")
     session, stop = session_of(welcome, "actor")
@@ -308,7 +308,7 @@ def test_the_best_evaluation_is_kept_and_shown(coordinator):
     session.close()
 
 
-def test_the_first_confirmed_score_ends_the_run_whatever_evaluation_comes_with_it(tmp_path, transport):
+def test_the_first_confirmed_score_ends_the_run(tmp_path, transport):
     coordinator = start_coordinator(tmp_path, transport, 1, stop_score=10.0)
     codec = Codec(coordinator.folder.run_id, SCHEMA)
     try:
@@ -343,7 +343,7 @@ def test_scores_reach_the_curves_with_the_known_number_of_steps(coordinator):
     assert [(row["steps"], row["scalars"]["actors/episodes"]) for row in curve] == [(42, 2), (42, 3)]
 
 
-def test_a_key_says_hello_reports_and_leaves_for_its_own_role_only(tmp_path, transport):
+def test_a_key_serves_only_its_own_role(tmp_path, transport):
     new_folder(tmp_path / "keys")
     coordinator = start_coordinator(tmp_path, replace(transport, keys=str(tmp_path / "keys")), 1)
     endpoint, run_id = transport.endpoint("control"), coordinator.folder.run_id
@@ -388,10 +388,10 @@ def test_invalid_messages_are_counted_and_do_not_end_the_coordinator(coordinator
     assert coordinator.status().refusals["control"] == {"fields": 8, "json": 1}
 
 
-def test_a_histogram_is_written_once_however_often_it_comes(coordinator):
+def test_a_repeated_histogram_is_written_once(coordinator):
     first, second = (Histogram([count], bin_edges(64, 65)) for count in (1.0, 2.0))
     status = {"num_inserted": 42, "priority_histogram": first}
-    # Curves begin with the first row, or when all of replay has said where it is.
+    # Curves begin with the first row, or when all replay servers have joined.
     replay, _ = session_of(coordinator.welcome("replay"), "replay", status, {"priorities": "tcp://127.0.0.1:1"})
 
     def rows(role="replay"):
@@ -408,7 +408,7 @@ def test_a_histogram_is_written_once_however_often_it_comes(coordinator):
     ]
 
 
-def test_the_end_is_told_to_the_trainer_and_then_to_everybody(coordinator):
+def test_the_trainer_and_then_all_programs_learn_of_the_end(coordinator):
     status = {"num_inserted": 999}
     replay, stop = session_of(coordinator.welcome("replay"), "replay", status)
     coordinator.news(lambda news: news.progress.num_steps == 999)
@@ -423,8 +423,8 @@ def test_the_end_is_told_to_the_trainer_and_then_to_everybody(coordinator):
     assert coordinator.child.exitcode == 0
 
 
-def test_the_end_is_told_to_who_has_not_asked_again(tmp_path, transport):
-    """To wait for the next heartbeat of each would be the longest part of the goodbye."""
+def test_the_end_is_sent_without_a_request(tmp_path, transport):
+    """Waiting for the next heartbeat of each program would delay the end."""
     coordinator = start_coordinator(tmp_path, replace(transport, heartbeat_seconds=60.0, lease_seconds=200.0), 1)
     try:
         replay, stop = session_of(coordinator.welcome("replay"), "replay")
@@ -437,7 +437,7 @@ def test_the_end_is_told_to_who_has_not_asked_again(tmp_path, transport):
         stop_children([coordinator.child])
 
 
-def test_who_has_asked_for_the_status_is_sent_the_last_one_with_the_reason(coordinator):
+def test_observers_receive_the_last_status_with_the_end(coordinator):
     """The coordinator may be gone before an observer asks again."""
     with open_context(None) as context:
         observer = ControlClient(context, coordinator.transport.endpoint("control"), linger=0.0)
@@ -449,7 +449,7 @@ def test_who_has_asked_for_the_status_is_sent_the_last_one_with_the_reason(coord
     assert (last.phase, last.end, last.updates) == ("finished", EndReason("updates", 60.0), 60)
 
 
-def test_without_its_trainer_the_coordinator_ends(coordinator):
+def test_the_coordinator_ends_without_its_trainer(coordinator):
     coordinator.status()
     coordinator.pipe.close()
     until(lambda: coordinator.child.exitcode is not None, "coordinator's end")
