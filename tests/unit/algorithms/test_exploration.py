@@ -79,7 +79,7 @@ def test_each_stream_explores_with_its_own_epsilon():
     assert (actions[1::2] == 2).mean() == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / 5_000) ** 0.5)
 
 
-def test_a_seed_explores_at_the_same_steps_for_any_q_values():
+def test_seed_explores_at_the_same_steps_for_any_q_values():
     epsilon, q = np.full(100, 0.5), make_q(100)
     first, second = np.random.default_rng(4), np.random.default_rng(4)
     epsilon_greedy(q, np.zeros(100), first)

@@ -588,7 +588,7 @@ def test_invalid_action_is_refused(action):
         environment.step(np.array([0, action]))
 
 
-def test_a_discrete_observation_is_one_hot():
+def test_discrete_observation_is_one_hot():
     first, steps = play(make(here(Tokens), 1), np.zeros((3, 1), np.int64))
     assert first.tolist() == [[[1, 0, 0, 0]]]
     assert [step.observation[0, 0].argmax() for step in steps] == [1, 2, 3]
