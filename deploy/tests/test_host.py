@@ -111,7 +111,7 @@ def test_every_host_gets_the_keys_of_its_programs(aws, tmp_path, apart):
     assert {key_exchange.learner_address(settings) for settings in hosts.values()} == {ADDRESS}
 
 
-def test_only_public_keys_leave_a_machine(aws, tmp_path):
+def test_keys_are_created_once_and_only_public_ones_leave_a_machine(aws, tmp_path):
     ssm, settings = aws("ssm"), machine(tmp_path, "learner", "replay")
     boot(ssm, settings, "i-1")
     found = ssm.get_parameters_by_path(Path="/apex/", Recursive=True)["Parameters"]
@@ -119,14 +119,9 @@ def test_only_public_keys_leave_a_machine(aws, tmp_path):
     assert len(list(settings.keys.glob("*.key_secret"))) == 3
     for item, role in zip(found, settings.roles, strict=True):
         assert item["Value"] == f"{public_digits(settings.keys, role)} {ADDRESS}"
-
-
-def test_keys_are_created_once(tmp_path):
-    settings = machine(tmp_path, "actor")
+    before = (settings.keys / "learner.key_secret").read_text()
     key_exchange.make_pairs(settings, ADDRESS)
-    before = (settings.keys / "actor.key_secret").read_text()
-    key_exchange.make_pairs(settings, ADDRESS)
-    assert (settings.keys / "actor.key_secret").read_text() == before
+    assert (settings.keys / "learner.key_secret").read_text() == before
     assert settings.keys.stat().st_mode & 0o777 == 0o700
 
 
@@ -151,6 +146,9 @@ def test_late_actors_are_admitted_and_departed_ones_are_not(aws, tmp_path):
     boot(ssm, second, "i-a2")
     look(ssm, replay, now)
     assert listed(replay, "actor") == {"i-a1", "i-a2"}
+    unchanged = [path.stat().st_ctime_ns for path in replay.keys.iterdir()]
+    look(ssm, replay, now)
+    assert [path.stat().st_ctime_ns for path in replay.keys.iterdir()] == unchanged
     key_exchange.withdraw(ssm, second, "i-a2")
     look(ssm, replay, now)
     assert listed(replay, "actor") == {"i-a1"}
@@ -198,16 +196,6 @@ def test_an_invalid_key_is_not_listed(aws, tmp_path, value):
     assert listed(replay, "actor") == set()
 
 
-def test_an_unchanged_list_is_not_written_again(aws, tmp_path):
-    ssm, replay = aws("ssm"), machine(tmp_path, "replay")
-    now = boot(ssm, replay, "i-r")
-    boot(ssm, machine(tmp_path, "learner"), "i-l")
-    look(ssm, replay, now)
-    before = [path.stat().st_ctime_ns for path in replay.keys.iterdir()]
-    look(ssm, replay, now)
-    assert [path.stat().st_ctime_ns for path in replay.keys.iterdir()] == before
-
-
 def test_a_waiting_machine_reads_often_and_publishes_once(aws, tmp_path, monkeypatch):
     """The store accepts three writes per second in an account, and a hundred machines may wait for one key."""
     monkeypatch.setattr(host_command, "LOOK_SECONDS", 0.0)
@@ -225,6 +213,7 @@ def test_a_waiting_machine_reads_often_and_publishes_once(aws, tmp_path, monkeyp
         for _ in range(2):  # The timer starts it again.
             assert host_command.keys(settings, client, metadata, Stop()) == FINISHED
     assert len(looks) == 5
+    Keys(settings.keys, "actor")
     assert version(aws("ssm"), "/apex/pong/keys/actor/i-1") == 1
 
 
@@ -331,14 +320,11 @@ def metadata_service(notice: str | None, own: str = "i-1"):
             thread.join()
 
 
-def test_a_machine_reads_its_name_and_has_no_spot_notice():
+def test_a_machine_reads_its_name_and_its_spot_notice():
     with metadata_service(None) as metadata:
         assert metadata.instance_id() == "i-1"
         assert metadata.private_address() == ADDRESS
         assert metadata.spot_notice() == ""
-
-
-def test_a_machine_reads_its_spot_notice():
     with metadata_service('{"action": "terminate"}') as metadata:
         assert json.loads(metadata.spot_notice())["action"] == "terminate"
 
@@ -448,16 +434,6 @@ def give(monkeypatch, folder: Path, name: str, script: str) -> Path:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return record
-
-
-def test_the_unit_of_the_keys_ends_when_a_role_can_start(aws, tmp_path):
-    boot(aws("ssm"), machine(tmp_path, "learner"), "i-l")
-    boot(aws("ssm"), machine(tmp_path, "replay"), "i-r")
-    settings = machine(tmp_path, "actor")
-    put_hours(aws, "24")
-    with metadata_service(None) as metadata:
-        assert host_command.keys(settings, aws, metadata, Stop()) == FINISHED
-    Keys(settings.keys, "actor")
 
 
 @pytest.mark.parametrize("roles", [("actor",), ("learner", "replay")])
