@@ -75,7 +75,7 @@ def require_snapshot(damage: DamagedMemoryError, snapshots: SnapshotFolder | Non
     """Raises UsageError unless there is a snapshot that can replace the damaged memory."""
     if snapshots is None or snapshots.newest() is None:
         raise UsageError(
-            f"{damage}, and there is no snapshot: remove the file to start with no transitions"
+            f"{damage}, and there is no snapshot", "remove the file to start with no transitions"
         ) from damage
 
 

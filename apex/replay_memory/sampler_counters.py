@@ -53,8 +53,8 @@ class SamplerCounters:
                 memory = mmap.mmap(descriptor, num_bytes)
             except OSError as error:
                 os.close(descriptor)
-                message = f"cannot allocate {num_bytes} bytes for {path}: {error.strerror}; free some space there"
-                raise UsageError(message) from error
+                problem = f"cannot allocate {num_bytes} bytes for {path}: {error.strerror}"
+                raise UsageError(problem, "free some space there") from error
         self._header = np.frombuffer(memory, _HEADER, 1)[0]
         self._rows = np.frombuffer(memory, _ROW, num_rows, _LINE_BYTES)
 

@@ -21,8 +21,8 @@ class FileLock:
 
     _descriptors: set[int] = set()  # noqa: RUF012 - shared on purpose: one set per process
 
-    def __init__(self, path: Path, attempts: int = 1, in_use: str = "") -> None:
-        """Locks the file at `path`; raises UsageError with the message `in_use` if each attempt finds another owner.
+    def __init__(self, path: Path, attempts: int = 1, in_use: UsageError | None = None) -> None:
+        """Locks the file at `path`; raises `in_use`, a UsageError, if each attempt finds another owner.
 
         Several attempts are needed if another process calls `is_owned`, which holds the lock for a moment.
         """
@@ -35,7 +35,7 @@ class FileLock:
                 attempts -= 1
                 if not attempts:
                     os.close(self._descriptor)
-                    raise UsageError(in_use or f"{path} is in use by another process") from error
+                    raise (in_use or UsageError(f"{path} is in use by another process")) from error
                 time.sleep(ATTEMPT_SECONDS)
         self._descriptors.add(self._descriptor)
 

@@ -16,7 +16,7 @@ def open_private(path: Path, flags: int) -> int:
     Raises OSError as `os.open` does.
     """
     if path.is_symlink():
-        raise ForeignFileError(f"{path} is a symbolic link: another user may have planted it; remove it")
+        raise ForeignFileError(f"{path} is a symbolic link: another user may have planted it", "remove it")
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     facts = os.fstat(descriptor)
     if facts.st_uid == os.geteuid() and stat.S_ISREG(facts.st_mode) and not facts.st_mode & 0o077:
@@ -24,5 +24,6 @@ def open_private(path: Path, flags: int) -> int:
     os.close(descriptor)
     raise ForeignFileError(
         f"{path} belongs to user {facts.st_uid} and has mode {facts.st_mode & 0o777:o}, but user {os.geteuid()} and "
-        "mode 600 are required: another user may have planted it; remove it"
+        "mode 600 are required: another user may have planted it",
+        "remove it",
     )

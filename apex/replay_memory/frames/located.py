@@ -47,8 +47,10 @@ class Located(NamedTuple):
         begins, ends = find_frames(arena.words, positions, entries["first_frame"], counts)
         last = np.cumsum(counts) - 1
         starts, stops = positions + begins[last - counts + 1], positions + ends[last]
-        sound = (starts <= stops) & (stops <= len(arena.memory)) & (stops - starts <= counts * arena.max_frame_bytes)
         lengths = ends - begins
+        sound = (starts <= stops) & (stops <= len(arena.memory)) & (stops - starts <= counts * arena.max_frame_bytes)
+        # `begins` and `ends` were read one after the other, so the table may have changed in between.
+        sound &= np.add.reduceat(lengths, last - counts + 1) == stops - starts
         if not sound.all():
             starts, stops = np.where(sound, starts, 0), np.where(sound, stops, 0)
             lengths = np.where(np.repeat(sound, counts), lengths, 0)

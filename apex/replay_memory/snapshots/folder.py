@@ -129,8 +129,8 @@ class SnapshotFolder:
                 break  # This snapshot is complete.
         if best is None and manifests:
             raise SnapshotError(
-                f"every snapshot of the replay memory in {self.path} is damaged (see the errors above): "
-                "remove this folder to continue with an empty replay memory"
+                f"every snapshot of the replay memory in {self.path} is damaged (see the errors above)",
+                "remove this folder to continue with an empty replay memory",
             )
         if best is None and self._folder.names():
             log.error("%s has no manifest: no snapshot of the replay memory was ever finished", self.path)

@@ -54,20 +54,25 @@ def restore(
         return None
     where = f"the snapshot of the replay memory in {folder.path}"
     require(
-        snapshot.run_id == run_id, f"{where} belongs to another run ({snapshot.run_id:016x}): choose another folder"
+        snapshot.run_id == run_id,
+        f"{where} belongs to another run ({snapshot.run_id:016x})",
+        remedy="choose another folder",
     )
     require(
         snapshot.schema == schema.fingerprint,
-        f"{where} holds transitions of another format than this run: choose another folder",
+        f"{where} has schema {snapshot.schema:08x}, but this run has schema {schema.fingerprint:08x}",
+        remedy="choose another folder",
     )
     require(
         snapshot.priority_exponent == settings.priority_exponent,
         f"{where} was created with priority_exponent {snapshot.priority_exponent}, but replay.priority_exponent is "
-        f"{settings.priority_exponent}: use the same value",
+        f"{settings.priority_exponent}",
+        remedy="use the same value",
     )
     require(
         snapshot.num_streams <= settings.num_streams,
-        f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {settings.num_streams}: raise it",
+        f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {settings.num_streams}",
+        remedy="raise it",
     )
     require_room(folder, snapshot, schema, capacity=settings.capacity, max_bytes=settings.max_bytes)
     store = StoreWriter.create(
@@ -87,14 +92,15 @@ def restore(
 def require_room(folder: SnapshotFolder, snapshot: Snapshot, schema: Schema, *, capacity: int, max_bytes: int) -> None:
     """Raises UsageError if a memory with these limits cannot hold the snapshot. Reads the snapshot's oldest file."""
     needed = f"at least {snapshot.size}, the size of the snapshot"
-    require(snapshot.size <= capacity, f"replay.capacity {capacity} must be {needed}: raise it")
+    require(snapshot.size <= capacity, f"replay.capacity {capacity} must be {needed}", remedy="raise it")
     oldest, dtype = snapshot.segments[0], stored_record_dtype(schema)
     records = np.frombuffer(folder.read(oldest), dtype, oldest.end_key - oldest.first_key)
     dead = int(records["segment"][max(0, snapshot.first_key - oldest.first_key)])  # bytes of blobs before `first_key`
     num_bytes = sum(file.num_bytes - dtype.itemsize * (file.end_key - file.first_key) for file in snapshot.segments)
     require(
         num_bytes - dead <= Sizes(capacity, max_bytes, snapshot.num_streams).arena_bytes,
-        f"replay.max_bytes {max_bytes} is too small for the snapshot, whose frames take {num_bytes - dead} B: raise it",
+        f"replay.max_bytes {max_bytes} is too small for the snapshot, whose frames take {num_bytes - dead} B",
+        remedy="raise it",
     )
 
 

@@ -42,7 +42,9 @@ def create_file(
         raise DataError(f"cannot create the replay memory {path}: {error.strerror}") from error
     try:
         # Checked after creating `partial`, so that no other process can create `path` between check and rename.
-        require(not path.exists(), f"the replay memory {path} already exists: resume its run, or remove the file")
+        require(
+            not path.exists(), f"the replay memory {path} already exists", remedy="resume its run, or remove the file"
+        )
         ownership = FileLock(partial, LOCK_ATTEMPTS, in_use(partial))
         try:
             num_bytes = sizes.file_bytes(schema)
@@ -84,11 +86,11 @@ def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
         if header["magic"] != MAGIC:
             raise DamagedMemoryError(f"{path} is not a replay memory, or its creation was interrupted")
         mismatch = f"{path} has format {header['format']}, but this version uses format {FORMAT}"
-        require(header["format"] == FORMAT, f"{mismatch}: remove the file")
+        require(header["format"] == FORMAT, mismatch, remedy="remove the file")
         require(
             header["schema"] == schema.fingerprint,
-            f"{path} has schema {header['schema']:08x}, but this environment has schema "
-            f"{schema.fingerprint:08x}: use the same environment as before, or remove the file",
+            f"{path} has schema {header['schema']:08x}, but this environment has schema {schema.fingerprint:08x}",
+            remedy="use the same environment as before, or remove the file",
         )
         sizes = Sizes(*(int(header[name]) for name in Sizes._fields))
         if min(sizes) < 1 or sizes.file_bytes(schema) != num_bytes:
@@ -133,12 +135,10 @@ def _allocate(descriptor: int, path: Path, num_bytes: int) -> None:
     """Allocates every byte now, because writing to a page that tmpfs cannot provide would kill the process (SIGBUS)."""
     file_system = os.fstatvfs(descriptor)
     available = file_system.f_bavail * file_system.f_frsize
-    message = (
-        f"the replay memory {path} needs {num_bytes} bytes, but only {available} are available: "
-        "lower replay.capacity or replay.max_bytes, or free some space"
-    )
-    require(num_bytes <= available, message)
+    problem = f"the replay memory {path} needs {num_bytes} bytes, but only {available} are available"
+    remedy = "lower replay.capacity or replay.max_bytes, or free some space"
+    require(num_bytes <= available, problem, remedy=remedy)
     try:
         os.posix_fallocate(descriptor, 0, num_bytes)
     except OSError as error:
-        raise DataError(f"{message} ({error.strerror})") from error
+        raise DataError(f"{problem} ({error.strerror})", remedy) from error

@@ -171,7 +171,8 @@ class Store:
     @property
     def size(self) -> int:
         """Number of live transitions."""
-        return self.num_inserted - self.first_key
+        first_key = self.first_key  # Read first, so that the result is never negative while the writer continues.
+        return min(self.num_inserted - first_key, self.capacity)
 
     @property
     def bytes_used(self) -> int:

@@ -27,9 +27,9 @@ def beside(path: Path) -> Path:
     return path.with_name(f"{path.stem}-partial{path.suffix}")
 
 
-def in_use(path: Path) -> str:
-    """Returns the error message for a store at `path` that another process owns."""
-    return f"the replay memory {path} is in use: stop its replay server first"
+def in_use(path: Path) -> UsageError:
+    """Returns the error for a store at `path` that another process owns."""
+    return UsageError(f"the replay memory {path} is in use", "stop its replay server first")
 
 
 def is_same_run(store: Path, other: Path) -> bool:

@@ -20,8 +20,8 @@ class PriorityWeights:
         # Denormal weights have few digits, and their share of the sum may round to 0.
         require(
             min_priority > 0 and min_priority**exponent >= sys.float_info.min,
-            f"replay.min_priority {min_priority} ** replay.priority_exponent {exponent} is too close to 0: "
-            "raise replay.min_priority",
+            f"replay.min_priority {min_priority} ** replay.priority_exponent {exponent} is too close to 0",
+            remedy="raise replay.min_priority",
         )
         self._min_priority = min_priority
         self._exponent = exponent

@@ -103,7 +103,7 @@ class StoreWriter(Store):
         for name, value in settings.written().items():
             found = regions.header[name][0]
             mismatch = f"{path} was created with {name} {found}, but the setting is {value}"
-            require(found == value, f"{mismatch}: set it to {found}, or remove the file")
+            require(found == value, mismatch, remedy=f"set it to {found}, or remove the file")
         ownership = FileLock(path, LOCK_ATTEMPTS, in_use(path))
         writer = cls(path, regions, ownership, weights, steps)
         try:
@@ -121,8 +121,9 @@ class StoreWriter(Store):
         """Raises LostMemoryError if the file is no longer at its path, where later servers look for it."""
         if not self._ownership.is_at(self._path):
             raise LostMemoryError(
-                f"{self._path} was removed or replaced while it was in use. systemd-logind removes such files "
-                "when the last session of their user ends: run `apex doctor` and see its line `logout`"
+                f"{self._path} was removed or replaced while it was in use: systemd-logind removes such files when the "
+                "last session of their user ends",
+                "run `apex doctor` and see its line `logout`",
             )
 
     @property

@@ -67,8 +67,8 @@ def find_latest(folder: Path) -> Found:
         return Found(path, state, manifest.replay, passed_over, bad)
     if finished:
         raise CheckpointError(
-            f"no checkpoint in {folder} is intact; the newest: {passed_over[0]}. Restore one from a copy, or start a "
-            "new run"
+            f"no checkpoint in {folder} is intact (the newest: {passed_over[0]})",
+            "restore one from a copy, or start a new run",
         )
     return Found(None, None, [], passed_over, bad)
 

@@ -202,3 +202,25 @@ def test_an_overwritten_arena_never_leads_to_writes_outside_the_rows(make_decode
     assert num_refused > 1_000
     assert (stacks[:, 0].view(np.uint8) == 0xEE).all()
     assert (stacks[:, 10].view(np.uint8) == 0xEE).all()
+
+
+class ChangingWords:
+    """The words of an arena that a writer changes between two reads of the offset table."""
+
+    def __init__(self, before, after):
+        self.versions = iter((before, after))
+
+    def take(self, entries, mode):
+        return next(self.versions).take(entries, mode=mode)
+
+
+def test_table_that_changes_between_two_reads_spoils_no_other_transition():
+    records, frames, located, _ = arena_of(3)
+    before = located.arena.words.copy()
+    entry = (located.entries["blob"][4] + 4 * located.entries["first_frame"][4]) // 4 + 1
+    located.arena.words[entry] += 1  # The end of the first frame of transition 4, and the start of its second.
+    located.arena.words = ChangingWords(before, located.arena.words)
+    stacks = empty_stacks(PIXELS, 9)
+    decoder, others = StackDecoder(PIXELS, stacks), np.arange(9) != 4
+    assert decoder.decode(located.entries, located.copy().blob, np.arange(9)).tolist() == others.tolist()
+    np.testing.assert_array_equal(stacks[:, others], naive_stacks(PIXELS, records, frames)[:, others])

@@ -64,8 +64,9 @@ def test_every_byte_is_allocated_at_once(path):
 
 
 def test_file_without_space_is_refused_and_removed(path):
-    with pytest.raises(UsageError, match=r"needs \d+ bytes, but only \d+ are available: lower replay.capacity"):
+    with pytest.raises(UsageError, match=r"\b\d{17} bytes") as error:
         create(path, max_bytes=2**55)
+    assert "replay.max_bytes" in error.value.remedy
     assert not path.exists()
 
 
@@ -99,11 +100,12 @@ def test_sizes_below_1_are_refused(path, sizes, message):
 
 def test_existing_or_impossible_path_is_refused(path):
     create(path).close()
-    with pytest.raises(UsageError, match="already exists: resume its run, or remove the file"):
+    with pytest.raises(UsageError, match=str(path)) as error:
         create(path)
+    assert error.value.remedy
     with pytest.raises(UsageError, match=r"cannot create .* Not a directory"):
         create(path / "below" / "store")
-    with pytest.raises(UsageError, match=r"cannot open .* No such file or directory"):
+    with pytest.raises(UsageError, match=r"other: No such file"):
         attach(path.with_name("other"))
 
 
@@ -111,8 +113,9 @@ def test_a_second_owner_is_refused_while_the_first_lives(path):
     writer = create(path)
     writer.insert(make_segment(0))
     for action in (attach, remove):
-        with pytest.raises(UsageError, match="is in use: stop its replay server first"):
+        with pytest.raises(UsageError, match=str(path)) as error:
             action(path)
+        assert error.value.remedy
     writer.close()
     writer.close()  # Once more does no harm.
     second = attach(path)
@@ -194,7 +197,7 @@ def test_record_in_a_wrong_slot_is_damage(path):
     offset = SETTINGS.sizes.offsets(SCHEMA)[2]
     offset += 2 * stored_record_dtype(SCHEMA).itemsize + stored_record_dtype(SCHEMA).fields["key"][1]
     write_number(path, offset, 40_002)
-    with pytest.raises(DamagedMemoryError, match="is damaged: 1 of 5 transitions have a wrong key"):
+    with pytest.raises(DamagedMemoryError, match=r"\b1 of 5\b"):
         attach(path)
 
 
@@ -288,7 +291,7 @@ def test_refuses_a_file_that_is_too_short(path):
 def test_refuses_transitions_of_another_schema(path):
     create(path).close()
     other = Schema(frame_shape=(17,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
-    with pytest.raises(UsageError, match="use the same environment as before"):
+    with pytest.raises(UsageError, match="schema"):
         StoreReader(path, other)
 
 

@@ -237,3 +237,20 @@ def test_a_reader_cannot_write_to_the_memory(path):
     with pytest.raises(ValueError, match="read-only"):
         reader._rows[0] = 0
     writer.close()
+
+
+def test_size_is_in_range_while_the_writer_replaces_everything(path):
+    writer = create(path, LZ4, capacity=2 * COUNT)
+    numbers = iter(range(1_000))
+
+    class Racing(StoreReader):
+        @property
+        def first_key(self):
+            for _ in range(3):
+                writer.insert(make_segment(LZ4, next(numbers)))
+            key = super().first_key
+            writer.insert(make_segment(LZ4, next(numbers)))
+            return key
+
+    assert 0 < Racing(path, LZ4).size <= 2 * COUNT
+    writer.close()

@@ -123,7 +123,7 @@ def test_tree_of_a_killed_writer_is_rebuilt_from_its_leaves():
     SumTree(nodes, 5).set_range(0, np.array([1.0, 2, 4, 8, 16]))
     nodes[1 : len(nodes) // 2] = 99
     tree = SumTree(nodes, 5)
-    with pytest.raises(ValueError, match="node 1 is not the sum of its children"):
+    with pytest.raises(ValueError, match=r"node 1\b"):
         tree.check()
     tree.rebuild()
     tree.check()
