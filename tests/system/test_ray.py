@@ -247,8 +247,9 @@ def test_a_job_trains_in_an_environment_from_its_working_directory(clusters):
 API = """
 import apex, ray
 ray.init()
-for name, limits in (("one", {"max_updates": 30}), ("two", {"max_updates": 30}), ("run", {"stop_score": 501})):
-    config = apex.preset("cartpole", run={"tensorboard": False, "name": name, **limits})
+for name, limit in (("one", 30), ("two", 30), ("run", 10_000_000)):
+    limits = {"max_updates": limit, "stop_score": None, "tensorboard": False, "name": name}
+    config = apex.preset("cartpole", evaluator={"enabled": False}, run=limits)
     run = apex.train(config, engine=apex.RayEngine(actor_hosts=1))
     print("returned", run.updates, run.end.kind, run.folder)
 """
