@@ -148,7 +148,7 @@ WAITS: dict[WaitKind, str] = {
     "welcome_with_keys": "the learner at {subject}, which must have this program's public key",
     "all_replay": "all replay servers to join the run: {subject} is missing",
     "shard": "the learner at {subject} to assign this server's shard, which another replay server may still hold",
-    "actor_id": "a free actor id: other actor hosts use all {need:.0f}",
+    "actor_id": "a free actor id: other actor hosts use all {need:,.0f}",
     "parameters": "the learner's first parameters",
     "newer_parameters": "newer parameters from the learner",
     "receipts": "receipts from the replay server",
