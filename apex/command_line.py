@@ -6,6 +6,7 @@ import argparse
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -188,11 +189,16 @@ def _add_setting(group: Any, option: str, setting: str, text: str) -> None:
 
 def _read_comments() -> dict[str, str]:
     """Returns {setting: the comment beside it in the source code}."""
-    return {
-        f"{prefix}.{name}".lstrip("."): comment
-        for prefix, branch in BRANCHES.items()
-        for name, comment in re.findall(r"^    (\w+): .*  # (.+)$", inspect.getsource(branch), re.MULTILINE)
-    }
+    comments: dict[str, str] = {}
+    for (
+        prefix,
+        branch,
+    ) in BRANCHES.items():  # inspect.getsource of a class would parse the whole module for each branch.
+        module = inspect.getsource(sys.modules[branch.__module__])
+        source = module.partition(f"class {branch.__name__}(")[2].partition("\n\n\n")[0]
+        found = re.findall(r"^    (\w+): .*  # (.+)$", source, re.MULTILINE)
+        comments |= {f"{prefix}.{name}".lstrip("."): comment for name, comment in found}
+    return comments
 
 
 def _placeholder(annotation: Any) -> str:

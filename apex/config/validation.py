@@ -28,6 +28,7 @@ Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Port = Annotated[int, Meta(ge=1024, le=65535)]
 
 _NOUNS = {"IntType": "an integer", "FloatType": "a number", "BoolType": "true or false", "NoneType": "none"}
+_LIMITS = {"ge": "of at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +132,10 @@ def _describe(info: Any) -> str:
         return f"one of {', '.join(info.values)}"
     if kind == "StrType":
         return "text that is not empty" if info.min_length else "text"
-    bounds = {
-        text: getattr(info, name, None)
-        for name, text in (("ge", "of at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
-    }
-    given = {text: bound for text, bound in bounds.items() if bound not in (None, LARGEST)}
-    if list(given) == ["of at least", "at most"]:
+    limits = {name: bound for name in _LIMITS if (bound := getattr(info, name, None)) not in (None, LARGEST)}
+    if list(limits) == ["ge", "le"]:
         return f"{_NOUNS[kind]} from {info.ge} to {info.le}"
-    return " ".join([_NOUNS[kind], " and ".join(f"{text} {bound}" for text, bound in given.items())]).strip()
+    return " ".join([_NOUNS[kind], " and ".join(f"{_LIMITS[name]} {bound}" for name, bound in limits.items())]).strip()
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

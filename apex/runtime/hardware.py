@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from apex.config.validation import require_setting
 from apex.runtime.gpu import Cuda, read_cuda
 
@@ -110,7 +108,9 @@ def available_memory(of_host: int, membership: str, root: Path) -> int:
 
 def read_available_memory() -> int:
     """Returns the memory that this process can still use, in bytes."""
-    return available_memory(psutil.virtual_memory().available, read_membership(), ROOT)
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", read_text(Path("/proc/meminfo")), re.MULTILINE)
+    of_host = int(found[1]) * 1024 if found else 2**62  # If nothing is known, no limit applies.
+    return available_memory(of_host, read_membership(), ROOT)
 
 
 def read_bfloat16() -> bool:

@@ -89,25 +89,6 @@ def test_each_preset_is_sized_to_the_machine(preset, cores, gpu, expected, gib):
 # Cores
 
 
-@pytest.mark.parametrize(
-    ("cores", "gpu", "processes", "threads"),
-    [
-        (1, False, 1, 1),
-        (2, False, 1, 1),
-        (4, False, 2, 2),
-        (16, False, 8, 6),  # 16 - 8 - 2 for replay, loaders and evaluator
-        (64, False, 32, 24),  # 64 - 32 - 8
-        (1, True, 1, 1),
-        (2, True, 1, 1),
-        (4, True, 2, 1),
-        (16, True, 9, 1),  # 16 - trainer - 5 loaders - writer
-        (64, True, 54, 1),
-    ],
-)
-def test_cores_are_divided_between_actors_and_learner(cores, gpu, processes, threads):
-    assert layout(sized(box=machine(cores, gpu=gpu))) == (processes, 16, 16 * processes, threads)
-
-
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("cores", range(1, 130))
 def test_actors_and_learner_use_at_most_all_cores_or_two(cores, gpu):

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from packaging.requirements import Requirement
-
 from apex.config import Config, LearnerConfig
 from apex.errors import UsageError
 from apex.launch.preflight.leftovers import Leftovers, bytes_to_come
@@ -112,6 +110,8 @@ def check_sizes(sized: Sized) -> list[Check]:
 
 def check_packages(versions: Mapping[str, str | None], requirements: Sequence[str]) -> Check:
     """Checks the installed packages against `requirements` such as "torch>=2.6". The report shows `versions`."""
+    from packaging.requirements import Requirement  # Imported here because only `apex doctor` needs it.
+
     needed = [each for each in map(Requirement, requirements) if not each.marker or each.marker.evaluate({"extra": ""})]
     bad = []
     for each in needed:
