@@ -98,7 +98,7 @@ def test_only_the_writer_thread_waits_for_a_copy_from_the_device(disk):
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_checkpoint_has_the_state_at_its_beginning(tmp_path, optimizer):
-    """Each update changes parameters and averages in place, also while the one before is on its way to the disk."""
+    """Updates change parameters and averages in place while an earlier state is being written."""
     trainer = make_trainer(Tape(*map(make_batch, range(9))), optimizer=optimizer, target_period=2)
     folder = RunFolder.create(Config(run=RunConfig(folder=str(tmp_path), name="one")), SCHEMA, argv=[])
     go = threading.Event()
@@ -172,7 +172,7 @@ while status != 0:
 
 
 def test_kill_at_any_step_of_a_write_leaves_the_new_or_the_old_checkpoint(tmp_path):
-    """The training thread makes updates meanwhile, but for the last write, for which the end waits."""
+    """The training thread makes updates during all writes except the last."""
     naive = make_trainer(Tape(*map(make_batch, range(24))))
     parameters = {}
     while naive.step(0.0):

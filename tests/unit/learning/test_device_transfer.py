@@ -1,4 +1,4 @@
-"""The way to a GPU and back, played on a device that is as far behind as the test says."""
+"""Transfers to and from a simulated GPU, whose delay the test sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from apex.learning.device_transfer import CudaTransfer, HostTransfer, copy_to_ho
 
 
 class Device:
-    """Streams whose work is done when the test says so; what was called is noted."""
+    """Streams whose work finishes when the test says so; keeps all calls."""
 
     def __init__(self):
         self.pending = deque()  # events in the order of recording
@@ -80,14 +80,14 @@ def device(monkeypatch):
 
 class Tape:
     def __init__(self):
-        self.words, self.sent = [], []
+        self.calls, self.sent = [], []
 
     def send(self, batch, priorities):
-        self.words.append(f"priorities {batch.parts[0].number}")
+        self.calls.append(f"priorities {batch.parts[0].number}")
         self.sent.append((batch, priorities.copy()))
 
     def release(self, slot):
-        self.words.append(f"release {slot}")
+        self.calls.append(f"release {slot}")
 
 
 def make_cuda_feed():
@@ -107,7 +107,7 @@ def test_host_transfer_copies_nothing_and_sends_at_once():
     assert loaded.stacks.data_ptr() == batch.stacks.ctypes.data
     host.give_back(batch, torch.arange(B, dtype=torch.float32))
     host.flush()
-    assert tape.words == ["priorities 1", "release 1"]
+    assert tape.calls == ["priorities 1", "release 1"]
     np.testing.assert_array_equal(tape.sent[0][1], np.arange(B))
 
 
@@ -156,7 +156,7 @@ def test_only_the_update_waits_for_the_copy_to_the_device(device):
     (copied,) = compute.waited_for
     assert copied.recorded_on == "copies"
     cuda.give_back(batch, torch.zeros(B))
-    assert tape.words == []  # Neither is done, and nobody waits.
+    assert tape.calls == []  # Neither is done, and nobody waits.
     assert not copied.synchronized
 
 
@@ -166,13 +166,13 @@ def test_a_slot_leaves_after_what_was_made_of_it(device):
     cuda.load(first, weights())
     device.finish()
     cuda.give_back(first, torch.zeros(B))
-    assert tape.words == []
+    assert tape.calls == []
     device.finish()
     cuda.load(second, weights())
     cuda.give_back(second, torch.zeros(B))
-    assert tape.words == ["priorities 0", "release 0"]
+    assert tape.calls == ["priorities 0", "release 0"]
     cuda.flush()
-    assert tape.words == ["priorities 0", "release 0", "priorities 1", "release 1"]
+    assert tape.calls == ["priorities 0", "release 0", "priorities 1", "release 1"]
 
 
 @pytest.mark.parametrize(("cuda", "slots"), [(False, 5), (True, 5 + MAX_BEHIND)])
@@ -188,10 +188,10 @@ def test_results_are_sent_while_no_batch_arrives(device):
     cuda.load(batch, weights())
     cuda.give_back(batch, torch.zeros(B))
     assert cuda.collect()
-    assert tape.words == []  # It waited for nothing.
+    assert tape.calls == []  # It waited for nothing.
     device.finish()
     assert not cuda.collect()
-    assert tape.words == ["priorities 0", "release 0"]
+    assert tape.calls == ["priorities 0", "release 0"]
 
 
 def test_the_host_is_never_far_ahead(device):
@@ -200,8 +200,8 @@ def test_the_host_is_never_far_ahead(device):
         batch = make_batch(number)
         cuda.load(batch, weights())
         cuda.give_back(batch, torch.zeros(B))
-        assert sum(word.startswith("priorities") for word in tape.words) == max(0, number + 1 - MAX_BEHIND)
-        assert sum(word.startswith("release") for word in tape.words) >= max(0, number + 1 - MAX_BEHIND)
+        assert sum(call.startswith("priorities") for call in tape.calls) == max(0, number + 1 - MAX_BEHIND)
+        assert sum(call.startswith("release") for call in tape.calls) >= max(0, number + 1 - MAX_BEHIND)
 
 
 def test_new_buffers_are_filled_after_earlier_uses_of_their_memory(device):
@@ -217,10 +217,10 @@ def test_fetched_tensor_arrives_later_without_a_wait(device):
     cuda.give_back(batch, torch.zeros(B))
     cuda.fetch(torch.arange(3), lambda values: arrived.append(values.tolist()))
     assert cuda.collect()
-    assert (tape.words, arrived) == ([], [])
+    assert (tape.calls, arrived) == ([], [])
     device.finish()
     assert not cuda.collect()
-    assert (tape.words, arrived) == (["priorities 0", "release 0"], [[0, 1, 2]])
+    assert (tape.calls, arrived) == (["priorities 0", "release 0"], [[0, 1, 2]])
 
 
 def test_the_first_parameters_arrive_although_no_batch_comes(device):
@@ -240,10 +240,10 @@ def test_fetched_tensor_delays_no_batch_and_arrives_at_the_end(device):
         cuda.load(make_batch(number), weights())
         cuda.give_back(make_batch(number), torch.zeros(B))
         cuda.fetch(torch.tensor([number]), lambda values: arrived.extend(values.tolist()))
-    assert (tape.words, arrived) == ([], [])
+    assert (tape.calls, arrived) == ([], [])
     cuda.flush()
     assert arrived == [0, 1]
-    assert tape.words == ["priorities 0", "release 0", "priorities 1", "release 1"]
+    assert tape.calls == ["priorities 0", "release 0", "priorities 1", "release 1"]
 
 
 def test_a_mark_waits_for_the_copies_before_it(device):
@@ -265,7 +265,7 @@ def test_copy_on_the_host_does_not_change_with_its_source():
 
 
 class Driver:
-    """NVIDIA's library, which answers every call with `status`."""
+    """NVIDIA's library: every call returns `status`."""
 
     def __init__(self, status):
         self.status, self.asked = status, []
@@ -277,7 +277,7 @@ class Driver:
 
 @pytest.mark.parametrize("status", [0, 2])
 def test_memory_is_locked_by_the_driver_or_an_error_names_the_limit(monkeypatch, status):
-    """Never by CUDA's runtime, whose last error would be raised by the next kernel."""
+    """CUDA's runtime must not be used: the next kernel would raise its last error."""
     driver = Driver(status)
     monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
     monkeypatch.setattr(torch.cuda, "cudart", None)

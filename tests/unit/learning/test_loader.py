@@ -1,4 +1,4 @@
-"""The loader hands decoded batches over through shared memory, and drops what does not decode."""
+"""The loader passes decoded batches through shared memory; frames that do not decode are unusable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_SHIFT = RandomShift(0, np.random.default_rng(0))
 
 
 class Arrivals:
-    """Parts as they come by socket."""
+    """Parts that arrive at a socket."""
 
     def __init__(self, *parts):
         self.parts = list(parts)
@@ -45,7 +45,7 @@ class Arrivals:
 
 
 class Remote:
-    """A loader whose parts all come by socket."""
+    """A loader whose parts all arrive at a socket."""
 
     def __init__(self, ring, schema=PIXELS, credit=8, shift=NO_SHIFT):
         self.ring, self.arrivals = ring, Arrivals()
@@ -53,7 +53,7 @@ class Remote:
         self.loader = Loader(schema, ring, shift)
 
     def send(self, *parts):
-        """Has parts arrive; tells whether the last one found a place."""
+        """Lets parts arrive; returns whether the slot took a part."""
         self.arrivals.parts += parts
         for _ in parts:
             self.source.receive(0.0)
@@ -101,7 +101,7 @@ def test_batch_is_handed_over_when_every_shard_has_a_part():
     for shard in (2, 0):
         assert remote.send(parts[shard])
     assert remote.loader.missing == [1]
-    assert not remote.send(parts[2])  # It has one from there.
+    assert not remote.send(parts[2])  # This shard's part is filled.
     assert ring.receive(0.0) is None
     assert remote.send(parts[1])
     batch = ring.receive(0.0)
@@ -116,7 +116,7 @@ def test_batch_is_handed_over_when_every_shard_has_a_part():
 
 
 class AddOne:
-    """In the place of a shift: tells how often it was applied."""
+    """Replaces a shift: adds 1 at each call."""
 
     def apply(self, stacks):
         stacks += 1
@@ -147,7 +147,7 @@ def test_priorities_go_to_the_shard_of_each_part():
         np.testing.assert_array_equal(update.priorities, priorities)
     ring.release(batch.slot)
     remote.send(make_batch(PIXELS, number=7))
-    assert first.keys[0] == 1000  # They outlive the slot.
+    assert first.keys[0] == 1000  # The updates are copies.
 
 
 def part_of(shard, number):
@@ -240,7 +240,7 @@ def test_another_process_fills_what_this_one_reads():
 
 
 class Direct:
-    """A store in memory under a run's own name, and a loader beside it that has a clock of its own."""
+    """A store at the path of a run, and a loader on the same host with a clock of the test."""
 
     def __init__(self, num_shards=1):
         self.run_id = secrets.randbits(60)
@@ -295,7 +295,7 @@ def test_loader_draws_from_a_local_store(direct):
     assert batch.parts == [BatchPart(0, 9, direct.config.replay.num_samplers, 0)]
     records = make_records(PIXELS, 5)
     np.testing.assert_array_equal(batch.action, records["action"][batch.keys])
-    np.testing.assert_array_equal(batch.stacks[1, :, -1, 0, 0], batch.keys + 1)  # A frame says its own number.
+    np.testing.assert_array_equal(batch.stacks[1, :, -1, 0, 0], batch.keys + 1)  # A frame contains its number.
     store.close()
 
 
@@ -343,11 +343,12 @@ def test_local_and_remote_shards_fill_one_batch():
 @pytest.mark.parametrize("planted", ["store", "counters"])
 def test_memory_file_of_another_user_is_ignored_and_logged_once(direct, planted, caplog):
     store = direct.make_store()
-    (direct.path if planted == "store" else counters_path(direct.path)).touch()
-    (direct.path if planted == "store" else counters_path(direct.path)).chmod(0o666)
+    file = direct.path if planted == "store" else counters_path(direct.path)
+    file.touch()
+    file.chmod(0o666)
     assert [direct.monitor.source() for _ in range(3)] == [None] * 3
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "another user may have planted it" in caplog.text
+    assert str(file) in caplog.text
     store.close()
 
 

@@ -15,7 +15,7 @@ from apex.transport.messages.histogram import BINS_PER_DECADE
 
 
 def make_store(path, *priorities, **sizes):
-    """A segment of one transition for each priority."""
+    """Inserts a segment of one transition for each priority."""
     writer = create(path, **{"min_priority": 1e-6, **sizes})
     for number, priority in enumerate(priorities):
         writer.insert(make_segment(number, count=1, base=number, priority=priority))
@@ -23,7 +23,7 @@ def make_store(path, *priorities, **sizes):
 
 
 def tally(histogram):
-    """Decade -> count, for the bins that hold any."""
+    """Returns the counts of non-empty bins by decade."""
     pairs = zip(histogram.edges, histogram.counts, strict=False)
     return {round(float(np.log10(edge)) * BINS_PER_DECADE) / BINS_PER_DECADE: count for edge, count in pairs if count}
 

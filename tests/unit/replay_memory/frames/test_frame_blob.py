@@ -15,7 +15,7 @@ def make_frames(rng, count):
 
 
 def make_memory(rng, num_blobs):
-    """Blobs at multiples of 8, their frames, and where each begins."""
+    """Returns blobs at multiples of 8, their frames, and the start of each blob."""
     memory, contents, starts = bytearray(), [], []
     for _ in range(num_blobs):
         contents.append(make_frames(rng, int(rng.integers(1, 9))))

@@ -1,4 +1,4 @@
-"""Blocks come out right in both ways, or not at all, and nothing beside their places is touched."""
+"""Both decoders decompress blocks correctly or refuse them, and write only to the given rows."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def implementation(request):
 
 
 def compress(frames):
-    """By another library than ours; returns the blob, and where each frame begins and ends in it."""
+    """Compresses with another library; returns the blob, and the start and end of each frame in it."""
     compressed = [lz4.block.compress(frame.tobytes(), store_size=False) for frame in frames]
     stops = np.cumsum([len(frame) for frame in compressed])
     return b"".join(compressed), stops - [len(frame) for frame in compressed], stops
 
 
 def make_frames(rng, count):
-    """Runs, repetitions and noise."""
+    """Returns frames with runs, repetitions and noise."""
     frames = rng.integers(0, 3, (count, FRAME_BYTES)).astype(np.uint8)
     frames[::2, 100:400] = 7
     frames[1::3, 300:] = frames[1::3, :300]
@@ -93,7 +93,7 @@ def test_frames_of_another_size_are_refused(implementation, size):
 
 
 def test_damaged_bytes_change_only_their_own_row(implementation):
-    """Every byte of a block is flipped in turn, and blocks of noise are tried: a place is the most that is lost."""
+    """Changes every byte of a block in turn, and tries blocks of noise."""
     rng = np.random.default_rng(1)
     blob, starts, _ = compress(make_frames(rng, 1))
     broken = [bytearray(blob) for _ in range(len(blob))]
@@ -110,7 +110,6 @@ def test_damaged_bytes_change_only_their_own_row(implementation):
 
 
 def test_native_code_is_built_if_there_is_a_compiler():
-    """So that nobody loses it without noticing: an installation with a compiler builds it."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     assert isinstance(lz4_blocks.make_blocks(empty_target()), NativeBlocks)

@@ -1,4 +1,4 @@
-"""Stacks are decoded exactly: shared frames, zero frames, and nothing that is no frame."""
+"""Stacks are decoded exactly, with shared frames and zero frames; invalid frames are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from apex.types import batch_record_dtype
 
 
 def naive_stacks(schema, records, frames):
-    """Straight from the definition: one stack after the other, frame by frame."""
+    """Returns the stacks by the definition, frame by frame."""
     stacks = np.zeros((2, len(records), *schema.observation_shape), schema.frame_dtype)
     first = 0
     for b, record in enumerate(records):

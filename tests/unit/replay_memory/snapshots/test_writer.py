@@ -1,4 +1,4 @@
-"""A snapshot taken while the store serves holds what the store held; a bad piece is named, and never believed."""
+"""A snapshot of a store in use equals the store; damaged files are named and never used."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Scene:
         )
 
     def go_on_with_the_snapshot(self):
-        """The memory is gone; a new one takes its place, and its twin closes up the images."""
+        """Replaces the memory by a restored one, whose blobs have no gaps, and adapts the naive twin."""
         self.writer.close()
         self.path.unlink()
         self.incarnation += 1
@@ -178,7 +178,7 @@ def test_an_empty_store_has_no_snapshot(place):
 
 @pytest.mark.parametrize("step", ["copy rows", "copy", "check", "copy weights"])
 def test_snapshot_is_right_if_the_writer_continues_at_any_step(place, step):
-    """The writer goes on at every step, fast enough to overwrite what is just being copied."""
+    """The writer overwrites data that is being copied, at every step."""
     scene = Scene(place, max_bytes=2000)
     scene.insert(20)
     contents = {}
@@ -202,7 +202,7 @@ def test_snapshot_is_right_if_the_writer_continues_at_any_step(place, step):
         keys = range(snapshot.first_key, snapshot.end_key)
         drawn = decode(reader.sample(2_000, scene.rng))
         assert drawn == {key: expect(*contents[key][:2]) for key in keys}
-        for actor_id in range(3):  # Rows and keys are of one moment: what a row says, somebody has.
+        for actor_id in range(3):  # Rows and keys belong to the same commit.
             numbers = {
                 contents[key][0].number
                 for key in range(snapshot.end_key)
@@ -283,7 +283,7 @@ def test_failed_restore_leaves_no_store(place):
 
 
 class Damage:
-    """Two snapshots of one store, the second with more files, and what each transition is."""
+    """Two snapshots of one store, the second with more files, and the content of each transition."""
 
     def __init__(self, place):
         self.scene = Scene(place)
@@ -301,7 +301,7 @@ class Damage:
             path.write_bytes(data)
 
     def check(self, path, caplog):
-        """Whatever can be restored is right, the file is named, and not all is lost."""
+        """Asserts that the restored transitions are right, that the file is named, and that some remain."""
         caplog.clear()
         restored = self.scene.restore()
         used = {self.newest.state.name, f"{self.newest.number:09d}.json"}
@@ -353,7 +353,7 @@ def test_a_missing_file_is_noticed_and_written_again(place, caplog):
 
 @pytest.mark.parametrize("ending", [".json", ".state", ".segments"])
 def test_one_lost_file_leaves_an_intact_snapshot(place, ending, caplog):
-    """Also where nothing was stored between them, and where the newest is what was restored from one of them."""
+    """Also if nothing was stored between them, and if the newest is a restored one."""
     scene = Scene(place)
     scene.insert(6)
     before, newest = scene.source.take(), scene.source.take()
@@ -533,7 +533,7 @@ def test_rest_is_called_after_each_file(place):
 
 
 def test_rest_shows_signs_of_life_and_ends_with_a_request(monkeypatch):
-    """Else whoever looks for signs of life kills the process for having rested."""
+    """Otherwise, the watchdog would kill the process during a rest."""
     monkeypatch.setattr("os.nice", lambda increment: None)
     stop, ticks, rested = Stop(), [], []
     pipe, end = multiprocessing.Pipe()

@@ -19,7 +19,7 @@ CLASSES = np.arange(1, COUNT + 1, dtype=np.float32)  # A transition of class c h
 
 
 def write(path, ready, done, sizes, segments, num_first, choose):
-    """Inserts, and updates what `choose` gives, as fast as it can; says that it is ready after `num_first` inserts."""
+    """Inserts, and updates the keys of `choose`, without pauses; sets `ready` after `num_first` inserts."""
     rng = np.random.default_rng(1)
     writer = create(path, **sizes)
     number = 0
@@ -33,7 +33,7 @@ def write(path, ready, done, sizes, segments, num_first, choose):
 
 
 def whole_segments(writer, rng):
-    """A whole segment is scaled at once, so the shares stay as they are."""
+    """Scales whole segments, so that the shares stay the same."""
     blocks = rng.integers(-3, writer.size // COUNT, 4) * COUNT + writer.first_key // COUNT * COUNT
     keys = (blocks[:, None] + np.arange(COUNT)).ravel()
     return keys, (rng.choice([1, 2, 3, np.nan, -1], 4)[:, None] * CLASSES).ravel()
@@ -86,7 +86,7 @@ WATCHED = 400  # Keys in a row: half of them are left alone.
 
 
 def every_second_segment(writer, rng):
-    """The priorities of those that nobody watches."""
+    """Returns priorities of keys that are not observed."""
     keys = rng.integers(writer.first_key - PERIOD, writer.num_inserted, 128)
     keys = keys[~ALONE[keys % PERIOD]]
     return keys, rng.choice([0, 1, 2, 5, 20, np.nan, -1], len(keys))
@@ -94,7 +94,7 @@ def every_second_segment(writer, rng):
 
 @pytest.mark.parametrize("priority_exponent", [0.6, 0.0])
 def test_unchanged_keys_are_drawn_by_weight_while_others_change(path, priority_exponent):
-    """A set of keys is watched from its insertion until its eviction, then the next set, in whatever slots it lies."""
+    """Observes a set of keys from insertion to eviction, then the next set."""
     sizes = {"capacity": 2_000, "max_bytes": 200_000, "priority_exponent": priority_exponent}
     priorities = 1 + np.random.default_rng(0).random(COUNT).astype(np.float32) * 9
     segments = [make_segment(number, count=COUNT, priority=priorities) for number in range(400)]

@@ -142,13 +142,13 @@ def test_impossible_watermark_is_refused(path, first_key):
         writer.insert(make_segment(number, count=5))
     writer.close()
     write_number(path, CELLS_OFFSET + 8 * FIRST_KEY, first_key)
-    for _ in range(2):  # And the file is given free again.
+    for _ in range(2):  # The lock is released each time.
         with pytest.raises(UsageError, match=str(path)):
             attach(path)
 
 
 def insert_for_ever(path):
-    """Segment n, in order, and after each some priorities."""
+    """Inserts all segments in order, and sets some priorities after each."""
     writer = attach(path)
     number = writer.receipt(0).contiguous
     while True:
@@ -213,7 +213,7 @@ def test_second_crash_after_a_first_at_any_step_loses_no_more(path, first, secon
 
 
 def attach_for_ever(path):
-    """Recovers again and again."""
+    """Recovers repeatedly."""
     while True:
         attach(path).close()
 

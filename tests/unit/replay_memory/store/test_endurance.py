@@ -1,4 +1,4 @@
-"""However long a store lives, it keeps what a line of segments keeps, and every leaf is what its priority says."""
+"""After many operations, a store equals a queue of segments, and every leaf equals its priority."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WILD = [np.nan, np.inf, -np.inf, -1, -1e-45, -0.0, 0, 1e-45, 1e-38, 3.4e38]  # d
 
 
 class Line:
-    """Segments in a row over a ring of bytes: the front one leaves until there is room for the next."""
+    """A queue of segments over a ring of bytes: the oldest leave until the next one fits."""
 
     def __init__(self, capacity, max_bytes):
         self.capacity, self.num_bytes = capacity, max_bytes // 8 * 8
@@ -67,7 +67,7 @@ class Line:
 
 
 def random_priorities(rng, count):
-    """Over ten decades; one in a hundred is none, or beyond all bounds."""
+    """Returns priorities of ten decades; one in a hundred is invalid or out of range."""
     priorities = rng.random(count, np.float32) * np.float32(10) ** rng.integers(-4, 7, count).astype(np.float32)
     return np.where(rng.random(count) < 0.01, rng.choice(WILD, count), priorities).astype(np.float32)
 
@@ -98,7 +98,7 @@ def test_eviction_removes_only_the_oldest_whole_segments_needed(path, sizes, cau
 
 
 def test_leaves_equal_priorities_after_a_million_operations(path):
-    """Inserts that go round and round, and priorities of live, overwritten and future keys; compared now and then."""
+    """Cyclic inserts, and priorities of live, overwritten and future keys; compares sometimes."""
     rng = np.random.default_rng(0)
     sizes = {"capacity": 5_003, "max_bytes": 14_005}
     segments = [make_segment(n, count=1 + n % 100, priority=random_priorities(rng, 1 + n % 100)) for n in range(300)]

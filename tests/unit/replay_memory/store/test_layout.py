@@ -1,4 +1,4 @@
-"""The file of the store is allocated whole, has one owner, and is refused with a sentence where it does not fit."""
+"""The file of the store is allocated at once and has one owner; unsuitable files are refused."""
 
 from __future__ import annotations
 
@@ -300,8 +300,7 @@ def test_refuses_transitions_of_another_schema(path):
 )
 def test_attach_with_other_sizes_is_refused(path, name, value):
     create(path).close()
-    words = rf"was created with {name} {getattr(SETTINGS, name)}, but the setting is {value}"
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=rf"{name} {getattr(SETTINGS, name)}\b.*{value}"):
         attach(path, **{name: value})
 
 
@@ -375,7 +374,7 @@ def test_store_has_an_owner_only_while_its_writer_lives(path):
 
 
 def test_store_of_another_user_is_wanted(tmp_path, monkeypatch):
-    """Its board may not be opened: whether anybody draws from the store is not for us to say."""
+    """Its counters cannot be opened, so it is unknown whether a process draws from the store."""
     store = tmp_path / "apex-1-0.replay"
     assert not location.is_wanted(store)
 

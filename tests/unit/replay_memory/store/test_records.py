@@ -20,7 +20,7 @@ COUNT = 13
 
 
 def assert_holds(path, schema, sent):
-    """What is stored at keys 0 ... 12, and what a batch tells of them."""
+    """Returns the segment stored at keys 0 ... 12, and the records of a batch."""
     stored = open_file(path, schema, writable=False).records[:COUNT]
     for name in sent.dtype.names:
         np.testing.assert_array_equal(stored[name], sent[name], err_msg=name)

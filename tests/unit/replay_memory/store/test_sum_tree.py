@@ -15,7 +15,7 @@ CAPACITIES = [1, 2, 3, 8, 37, 1000, 5000]
 
 
 class NaiveSumTree:
-    """A list, and sums from the definition."""
+    """A list of weights, with sums by the definition."""
 
     def __init__(self, capacity):
         self.weights = [0.0] * capacity
@@ -139,7 +139,7 @@ def test_a_weight_past_the_capacity_is_noticed():
 
 @pytest.mark.no_cover
 def test_tree_after_ten_million_writes_equals_a_rebuilt_tree():
-    """Updates anywhere, inserts that go round and round, and evictions before them; weights over 30 decades."""
+    """Updates at random, cyclic inserts and evictions; weights of 30 decades."""
     capacity, batch = 30_011, 512  # No power of two, no multiple of the batch.
     rng = np.random.default_rng(0)
     nodes, leaves = np.zeros(SumTree.num_nodes(capacity)), np.zeros(capacity)

@@ -39,13 +39,13 @@ def make_store(path, *segments, **sizes):
 
 
 def weights_of(reader, rng=None):
-    """Key -> share of the sum, as drawn."""
+    """Returns the drawn share of the sum by key."""
     sample = reader.sample(2000, rng or np.random.default_rng(0))
     return dict(zip(sample.records["key"].tolist(), sample.records["probability"].tolist(), strict=True))
 
 
 def random_operation(rng, progress, writer, naive):
-    """One insert or update of both, some of them stale, resent, out of order, hostile or from another life."""
+    """Applies one insert or update to both stores: also stale, resent, out of order or hostile ones."""
     if rng.random() < 0.7:
         actor_id = int(rng.integers(0, 4))
         incarnation, highest = progress.get(actor_id, (1, 0))
@@ -305,7 +305,7 @@ def test_blob_may_be_bytes_an_array_or_a_memoryview(path):
 
 
 def overwrite(writer, count):
-    """Segments of 5 transitions, so that `count` of them evict as many, one by one."""
+    """Returns segments of 5 transitions, so that each insert evicts one segment."""
     first = writer.num_inserted // 5
     for number in range(first, first + count):
         assert writer.insert(make_segment(number, count=5)) is InsertOutcome.STORED
@@ -336,7 +336,7 @@ def test_transitions_overwritten_during_the_draw_are_drawn_again(path, step, cou
 
 
 def test_uncommitted_transitions_are_not_drawn(path):
-    """The leaves were read while keys 0 ... 4 were live; then their records are those of keys 10 ... 14."""
+    """The leaves are read while keys 0 ... 4 are live; the records then are those of keys 10 ... 14."""
 
     def insert_all_but_the_commit(name):
         if name == "copy records" and not crashed:
@@ -355,7 +355,7 @@ def test_uncommitted_transitions_are_not_drawn(path):
 
 
 def test_transitions_below_the_watermark_are_not_drawn(path):
-    """The writer moves one half and then the other; a reader may look in between."""
+    """The writer moves one half, then the other; a reader may read in between."""
     segments = [make_segment(number, count=5) for number in range(4)]
     writer, reader = make_store(path, *segments)
     rng, two = np.random.default_rng(0), sum(-(-len(segment.blob) // 8) * 8 for segment in segments[:2])

@@ -27,7 +27,7 @@ def kept(folder):
 
 @pytest.fixture
 def full(tmp_path):
-    """A best policy of 5 in a folder where no new file can be written: a folder has the name that it would have."""
+    """A best policy with score 5; no new one can be written, because a folder has the name of its file."""
     best = BestPolicy(tmp_path, CONFIG, SCHEMA)
     assert best.keep(5.0, parameters(1)) == 5.0
     obstacle = tmp_path / f".{BEST}.partial"
