@@ -20,32 +20,36 @@ def choose(config, free):
     return choose_ports(config, free, said.append), said
 
 
-def test_free_ports_are_taken_as_they_are_without_a_word():
+def test_free_ports_are_used_without_a_message():
     assert choose(Config(), all_free_but()) == (Config(), [])
 
 
 @pytest.mark.parametrize("taken", ports(Config()))
-def test_one_taken_port_moves_all_of_them_and_is_said_aloud(taken):
-    config, said = choose(Config(), all_free_but(taken))
+def test_an_occupied_port_moves_all_ports_with_a_message(taken):
+    config, messages = choose(Config(), all_free_but(taken))
     assert config.transport == TransportConfig(port_offset=100)
-    assert said == ["a port on 127.0.0.1 is in use: this run uses --transport.port-offset 100"]
+    (message,) = messages
+    assert "127.0.0.1" in message
+    assert "port-offset 100" in message
 
 
-def test_an_offset_that_was_asked_for_is_where_the_search_begins():
+def test_the_search_begins_at_the_configured_offset():
     asked = Config(transport=TransportConfig(port_offset=30))
     config, _ = choose(asked, all_free_but(21_031, 21_131))
     assert config.transport.port_offset == 230
 
 
-def test_without_any_free_ports_it_names_the_setting():
-    with pytest.raises(UsageError, match="port-offset 0; the last port tried was"):
+def test_a_host_without_free_ports_is_refused_with_the_setting():
+    with pytest.raises(UsageError, match="port-offset 0"):
         choose(Config(), lambda host, port: False)
 
 
-def test_tensorboard_takes_the_next_free_port_and_says_so():
-    config, said = choose(Config(), all_free_but(6006, 6007))
+def test_tensorboard_uses_the_next_free_port_with_a_message():
+    config, messages = choose(Config(), all_free_but(6006, 6007))
     assert config.run.tensorboard_port == 6008
-    assert said == ["port 6006 is in use: TensorBoard uses port 6008"]
+    (message,) = messages
+    assert "6006" in message
+    assert "6008" in message
 
 
 def test_tensorboard_stays_clear_of_the_ports_of_the_run():

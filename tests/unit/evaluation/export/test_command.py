@@ -199,8 +199,8 @@ def test_card_has_training_score_interface_and_settings(tmp_path):
         "0 ... 29 no-ops",
         "minimal set",
         "float32 [batch, 6]",
-        "Q = V + A - mean(A)",
-        "clipped to -1 ... 1",
+        "Q = V + A",
+        "-1 ... 1;",
         "| environment.image_size | 44 | 84 |",
         "| network.width | 0.5 | 1.0 |",
     ):

@@ -84,12 +84,12 @@ def test_failed_allocation_is_refused(path):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"capacity": 0}, "replay.capacity must be >= 1, got 0"),
-        ({"max_bytes": 7}, "replay.max_bytes must be >= 8, got 7"),
-        ({"num_streams": 0}, "actor.num_actors must be >= 1, got 0"),
-        ({"min_priority": 0.0}, r"replay.min_priority 0.0 \*\* replay.priority_exponent 1.0 is too close to 0"),
-        ({"min_priority": 1e-200, "priority_exponent": 2.0}, "is too close to 0"),
-        ({"min_priority": 5e-324}, r"replay.min_priority 5e-324 \*\* replay.priority_exponent 1.0 is too close to 0"),
+        ({"capacity": 0}, r"replay\.capacity.*\b0\b"),
+        ({"max_bytes": 7}, r"replay\.max_bytes.*\b7\b"),
+        ({"num_streams": 0}, r"actor\.num_actors.*\b0\b"),
+        ({"min_priority": 0.0}, r"replay\.min_priority 0\.0 .*replay\.priority_exponent 1\.0"),
+        ({"min_priority": 1e-200, "priority_exponent": 2.0}, r"replay\.min_priority 1e-200"),
+        ({"min_priority": 5e-324}, r"replay\.min_priority 5e-324 .*replay\.priority_exponent 1\.0"),
     ],
 )
 def test_sizes_below_1_are_refused(path, sizes, message):
@@ -265,9 +265,9 @@ def test_a_reader_cannot_write(path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"magic": 0}, "is not a replay memory, or its creation was interrupted"),
-        ({"format": 9}, "has format 9, but this version uses format 2"),
-        ({"schema": 1}, "but this environment has schema"),
+        ({"magic": 0}, r"not a replay memory"),
+        ({"format": 9}, "format 9, .*format 2"),
+        ({"schema": 1}, "schema .*schema "),
         ({"capacity": 2**40}, "is damaged"),
         ({"max_bytes": 0}, "is damaged"),
         ({"num_streams": -1}, "is damaged"),
@@ -306,7 +306,7 @@ def test_attach_with_other_sizes_is_refused(path, name, value):
 
 @pytest.mark.parametrize("machine", ["aarch64", "arm64", "riscv64", ""])
 def test_refuses_a_processor_that_may_reorder_stores(machine):
-    with pytest.raises(UsageError, match="needs an x86-64 CPU"):
+    with pytest.raises(UsageError, match="x86-64"):
         require_processor(machine)
 
 

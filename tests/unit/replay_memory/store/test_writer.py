@@ -275,8 +275,8 @@ def test_receipt_of_an_unknown_actor_is_refused(path, actor_id):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"records": make_segment(0, count=41).records}, "41 records, but the capacity is 40"),
-        ({"blob": bytes(4001)}, "4001 bytes, but the maximum is 4000"),
+        ({"records": make_segment(0, count=41).records}, "41 records.* 40"),
+        ({"blob": bytes(4001)}, "4001 bytes.* 4000"),
     ],
 )
 def test_refuses_a_segment_that_does_not_fit(path, fields, message):

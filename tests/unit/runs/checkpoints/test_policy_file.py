@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -71,10 +72,10 @@ def test_refuses_values_that_do_not_fit_the_network(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"format":"4"', b'"format":"5"', "its format is 5, but this version reads only format 4"),
+        (b'"format":"4"', b'"format":"5"', "format.* 5, .*format 4"),
         (b'"__metadata__"', b'"__metadaten_"', "best.safetensors cannot be read: "),
-        (b"hidden", b"hidaen", "it was changed after it was written"),
-        (b"seal", b"sael", 'it has no "seal" field'),
+        (b"hidden", b"hidaen", "best.safetensors.*changed"),
+        (b"seal", b"sael", '"seal"'),
     ],
 )
 def test_a_policy_of_another_kind_is_refused_with_the_reason(tmp_path, old, new, message):
@@ -91,7 +92,7 @@ def test_a_policy_with_a_flipped_bit_is_refused(tmp_path):
     network, info = make_policy()
     save_policy(tmp_path / BEST, flatten_parameters(network), info)
     flip_a_bit(tmp_path / BEST)
-    with pytest.raises(CheckpointError, match="SHA-256 of its tensors differs from the recorded one"):
+    with pytest.raises(CheckpointError, match=r"SHA-256.*differs"):
         read_policy(tmp_path / BEST)
 
 
@@ -132,7 +133,7 @@ def test_custom_algorithm_gets_all_settings_except_run_and_transport(tmp_path):
 
 def test_policy_whose_tensors_do_not_fit_is_refused(tmp_path):
     path = save_checkpoint(tmp_path, make_state(1, config=Config(network=NetworkConfig(hidden=5, body_hidden=4))))
-    with pytest.raises(CheckpointError, match=r"the tensors of .*000000001 do not fit the network that it names"):
+    with pytest.raises(CheckpointError, match=r"tensors of .*000000001"):
         read_policy(path)
 
 
@@ -183,7 +184,7 @@ def test_damaged_best_policy_falls_back_to_the_previous_and_logs_it(tmp_path, da
     assert best_score(tmp_path) == 2.0
     damage(tmp_path / BEFORE)
     if (tmp_path / BEST).exists():
-        with pytest.raises(CheckpointError, match=r"no best policy in .* is intact"):
+        with pytest.raises(CheckpointError, match=re.escape(str(tmp_path))):
             find_best(tmp_path)
 
 
