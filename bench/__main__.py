@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from apex.errors import FINISHED, UsageError
 from apex.runtime.lifecycle import reports_errors
+from apex.runtime.logs import configure_logging
 
 BENCHES = {  # name of the benchmark -> module, whose main(argv) measures
     "actor": "bench.actor",
@@ -40,4 +41,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    configure_logging("bench")
     sys.exit(main())
