@@ -109,7 +109,7 @@ def test_a_key_opens_only_the_sockets_of_its_role(folder, socket_name):
             with knock(Keys(folder, role), server, socket_name):
                 assert server.outcome() == "FAILED_AUTH"
             assert server.received(0.05) is None
-            assert server.context.refused_connections[f"{socket_name}: key of the role {role}"] >= 1
+            assert any(socket_name in reason and role in reason for reason in server.context.refused_connections)
 
 
 def test_an_unknown_key_is_refused(folder, elsewhere):
@@ -133,7 +133,8 @@ def test_a_key_of_another_role_is_refused(folder):
     with open_server(Keys(folder, "replay")) as server, knock(Keys(folder, "evaluator"), server):
         assert server.outcome() == "FAILED_AUTH"
         assert server.received(0.2) is None
-        assert set(server.context.refused_connections) == {"experience: key of the role evaluator"}
+        (reason,) = server.context.refused_connections
+        assert "evaluator" in reason
 
 
 def test_a_revoked_key_is_disconnected_and_other_keys_reconnect(folder):

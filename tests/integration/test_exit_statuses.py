@@ -122,7 +122,7 @@ def test_the_status_is_3_if_training_diverged():
 
 
 def test_the_status_is_75_if_the_learner_no_longer_knows_the_program(learners):
-    learner = learners(welcome(), RefusedAnswer("the actor ids of this host were leased to another host"))
+    learner = learners(welcome(), RefusedAnswer("refused"))
     assert finish(learner, start(learner))[0] == 75
 
 
@@ -146,7 +146,7 @@ def test_an_actor_host_with_wait_for_runs_joins_run_after_run(learners):
     learner = learners(welcome(), StateAnswer(stop=True))
     process = start(learner, "--wait-for-runs")
     until(lambda: learner.serve() or learner.beats > 2, "heartbeats of several runs")
-    learner.answers["beat"] = RefusedAnswer("the request is for another run")
+    learner.answers["beat"] = RefusedAnswer("refused")
     before = learner.beats
     until(lambda: learner.serve() or learner.beats > before + 2, "heartbeats of more runs")
     learner.answers["beat"] = StateAnswer(stop=False)
