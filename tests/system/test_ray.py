@@ -249,7 +249,7 @@ import apex, ray
 ray.init()
 for name, limit in (("one", 30), ("two", 30), ("run", 10_000_000)):
     limits = {"max_updates": limit, "stop_score": None, "tensorboard": False, "name": name}
-    config = apex.preset("cartpole", evaluator={"enabled": False}, run=limits)
+    config = apex.preset("cartpole", evaluator={"enabled": False}, replay={"inserts_wait": False}, run=limits)
     run = apex.train(config, engine=apex.RayEngine(actor_hosts=1))
     print("returned", run.updates, run.end.kind, run.folder)
 """
