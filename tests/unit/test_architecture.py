@@ -30,6 +30,8 @@ TIMESTAMPS = {  # Modules that may record the time of an event, or derive a numb
     "apex.acting.worker": {"time.time"},
     "apex.launch.serial.run": {"time.time"},
     "apex.runs.folder": {"datetime.now", "time.time"},
+    "apex.runs.new_folder": {"datetime.now"},
+    "apex.sentences": {"time.localtime"},  # formats the time of a log entry
 }
 
 SOURCES = {
