@@ -245,24 +245,31 @@ def test_a_job_trains_in_an_environment_from_its_working_directory(clusters):
 
 
 API = """
-import apex, ray
-ray.init()
-for name, limit in (("one", 30), ("two", 30), ("run", 10_000_000)):
-    limits = {"max_updates": limit, "stop_score": None, "tensorboard": False, "name": name}
+import apex
+def train(name, **limits):
+    limits = {"stop_score": None, "tensorboard": False, "name": name, **limits}
     config = apex.preset("cartpole", evaluator={"enabled": False}, replay={"inserts_wait": False}, run=limits)
     run = apex.train(config, engine=apex.RayEngine(actor_hosts=1))
     print("returned", run.updates, run.end.kind, run.folder)
 """
+SESSION = "import ray; ray.init(); train('one', max_updates=30); train('two', max_updates=30)"
 
 
-def test_calls_train_in_one_session_of_the_caller_until_sigterm(clusters):
+def test_two_calls_train_in_one_session_of_the_caller(clusters):
     cluster = clusters(2)
-    script = cluster.start("driver", sys.executable, "-c", API)
-    until_more(cluster, script, seconds=300.0)
-    script.terminate()
-    assert script.wait(60) == -signal.SIGTERM, script.output()
+    script = cluster.start("driver", sys.executable, "-c", API + SESSION)
+    assert script.wait(200) == 0, script.output()
     for name in ("one", "two"):
         assert re.search(rf"returned \d+ updates .*/runs/{name}\n", script.output()), script.output()
+    nothing_stays(cluster)
+
+
+def test_sigterm_saves_the_run_of_a_call_and_ends_the_caller(clusters):
+    cluster = clusters(2)
+    script = cluster.start("driver", sys.executable, "-c", API + "train('run')")
+    until_more(cluster, script)
+    script.terminate()
+    assert script.wait(60) == -signal.SIGTERM, script.output()
     assert RunFolder.open(cluster.folder / "runs/run").end == INTERRUPTED
     nothing_stays(cluster)
 
