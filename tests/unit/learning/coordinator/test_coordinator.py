@@ -157,7 +157,7 @@ def test_a_replaced_server_is_refused_when_its_network_returns(scene):
     scene.clock.now += 2.1
     assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WelcomeAnswer)
     scene.beat(session=2, endpoints={"priorities": "tcp://2.2.2.2:2"})
-    assert scene.beat(session=1) == RefusedAnswer("another replay server has taken over this shard")
+    assert isinstance(scene.beat(session=1), RefusedAnswer)
     assert scene.coordinator.decide().replay == [{"priorities": "tcp://2.2.2.2:2"}]
     assert isinstance(scene.beat(session=2), StateAnswer)
     scene.coordinator.answer(Goodbye(2))
