@@ -1,4 +1,4 @@
-"""Reads which GPUs this host has and whether torch can use them, without loading torch or CUDA."""
+"""Reads which GPUs this host has and whether torch can use them, without loading torch or CUDA, which takes seconds."""
 
 from __future__ import annotations
 
