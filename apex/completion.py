@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import io
-import re
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 
 from apex.cli import COMMANDS, load
-from apex.config.arguments import Parser, reader_may_leave
+from apex.config.arguments import Parser, collect_options, reader_may_leave
 from apex.config.presets import PRESETS
 from apex.errors import FINISHED
 from apex.runtime.lifecycle import reports_errors
@@ -53,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_script() -> str:
-    """Returns the completion script for bash, built from the help text of each command."""
+    """Returns the completion script for bash, built from the options of each command."""
     lines = []
     for name, command in COMMANDS.items():
         options = read_options(command.module, "--help-all" if name in WITH_SETTINGS else "--help")
@@ -64,11 +62,10 @@ def make_script() -> str:
 
 
 def read_options(module: str, option: str) -> set[str]:
-    """Returns the options that a module's program prints for `option`, --help or --help-all."""
-    output = io.StringIO()
-    with redirect_stdout(output), suppress(SystemExit):
+    """Returns the options that a module's program lists for `option`, --help or --help-all."""
+    with collect_options() as options, suppress(SystemExit):
         load(module)([option])
-    return set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", output.getvalue()))
+    return options
 
 
 if __name__ == "__main__":

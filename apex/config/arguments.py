@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -42,9 +43,27 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message, f"run {self.prog} --help for a list of options")
 
     def print_help(self, file: Any = None) -> None:
-        """Prints the options; a closed pipe is not an error."""
+        """Prints the options; a closed pipe is not an error. Within `collect_options`, collects their names instead."""
+        if (collected := _collected.get()) is not None:
+            shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+            collected.update(name for action in shown for name in action.option_strings if name.startswith("--"))
+            return
         with reader_may_leave():
             super().print_help(file)
+
+
+_collected: ContextVar[set[str] | None] = ContextVar("collected", default=None)
+
+
+@contextmanager
+def collect_options() -> Iterator[set[str]]:
+    """Yields a set. A parser that would print its help during the context adds its long options to the set instead."""
+    options: set[str] = set()
+    token = _collected.set(options)
+    try:
+        yield options
+    finally:
+        _collected.reset(token)
 
 
 def value_of(annotation: Any) -> Callable[[str], Any]:
