@@ -1,9 +1,10 @@
-/* The convolutions of a network that sees pixels. For x86-64 with AVX2 and FMA; torch does the same without.
+/* Convolutions of networks for images, for x86-64 with AVX2 and FMA. On other processors, torch computes them.
  *
- * The first one is 8 x 8 with stride 4, straight from uint8. torch's takes two thirds of an update of a small network:
- * its kernels want many channels, and pixels as float32 in memory first. Here a vector holds 8 output channels, so that
- * each multiplication takes one pixel for all of them, and 10 sums stay in registers. The others are products of small
- * matrices that lie in the images as they are. Each call is one thread's.
+ * The first convolution is 8 x 8 with stride 4 and reads uint8. torch needs two thirds of the update of a small network
+ * for it, because its kernels are slow with few channels and first convert the pixels to float32 in memory. Here a
+ * vector holds 8 output channels: each instruction multiplies one pixel with all of them, and 10 sums stay in
+ * registers. The other convolutions are products of small matrices, read from the images without a copy. Each call
+ * uses one thread.
  */
 #include <stdint.h>
 #include <string.h>
@@ -14,37 +15,38 @@
 
 struct shape {
     int64_t batch, channels, height, width, outputs; /* outputs: a multiple of LANES */
-    int64_t rectified;                               /* whether a ReLU follows, which is computed too */
+    int64_t rectified;                               /* 1: also apply a ReLU */
 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #define FAST __attribute__((target("avx2,fma")))
 #define PART static inline __attribute__((always_inline, target("avx2,fma")))
-#define MOST_SUMS 10 /* vectors that stay in registers beside weights and pixels */
-#define MOST_ROWS 6  /* the same, of two vectors each */
+#define MOST_SUMS 10 /* vectors of sums in registers, beside weights and pixels */
+#define MOST_ROWS 6  /* rows of sums in registers, two vectors each */
 #define VECTOR(floats, number) (*(vector *)(uintptr_t)((floats) + (number) * LANES))
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-static int64_t places(int64_t pixels) { return (pixels - KERNEL) / STRIDE + 1; }
+static int64_t output_size(int64_t pixels) { return (pixels - KERNEL) / STRIDE + 1; }
 
-/* One image as float32, where each pixel is read some 8 times. */
+/* Converts one image to float32, because each pixel is read about 8 times. */
 FAST static void convert(const uint8_t *image, float *pixels, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         pixels[i] = (float)image[i];
 }
 
-/* A ReLU; what is not a number stays so. */
+/* Applies a ReLU; NaN stays NaN. */
 FAST static void rectify(float *numbers, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         numbers[i] = numbers[i] < 0 ? 0 : numbers[i];
 }
 
-/* `num` neighbouring places of a row, `vectors` vectors of channels; both are constants wherever this is called.
+/* Computes `num` neighbouring outputs of a row and `vectors` vectors of channels. Both are constants in every call.
  *
- * A pixel lies in two neighbouring places, STRIDE further to the left in the second: it is fetched once for both.
+ * A pixel belongs to the windows of two neighbouring outputs, in the second STRIDE further to the left. It is loaded
+ * once for both.
  */
 PART void forward(const int num, const int vectors, const struct shape *shape, const float *pixels, const float *weight,
                   const float *bias, float *out)
@@ -81,11 +83,11 @@ PART void forward(const int num, const int vectors, const struct shape *shape, c
             VECTOR(out + p * outputs, v) = sums[p * vectors + v];
 }
 
-/* One row of places: as many at once as registers hold, then one by one. */
+/* Computes one row of outputs: `num` at once, then the rest one by one. */
 PART void forward_row(const int num, const int vectors, const struct shape *shape, const float *pixels,
                       const float *weight, const float *bias, float *out)
 {
-    int64_t columns = places(shape->width), x = 0;
+    int64_t columns = output_size(shape->width), x = 0;
     for (; x + num <= columns; x += num)
         forward(num, vectors, shape, pixels + x * STRIDE, weight, bias, out + x * shape->outputs);
     for (; x < columns; x++)
@@ -108,13 +110,13 @@ FAST static void forward_two_vectors(const struct shape *shape, const float *pix
  * weight:  float32[channels, KERNEL, KERNEL, outputs]
  * bias:    float32[outputs]
  * scratch: float32[channels, height, width]
- * out:     float32[batch, places of height, places of width, outputs]
+ * out:     float32[batch, output height, output width, outputs]
  */
 FAST void apex_convolve(const struct shape *shape, const uint8_t *images, const float *weight, const float *bias,
                         float *scratch, float *out)
 {
     int64_t size = shape->channels * shape->height * shape->width, outputs = shape->outputs;
-    int64_t rows = places(shape->height), row_size = places(shape->width) * outputs;
+    int64_t rows = output_size(shape->height), row_size = output_size(shape->width) * outputs;
     for (int64_t b = 0; b < shape->batch; b++) {
         convert(images + b * size, scratch, size);
         for (int64_t y = 0; y < rows; y++, out += row_size) {
@@ -130,14 +132,14 @@ FAST void apex_convolve(const struct shape *shape, const uint8_t *images, const 
     }
 }
 
-/* Adds one image's share to a row of the kernel: `num` of its first STRIDE columns, and those STRIDE further on.
+/* Adds one image's gradient to a row of the kernel: to `num` of its first STRIDE columns, and to those STRIDE later.
  *
- * Each pixel is again fetched once, for the place of which it is in the left half and the one of which in the right.
+ * Each pixel is loaded once for the two windows to which it belongs.
  */
 PART void backward(const int num, const int vectors, const struct shape *shape, const float *pixels,
                    const float *gradient, float *weight_gradient)
 {
-    int64_t rows = places(shape->height), columns = places(shape->width), outputs = shape->outputs;
+    int64_t rows = output_size(shape->height), columns = output_size(shape->width), outputs = shape->outputs;
     vector left[4], right[4]; /* num * vectors of them are used */
     for (int x = 0; x < num; x++)
         for (int v = 0; v < vectors; v++) {
@@ -183,14 +185,14 @@ FAST static void backward_two_vectors(const struct shape *shape, const float *pi
 }
 
 /* images, scratch: as above
- * gradient:        float32[batch, places of height, places of width, outputs], of what `apex_convolve` gave
- * weight_gradient: float32[channels, KERNEL, KERNEL, outputs], to which it is added
+ * gradient:        float32[batch, output height, output width, outputs], of the output of `apex_convolve`
+ * weight_gradient: float32[channels, KERNEL, KERNEL, outputs], incremented by the result
  */
 void apex_convolve_weight_gradient(const struct shape *shape, const uint8_t *images, const float *gradient,
                                    float *scratch, float *weight_gradient)
 {
     int64_t plane = shape->height * shape->width, size = shape->channels * plane, outputs = shape->outputs;
-    int64_t gradient_size = places(shape->height) * places(shape->width) * outputs;
+    int64_t gradient_size = output_size(shape->height) * output_size(shape->width) * outputs;
     for (int64_t b = 0; b < shape->batch; b++, gradient += gradient_size) {
         convert(images + b * size, scratch, size);
         for (int64_t row = 0; row < shape->channels * KERNEL; row++) {
@@ -211,20 +213,20 @@ struct layer {
     int64_t batch, height, width, inputs, outputs, kernel, stride; /* outputs, kernel * inputs: multiples of LANES */
 };
 
-/* Where the factors of a sum of products lie: c[row] += a[row, turn, step] * b[turn, step], over all turns and steps. */
+/* Strides of a sum of products: c[row] += sum over i and j of a[row, i, j] * b[i, j]. */
 struct product {
-    int64_t turns, steps;
-    int64_t a_row, a_turn, a_step; /* from one number to the next, in floats */
-    int64_t b_turn, b_step, c_row;
+    int64_t num_i, num_j;
+    int64_t a_row, a_i, a_j; /* from one number to the next, in floats */
+    int64_t b_i, b_j, c_row;
 };
 
 PART void multiply(const int rows, const int vectors, const struct product *product, const float *a, const float *b,
                    float *c)
 {
     vector sums[MOST_ROWS * 2] = {{0}};
-    for (int64_t turn = 0; turn < product->turns; turn++, a += product->a_turn, b += product->b_turn) {
+    for (int64_t i = 0; i < product->num_i; i++, a += product->a_i, b += product->b_i) {
         const float *left = a, *right = b;
-        for (int64_t step = 0; step < product->steps; step++, left += product->a_step, right += product->b_step) {
+        for (int64_t j = 0; j < product->num_j; j++, left += product->a_j, right += product->b_j) {
             vector factors[2];
             for (int v = 0; v < vectors; v++)
                 factors[v] = VECTOR(right, v);
@@ -241,7 +243,7 @@ PART void multiply(const int rows, const int vectors, const struct product *prod
             VECTOR(c + row * product->c_row, v) += sums[row * vectors + v];
 }
 
-/* As many rows and columns as one likes, in blocks of nearly one size that registers hold. */
+/* Multiplies any number of rows and columns, in blocks of nearly equal size that fit into registers. */
 #define BLOCK(rows, vectors) \
     case (rows) * 2 + (vectors) - 1: \
         multiply(rows, vectors, product, left, right, to); \
@@ -265,21 +267,21 @@ FAST static void multiply_all(int64_t rows, int64_t columns, const struct produc
     }
 }
 
-static int64_t layer_places(const struct layer *layer, int64_t pixels)
+static int64_t layer_output_size(const struct layer *layer, int64_t pixels)
 {
     return (pixels - layer->kernel) / layer->stride + 1;
 }
 
-/* The layer and its ReLU.
+/* Computes the layer and its ReLU.
  *
  * in:     float32[batch, height, width, inputs]
  * weight: float32[kernel, kernel, inputs, outputs]
  * bias:   float32[outputs]
- * out:    float32[batch, places of height, places of width, outputs]
+ * out:    float32[batch, output height, output width, outputs]
  */
 FAST void apex_layer(const struct layer *layer, const float *in, const float *weight, const float *bias, float *out)
 {
-    int64_t rows = layer_places(layer, layer->height), columns = layer_places(layer, layer->width);
+    int64_t rows = layer_output_size(layer, layer->height), columns = layer_output_size(layer, layer->width);
     int64_t line = layer->width * layer->inputs, window = layer->kernel * layer->inputs, outputs = layer->outputs;
     struct product product = {
         layer->kernel, window, layer->stride * layer->inputs, line, 1, window * outputs, outputs, outputs};
@@ -294,31 +296,31 @@ FAST void apex_layer(const struct layer *layer, const float *in, const float *we
 }
 
 /* in:              as above
- * gradient:        float32[batch, places of height, places of width, outputs], of what `apex_layer` gave
- * weight_gradient: float32[kernel, kernel, inputs, outputs], to which it is added
+ * gradient:        float32[batch, output height, output width, outputs], of the output of `apex_layer`
+ * weight_gradient: float32[kernel, kernel, inputs, outputs], incremented by the result
  */
 FAST void apex_layer_weight_gradient(const struct layer *layer, const float *in, const float *gradient,
                                      float *weight_gradient)
 {
-    int64_t rows = layer_places(layer, layer->height), columns = layer_places(layer, layer->width);
+    int64_t rows = layer_output_size(layer, layer->height), columns = layer_output_size(layer, layer->width);
     int64_t line = layer->width * layer->inputs, window = layer->kernel * layer->inputs, outputs = layer->outputs;
-    struct product product = {rows,     columns, 1, layer->stride * line, layer->stride * layer->inputs, columns * outputs,
-                              outputs, outputs};
+    struct product product = {
+        rows, columns, 1, layer->stride * line, layer->stride * layer->inputs, columns * outputs, outputs, outputs};
     for (int64_t b = 0; b < layer->batch; b++, in += layer->height * line, gradient += rows * columns * outputs)
         for (int64_t y = 0; y < layer->kernel; y++)
             multiply_all(window, outputs, &product, in + y * line, gradient, weight_gradient + y * window * outputs);
 }
 
-/* Through the layer, and through the ReLU that `in` came of: where that is 0 nothing passes.
+/* Propagates the gradient through the layer, and through the ReLU whose output was `in`: it is 0 where `in` is 0.
  *
  * in, gradient: as above
- * turned:       float32[kernel, outputs, kernel, inputs], the weights
+ * transposed:   float32[kernel, outputs, kernel, inputs], the weights, transposed
  * in_gradient:  float32[batch, height, width, inputs]
  */
 FAST void apex_layer_input_gradient(const struct layer *layer, const float *in, const float *gradient,
-                                    const float *turned, float *in_gradient)
+                                    const float *transposed, float *in_gradient)
 {
-    int64_t rows = layer_places(layer, layer->height), columns = layer_places(layer, layer->width);
+    int64_t rows = layer_output_size(layer, layer->height), columns = layer_output_size(layer, layer->width);
     int64_t line = layer->width * layer->inputs, window = layer->kernel * layer->inputs, outputs = layer->outputs;
     struct product product = {1, outputs, outputs, 0, 1, 0, window, layer->stride * layer->inputs};
     int64_t size = layer->height * line;
@@ -327,16 +329,16 @@ FAST void apex_layer_input_gradient(const struct layer *layer, const float *in, 
             in_gradient[at] = 0;
         for (int64_t i = 0; i < rows; i++, gradient += columns * outputs)
             for (int64_t y = 0; y < layer->kernel; y++)
-                multiply_all(columns, window, &product, gradient, turned + y * outputs * window,
+                multiply_all(columns, window, &product, gradient, transposed + y * outputs * window,
                              in_gradient + (i * layer->stride + y) * line);
         for (int64_t at = 0; at < size; at++)
             in_gradient[at] = in[at] > 0 ? in_gradient[at] : 0;
     }
 }
 
-/* --- bfloat16, whose convolutions are torch's --------------------------------------------------------------------- */
+/* --- bfloat16; torch computes its convolutions -------------------------------------------------------------------- */
 
-/* The bits of a pixel as float32. As bfloat16 it is their upper half, since 0 ... 255 need no more. */
+/* Returns the bits of a pixel as float32. Their upper half is its bfloat16, which represents 0 ... 255 exactly. */
 PART uint32_t bits(uint8_t pixel)
 {
     float number = pixel;
@@ -350,7 +352,7 @@ struct planes {
 };
 
 /* images: uint8[batch, 4, pixels]
- * out:    bfloat16[batch, pixels, 4], of which each number here holds two
+ * out:    bfloat16[batch, pixels, 4], two in each element of `out`
  */
 FAST void apex_interleave(const struct planes *planes, const uint8_t *images, uint32_t *out)
 {
@@ -376,10 +378,10 @@ int64_t apex_convolution_works(void) { return 0; }
 
 #endif
 
-/* Of the functions' arguments, as in decompress.c. */
+/* version of the functions' arguments, as in decompress.c */
 const int64_t apex_interface = 3;
 
-/* SHA-256 of this file, by setup.py; native.py compares it. */
+/* SHA-256 of this file, set by setup.py and compared by native.py */
 #ifndef APEX_SOURCE
 #define APEX_SOURCE ""
 #endif
