@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from bench.__main__ import main
 from bench.harness.recording import Compressor, load, record
 from bench.harness.report import compare, print_report, read_peer
 from bench.replay import VerificationError, verify
-from bench.replay_steps import median_ms, read_memory, time_store
+from bench.replay_steps import median_ms, read_memory
 
 CONFIG = Config(environment=EnvironmentConfig(id="ALE/Seaquest-v5"), actor=ActorConfig(num_actors=2, segment_length=10))
 TINY = ["replay", "--transitions", "2000", "--frames", "900", "--seconds", "0.5", "--leaves", "4096", "--json"]
@@ -146,13 +145,6 @@ def test_the_report_marks_figures_below_the_bar(capsys):
     update, draw = (line for line in capsys.readouterr().out.splitlines() if "2^21" in line)
     assert update.endswith("below the bar")
     assert not draw.endswith("below the bar")
-
-
-def test_a_store_is_timed_and_removed():
-    times = time_store(256, 32)
-    assert 0 < times.draw < 100
-    assert 0 < times.update < 100
-    assert not list(Path("/dev/shm").glob(f"apex-{os.getpid():016x}*"))
 
 
 def test_a_median_ignores_one_slow_round():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from apex.errors import UsageError
-from bench.harness.report import print_sizes
 from bench.plots.replay_sizes import check_picture, draw_sizes
 from bench.replay_steps import StoreTimes
 
@@ -29,12 +28,3 @@ def test_the_chart_has_both_curves_and_bars_on_a_logarithmic_axis():
 def test_an_unwritable_file_is_refused(tmp_path, name):
     with pytest.raises(UsageError, match=r"--sizes"):
         check_picture(tmp_path / name)
-
-
-def test_the_table_has_a_row_for_each_size(capsys):
-    print_sizes(TIMES)
-    assert [line.split() for line in capsys.readouterr().out.splitlines()[2:]] == [
-        ["65,536", "0.050", "0.070"],
-        ["131,072", "0.060", "0.080"],
-        ["8,388,608", "0.125", "0.140"],
-    ]
