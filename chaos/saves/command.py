@@ -190,7 +190,8 @@ def _newest_files(folder: RunFolder) -> list[Path]:
         folder.checkpoints / NEWEST,
         folder.checkpoints / BEST,
         *(snapshots.path / name for name in names),
-        *(path for path in folder.path.iterdir() if path.is_file() and path.name != CLOCK),
+        # An empty file is only a mark.
+        *(path for path in folder.path.iterdir() if path.is_file() and path.stat().st_size and path.name != CLOCK),
     ]
 
 
@@ -239,11 +240,11 @@ def _try(
 def _collect_messages() -> Iterator[list[str]]:
     messages: list[str] = []
 
-    class Ear(logging.Handler):
+    class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             messages.append(record.getMessage())
 
-    ear = Ear()
+    ear = Collector()
     log.addHandler(ear)
     try:
         yield messages
