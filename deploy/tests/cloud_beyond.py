@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.server
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -29,7 +29,8 @@ def cloud(network: Network, instances: Mapping[str, str]) -> Iterator[None]:
         aws = make_server(
             AWS, 443, application, threaded=True, request_handler=MotoRequestHandler, fd=interfaces.fileno()
         )
-        metadata_server = http.server.ThreadingHTTPServer((METADATA, 80), _handler(instances), bind_and_activate=False)
+        handler = metadata_handler(lambda address: {"instance-id": instances.get(address, ""), "local-ipv4": address})
+        metadata_server = http.server.ThreadingHTTPServer((METADATA, 80), handler, bind_and_activate=False)
         metadata_server.socket.close()
         metadata_server.socket = metadata
         threads = [threading.Thread(target=server.serve_forever, args=[0.1]) for server in (aws, metadata_server)]
@@ -54,19 +55,18 @@ def _listen(address: str, port: int) -> socket.socket:
     return listener
 
 
-def _handler(instances: Mapping[str, str]) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        """Version 2 of the metadata service, which needs a token. It identifies a machine by its address, like AWS."""
+def metadata_handler(find: Callable[[str], Mapping[str, str]]) -> type[http.server.BaseHTTPRequestHandler]:
+    """Returns version 2 of the metadata service, which needs a token. `find` returns the values for an address."""
 
+    class Handler(http.server.BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
-            self._answer(200 if self.path == "/latest/api/token" else 404, "token")
+            good = self.path == "/latest/api/token" and self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
+            self._answer(200 if good else 400, "a token")
 
         def do_GET(self) -> None:
-            known = self.headers["X-aws-ec2-metadata-token"] == "token"
-            address = self.client_address[0]
-            found = {"instance-id": instances.get(address, ""), "local-ipv4": address}
-            name = self.path.removeprefix("/latest/meta-data/")
-            self._answer(401 if not known else 200 if name in found else 404, found.get(name, ""))
+            known = self.headers["X-aws-ec2-metadata-token"] == "a token"
+            value = find(self.client_address[0]).get(self.path.removeprefix("/latest/meta-data/"))
+            self._answer(401 if not known else 404 if value is None else 200, value or "")
 
         def _answer(self, status: int, text: str) -> None:
             self.send_response(status)
@@ -75,6 +75,6 @@ def _handler(instances: Mapping[str, str]) -> type[http.server.BaseHTTPRequestHa
             self.wfile.write(text.encode())
 
         def log_message(self, *arguments: object) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     return Handler

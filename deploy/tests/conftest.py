@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import boto3
 import emulator
 import pytest
+from moto import mock_aws
 from terraform_program import Plan, Terraform, install
 
 NAME = "pong-1"
@@ -26,6 +29,15 @@ class Planned(NamedTuple):
 
 
 Cluster = Planned  # the same plan, applied
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Creates clients of an empty AWS inside this process."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "emulated")
+    with mock_aws():
+        yield partial(boto3.client, region_name=emulator.REGION)
 
 
 @pytest.fixture(scope="session")

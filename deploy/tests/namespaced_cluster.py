@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import emulator
 import yaml
 from cloud_beyond import AWS, ENDPOINT, cloud
-from namespaces import Machine, Switch
+from namespaces import Machine, Switch, wait_until
 from security_groups import METADATA, Passage, closed, opened, passages
 
 INIT = Path(__file__).with_name("machine_init.py")
+BUSY_SECONDS = 120.0  # deadline of a wait, measured by a Stopwatch
 ACTORS_NICE = 10  # In AWS an actor host has cores of its own; here the learner has priority.
 # environment that makes the hosts' programs use this AWS and this tree, beside their user data
 ENVIRONMENT = {
@@ -54,28 +56,21 @@ class Host(Machine):
 
     def start(self, unit: str) -> None:
         """Does the same as `systemctl start --no-block`."""
-        self.tell(f"start {unit}")
+        self.send(f"start {unit}")
 
     def ended(self, unit: str) -> list[str]:
         """Returns the exit statuses of a unit's program, in order."""
-        path = self.folder / "log/ended"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [line.split()[-1] for line in lines if line.startswith(f"{unit} ")]
+        return [line.split()[-1] for line in self.lines("log/ended") if line.startswith(f"{unit} ")]
 
     @property
     def is_up(self) -> bool:
         """Returns whether it has booted."""
         return (self.folder / "etc/cluster.env").exists()
 
-    def log_of(self, unit: str) -> str:
-        """Returns the log of a unit."""
-        path = self.folder / "log" / unit
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def asked_of_systemd(self) -> list[str]:
-        """Returns the arguments of systemctl that the units' own scripts have used."""
-        path = self.folder / "home/systemctl"
-        return path.read_text().splitlines() if path.exists() else []
+    def lines(self, file: str) -> list[str]:
+        """Returns the lines of a file, for example "log/ended"; none if it does not exist."""
+        path = self.folder / file
+        return path.read_text(errors="replace").splitlines() if path.exists() else []
 
     def logs(self) -> str:
         """Returns the end of each unit's log."""
@@ -84,11 +79,13 @@ class Host(Machine):
 
 
 class NamespacedCluster:
-    """The switch, the cloud beyond it, and the added hosts; always call `close`."""
+    """The switch, the cloud beyond it, and the added hosts, which end with the context."""
 
-    def __init__(self, endpoint: str, folder: Path) -> None:
-        """`endpoint`: this process's AWS, with the cluster applied."""
-        self._ec2 = emulator.client("ec2", endpoint)
+    def __init__(self, name: str, endpoint: str, folder: Path) -> None:
+        """`endpoint`: this process's AWS, with the cluster of this name applied."""
+        self.name = name
+        self.client = partial(emulator.client, endpoint=endpoint)
+        self._ec2 = self.client("ec2")
         self._folder = folder
         self._stack = ExitStack()
         self._ids: dict[str, str] = {}  # hosts by address
@@ -123,23 +120,33 @@ class NamespacedCluster:
         del self.hosts[host.id]
         self._ec2.terminate_instances(InstanceIds=[host.id])
 
-    def close(self) -> None:
-        """Ends everything; raises an exception if a process remains."""
+    def boot(self, *new: Host) -> None:
+        """Boots hosts, and updates the keys of the others, for which apex-keys.timer would need up to a minute."""
+        for host in new:
+            host.boot()
+        ssm, paths = self.client("ssm"), [f"/apex/{self.name}/keys/{host.role}/{host.id}" for host in new]
+        wait_until(lambda: not ssm.get_parameters(Names=paths)["InvalidParameters"], "the keys of hosts", BUSY_SECONDS)
+        for host in self.hosts.values():
+            if host.is_up:
+                host.start("apex-keys.service")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Ends everything; prints the logs after an error, and raises an exception if a process remains."""
+        if kind is not None:
+            print("".join(host.logs() for host in self.hosts.values()))
         with self._stack:
             for host in self.hosts.values():
                 host.process.kill()  # Stop all of them first, then wait for each.
                 self._stack.callback(host.kill)
 
-    def logs(self) -> str:
-        """Returns the state of all hosts, for a failure's message."""
-        return "".join(host.logs() for host in self.hosts.values())
-
     def _make(self, instance: dict[str, Any], nice: int) -> Host:
         identity = instance["InstanceId"]
-        user_data = self._ec2.describe_instance_attribute(InstanceId=identity, Attribute="userData")["UserData"][
-            "Value"
-        ]
-        host = Host(instance, self._folder / identity, base64.b64decode(user_data).decode(), nice)
+        attribute = self._ec2.describe_instance_attribute(InstanceId=identity, Attribute="userData")
+        user_data = base64.b64decode(attribute["UserData"]["Value"]).decode()
+        host = Host(instance, self._folder / identity, user_data, nice)
         self.hosts[identity] = host
         self._ids[host.address] = identity
         self.switch.plug(host)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import errno
 import json
 import re
-import select
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import ExitStack
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import emulator
-from namespaced_cluster import Host, NamespacedCluster
-from namespaces import Network, Stopwatch, wait_until
+from namespaced_cluster import BUSY_SECONDS, Host, NamespacedCluster
+from namespaces import Machine, Network, Stopwatch, wait_until
 from stored_streams import Memory, read_memory
 
 from apex.config import TransportConfig
@@ -33,11 +32,45 @@ SOCKETS = ("experience", "priorities", "receipts", "parameters", "batches", "con
 END = "start --no-block apex-end.service"  # the learner's host ends the cluster
 CUT_SECONDS = 10.0
 ANSWER_SECONDS = 2.0  # time for a connection to be answered
-START_SECONDS, SCORE_SECONDS, BUSY_SECONDS = 240.0, 400.0, 120.0  # deadlines, measured by a Stopwatch
+START_SECONDS, SCORE_SECONDS = 240.0, 400.0  # deadlines, measured by a Stopwatch
 
-Door = tuple[str, int]  # address and port
-Row = dict[str, Any]  # rows of a curve
-Seen = TypeVar("Seen")
+Port = tuple[str, int]  # address and number
+Row = dict[str, Any]  # row of a curve
+
+
+class Connections(NamedTuple):
+    """The connections between machines, before the faults."""
+
+    learner: str  # address of the first learner host
+    roles: dict[str, str]  # hosts by address
+    open: dict[str, set[Port]]  # open ports of other machines, by the address of the connecting machine
+    refused: dict[str, set[Port]]  # ports without a listener that are let through, likewise
+    strangers_curves: list[str]  # runs that TensorBoard shows to the stranger
+
+
+class ActorLoss(NamedTuple):
+    """The loss of an actor host, until another host had its actor ids."""
+
+    before: Memory
+    after: Memory
+    dead_ids: set[int]
+    seconds: float  # from the host's death until all ids were leased again, by a Stopwatch
+
+
+class Disconnection(NamedTuple):
+    """A disconnection of the host of learner and replay server."""
+
+    before: Memory
+    still: Memory  # when nothing was in flight
+    end: Memory  # before the cable was reconnected
+    after: Memory
+
+
+class LearnerLoss(NamedTuple):
+    """The loss of the learner's host with the replay memory, until another host continued the run."""
+
+    rows: list[Row]  # curve of the learner on the lost host
+    resumed_at: int  # update of the checkpoint from which the new host continued
 
 
 class Observations(NamedTuple):
@@ -45,149 +78,137 @@ class Observations(NamedTuple):
 
     hosts: dict[str, Host]  # hosts at the end, by id
     learner: Host  # the second learner host
-    roles: dict[str, str]  # hosts at the beginning, by address
-    at: str  # address of the first learner host
-    open: dict[str, set[Door]]  # open ports, by the address of the connecting machine
-    refused: dict[str, set[Door]]  # ports without a listener that are let through, likewise
-    curves: dict[str, list[str]]  # runs that TensorBoard shows, by the address of the person
-    dead_ids: set[int]
-    heirless_seconds: float  # time from an actor host's death until all ids were leased again, by a Stopwatch
-    before_death: Memory
-    after_death: Memory
-    before_cut: Memory
-    in_cut: tuple[Memory, Memory]  # streams when nothing was in flight, and after the cable was reconnected
-    after_cut: Memory
-    rows_lost: list[Row]  # curve of the learner on the lost host
-    rows: list[Row]  # the same curve at the end of the run
-    resumed_at: int  # update of the checkpoint from which the new host continued
-    updates_lost: int
+    folder: Path  # the run on that host
+    connections: Connections
+    actor_loss: ActorLoss
+    disconnection: Disconnection
+    learner_loss: LearnerLoss
 
 
-def tell(cluster: NamespacedCluster, aws: Callable[[str], Any], name: str) -> Observations:
-    """Boots all hosts, kills an actor host, disconnects the learner's host and kills it, and waits for the run's end.
+def observe_run(cluster: NamespacedCluster) -> Observations:
+    """Boots all hosts, loses an actor host, disconnects and then loses the learner's host, and waits for the run's end.
 
-    Every wait has a deadline. `aws` returns a client of a service.
+    Every wait has a deadline.
     """
-    ssm, s3 = aws("ssm"), aws("s3")
     cluster.add_new()
-    (learner,), (evaluator,) = cluster.of("learner"), cluster.of("evaluator")
-    people = {
-        address: cluster.add_person(name, address) for name, address in (("admin", ADMIN), ("stranger", STRANGER))
-    }
-
-    boot = partial(boot_hosts, cluster, ssm, name)
+    (evaluator,) = cluster.of("evaluator")
+    admin, stranger = cluster.add_person("admin", ADMIN), cluster.add_person("stranger", STRANGER)
     # The evaluator boots last: without a score, the run cannot end early.
-    boot(*(host for host in cluster.hosts.values() if host is not evaluator))
-    wait_until(lambda: status_of(learner).updates > 20, "updates", START_SECONDS)
-    folder = RunFolder.open(learner.folder / "home/runs" / name)
-    memory = partial(read_memory, learner.root, folder.path)
-    wait_until(lambda: all(stream.contiguous for stream in memory().streams), "experience of all", BUSY_SECONDS)
-    wait_until(lambda: shown(learner, learner.address), "curves in TensorBoard", BUSY_SECONDS)
-    num_actors = status_of(learner).actors.configured
-
-    def leased() -> int:
-        return status_of(learner).actors.leased
-
-    roles = {host.address: host.role for host in cluster.hosts.values()}
-    knockers = {**{host.address: host for host in cluster.hosts.values()}, **people}
-    ports = (*map(TransportConfig().port, SOCKETS), SSH, TENSORBOARD)
-    doors = [(host.address, port) for host in cluster.hosts.values() for port in ports]
-    answers = each(knockers, lambda network: knock(network, doors))
-    at = learner.address
-    curves: dict[str, list[str]] = {}
-
-    def is_shown() -> bool:
-        curves.update(each(people, lambda network: shown(network, at)))
-        return bool(curves[ADMIN])
-
-    wait_until(is_shown, "curves for the admin", BUSY_SECONDS)
-
-    # An actor host dies, and the group starts another.
-    dead = cluster.of("actor")[-1]
-    num_heirless = num_actors // len(cluster.of("actor"))
-    before_death = memory()
-    watch = Stopwatch()
-    cluster.lose(dead)
-    wait_until(lambda: leased() < num_actors, "the dead host's leases to end", BUSY_SECONDS)
-    # It starts with priority over the other actors on the same cores, so that their load does not delay it.
-    boot(*cluster.add_new(nice=0))
-    wait_until(lambda: leased() == num_actors, "all ids to be leased", BUSY_SECONDS)
-    heirless_seconds = watch.read()
-    lives = [stream.incarnation for stream in before_death.streams]
-    wait_until(lambda: len(renewed(memory(), lives)) == num_heirless, "the new host's experience", BUSY_SECONDS)
-    after_death = memory()
-
-    # Disconnect the host of learner and replay server for a while.
-    before_cut = memory()
-    cluster.switch.cut(learner)
-    time.sleep(CUT_SECONDS / 2)
-    wait_until(partial(is_still, memory), "what had come before the cut", BUSY_SECONDS)
-    still = memory()
-    time.sleep(CUT_SECONDS / 2)
-    in_cut = still, memory()
-    cluster.switch.mend(learner)
-    window = folder.config.actor.window
-
-    def behind() -> list[str]:
-        return find_late_streams(before_cut, memory(), window)
-
-    wait_until(lambda: not behind(), "every stream to go on", BUSY_SECONDS, behind)
-    after_cut = memory()
-    wait_until(lambda: leased() == num_actors, "all ids to be leased", BUSY_SECONDS)
-
-    # Lose the learner's host with the replay memory: its group starts another, which restores the run.
-    files = [
-        f"{name}/{file}" for file in ("checkpoints/newest.json", "manifest.json")
-    ]  # The first upload may lack a checkpoint.
-
-    def is_kept() -> bool:
-        return all(s3.list_objects_v2(Bucket=emulator.BUCKET, Prefix=file)["KeyCount"] for file in files)
-
-    wait_until(is_kept, "apex-upload.timer", SCORE_SECONDS)
-    updates = status_of(learner).updates
-    cluster.lose(learner)
-    (learner,) = cluster.add_new()
-    boot(learner)
-    wait_until(lambda: resumed_at(learner), "the run to be resumed", START_SECONDS)
-    went_on = resumed_at(learner)
-    wait_until(lambda: status_of(learner).updates > went_on, "updates of the new host", START_SECONDS)
-
-    # Now the evaluator plays, and the run ends.
-    boot(evaluator)
-    wait_until(lambda: END in learner.asked_of_systemd(), "the end of the run", SCORE_SECONDS)
+    cluster.boot(*(host for host in cluster.hosts.values() if host is not evaluator))
+    run = Run(cluster)
+    wait_until(lambda: run.status().updates > 20, "updates", START_SECONDS)
+    wait_until(lambda: all(stream.contiguous for stream in run.memory().streams), "experience of all", BUSY_SECONDS)
+    connections = run.connect_all(admin, stranger)
+    actor_loss, disconnection, learner_loss = run.lose_actor(), run.disconnect_learner(), run.lose_learner()
+    cluster.boot(evaluator)
+    learner = run.learner
+    wait_until(lambda: END in learner.lines("home/systemctl"), "the end of the run", SCORE_SECONDS)
     learner.start("apex-end.service")  # as systemctl does
     wait_until(lambda: learner.ended("apex-end.service"), "the end of the cluster", BUSY_SECONDS)
-    return Observations(
-        hosts=cluster.hosts,
-        learner=learner,
-        roles=roles,
-        at=at,
-        open={address: doors_with(found, 0) for address, found in answers.items()},
-        refused={address: doors_with(found, errno.ECONNREFUSED) for address, found in answers.items()},
-        curves=curves,
-        dead_ids=renewed(after_death, lives),
-        heirless_seconds=heirless_seconds,
-        before_death=before_death,
-        after_death=after_death,
-        before_cut=before_cut,
-        in_cut=in_cut,
-        after_cut=after_cut,
-        rows_lost=read_rows(folder.curves / "learner.jsonl"),
-        rows=read_rows(learner.folder / "home/runs" / name / "curves/learner.jsonl"),
-        resumed_at=went_on,
-        updates_lost=updates - went_on,
-    )
+    return Observations(cluster.hosts, learner, run.path, connections, actor_loss, disconnection, learner_loss)
 
 
-def boot_hosts(cluster: NamespacedCluster, ssm: Any, name: str, *new: Host) -> None:
-    """Boots hosts, and updates the keys of the others, for which apex-keys.timer would need up to a minute."""
-    for host in new:
-        host.boot()
-    paths = [f"/apex/{name}/keys/{host.role}/{host.id}" for host in new]
-    wait_until(lambda: not ssm.get_parameters(Names=paths)["InvalidParameters"], "the keys of hosts", BUSY_SECONDS)
-    for host in cluster.hosts.values():
-        if host.is_up:
-            host.start("apex-keys.service")
+class Run:
+    """A run of a cluster, and its faults."""
+
+    def __init__(self, cluster: NamespacedCluster) -> None:
+        self._cluster = cluster
+        (self.learner,) = cluster.of("learner")
+        self._num_actors = 0
+
+    @property
+    def path(self) -> Path:
+        """Returns the run folder on the learner's host."""
+        return self.learner.folder / "home/runs" / self._cluster.name
+
+    def status(self) -> RunStatus:
+        """See status_of."""
+        return status_of(self.learner)
+
+    def memory(self) -> Memory:
+        """Returns the state of the replay memory, which is on the learner's host."""
+        return read_memory(self.learner.root, self.path)
+
+    def connect_all(self, admin: Machine, stranger: Machine) -> Connections:
+        """Connects from each machine to the ports of all other hosts."""
+        at, hosts = self.learner.address, list(self._cluster.hosts.values())
+        wait_until(lambda: shown_curves(admin, at), "curves for the admin", BUSY_SECONDS)
+        numbers = (*map(TransportConfig().port, SOCKETS), SSH, TENSORBOARD)
+
+        def connect(machine: Machine) -> dict[int, set[Port]]:
+            others = [host.address for host in hosts if host is not machine]
+            return try_ports(machine, [(address, number) for address in others for number in numbers])
+
+        machines = [*hosts, admin, stranger]
+        with ThreadPoolExecutor(len(machines)) as pool:
+            results = dict(zip((machine.address for machine in machines), pool.map(connect, machines), strict=True))
+        return Connections(
+            at,
+            {host.address: host.role for host in hosts},
+            {address: found.get(0, set()) for address, found in results.items()},
+            {address: found.get(errno.ECONNREFUSED, set()) for address, found in results.items()},
+            shown_curves(stranger, at),
+        )
+
+    def lose_actor(self) -> ActorLoss:
+        """Kills an actor host, and boots the one that its group starts."""
+        actors = self._cluster.of("actor")
+        before, num_actors = self.memory(), self.status().actors.configured
+        watch = Stopwatch()
+        self._cluster.lose(actors[-1])
+        wait_until(lambda: self.status().actors.leased < num_actors, "the dead host's leases to end", BUSY_SECONDS)
+        # It starts with priority over the other actors on the same cores, so that their load does not delay it.
+        self._cluster.boot(*self._cluster.add_new(nice=0))
+        self._wait_for_leases()
+        seconds, num_dead = watch.read(), num_actors // len(actors)
+        wait_until(lambda: len(renewed(before, self.memory())) == num_dead, "the new host's experience", BUSY_SECONDS)
+        after = self.memory()
+        return ActorLoss(before, after, renewed(before, after), seconds)
+
+    def disconnect_learner(self) -> Disconnection:
+        """Disconnects the host of learner and replay server for a while."""
+        before, window = self.memory(), RunFolder.open(self.path).config.actor.window
+        self._cluster.switch.cut(self.learner)
+        time.sleep(CUT_SECONDS / 2)
+        wait_until(lambda: is_still(self.memory), "what had come before the cut", BUSY_SECONDS)
+        still = self.memory()
+        time.sleep(CUT_SECONDS / 2)
+        end = self.memory()
+        self._cluster.switch.mend(self.learner)
+
+        def late() -> list[str]:
+            return find_late_streams(before, self.memory(), window)
+
+        wait_until(lambda: not late(), "every stream to go on", BUSY_SECONDS, late)
+        after = self.memory()
+        self._wait_for_leases()
+        return Disconnection(before, still, end, after)
+
+    def lose_learner(self) -> LearnerLoss:
+        """Kills the learner's host with the replay memory, and boots the one that its group starts."""
+        s3, name = self._cluster.client("s3"), self._cluster.name
+        # The first upload may lack a checkpoint.
+        files = [f"{name}/{file}" for file in ("checkpoints/newest.json", "manifest.json")]
+
+        def is_uploaded() -> bool:
+            return all(s3.list_objects_v2(Bucket=emulator.BUCKET, Prefix=file)["KeyCount"] for file in files)
+
+        wait_until(is_uploaded, "apex-upload.timer", SCORE_SECONDS)
+        curve = self.path / "curves/learner.jsonl"
+        self._cluster.lose(self.learner)
+        (self.learner,) = self._cluster.add_new()
+        self._cluster.boot(self.learner)
+        wait_until(lambda: resumed_at(self.learner), "the run to be resumed", START_SECONDS)
+        first = resumed_at(self.learner)
+        wait_until(lambda: self.status().updates > first, "updates of the new host", START_SECONDS)
+        return LearnerLoss(read_rows(curve), first)
+
+    def _wait_for_leases(self) -> None:
+        def all_leased() -> bool:
+            actors = self.status().actors
+            return actors.leased == actors.configured
+
+        wait_until(all_leased, "all ids to be leased", BUSY_SECONDS)
 
 
 def status_of(learner: Host) -> RunStatus:
@@ -201,8 +222,8 @@ def status_of(learner: Host) -> RunStatus:
 
 def resumed_at(learner: Host) -> int:
     """Returns the update from which a learner continues; 0 before it has logged it."""
-    found = re.search(r"resuming at update (\d+)", learner.log_of("apex@learner.service"))
-    return int(found[1]) if found else 0
+    log = "\n".join(learner.lines("log/apex@learner.service"))
+    return int(found[1]) if (found := re.search(r"resuming at update (\d+)", log)) else 0
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -227,9 +248,10 @@ def connected_from(host: Host, port: int) -> list[str]:
     return found
 
 
-def renewed(memory: Memory, lives: list[int]) -> set[int]:
-    """Returns the actors with a new incarnation since then."""
-    return {i for i, stream in enumerate(memory.streams) if stream.incarnation != lives[i]}
+def renewed(before: Memory, after: Memory) -> set[int]:
+    """Returns the actors whose streams have a new incarnation."""
+    streams = enumerate(zip(before.streams, after.streams, strict=True))
+    return {actor_id for actor_id, (old, new) in streams if new.incarnation != old.incarnation}
 
 
 def find_late_streams(before: Memory, now: Memory, window: int) -> list[str]:
@@ -241,45 +263,25 @@ def find_late_streams(before: Memory, now: Memory, window: int) -> list[str]:
     ]
 
 
-def each(networks: Mapping[str, Network], look: Callable[[Network], Seen]) -> dict[str, Seen]:
-    """Connects from each machine to all addresses at once, and returns the results."""
-    with ThreadPoolExecutor(len(networks)) as pool:
-        return dict(zip(networks, pool.map(look, networks.values()), strict=True))
+def try_ports(network: Network, ports: Iterable[Port]) -> dict[int, set[Port]]:
+    """Connects to all ports at once; returns them by the result: 0 for a connection, else the number of the error."""
+
+    def connect() -> dict[int, set[Port]]:
+        with ExitStack() as stack:
+            connections = {port: stack.enter_context(socket.socket()) for port in ports}
+            for port, connection in connections.items():
+                connection.setblocking(False)
+                connection.connect_ex(port)
+            time.sleep(ANSWER_SECONDS)
+            found: dict[int, set[Port]] = {}
+            for port, connection in connections.items():  # A second call returns the result of the first.
+                found.setdefault(connection.connect_ex(port), set()).add(port)
+            return found
+
+    return network.within(connect)
 
 
-def knock(network: Network, doors: Iterable[Door]) -> dict[Door, int]:
-    """Connects from `network` to all addresses: 0 for a connection, else the error; addresses without an answer are
-    missing.
-    """
-
-    def knock_at_all() -> dict[Door, int]:
-        answers, waiting, poller = {}, {}, select.poll()
-        for door in doors:
-            knocker = socket.socket()
-            knocker.setblocking(False)
-            answers[door] = knocker.connect_ex(door)
-            waiting[knocker.fileno()] = door, knocker
-            if answers[door] == errno.EINPROGRESS:
-                poller.register(knocker, select.POLLOUT)
-        until = time.monotonic() + ANSWER_SECONDS
-        while (left := until - time.monotonic()) > 0:
-            for descriptor, _ in poller.poll(1000 * left):
-                door, knocker = waiting[descriptor]
-                answers[door] = knocker.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                poller.unregister(descriptor)
-        for _, knocker in waiting.values():
-            knocker.close()
-        return {door: answer for door, answer in answers.items() if answer != errno.EINPROGRESS}
-
-    return network.within(knock_at_all)
-
-
-def doors_with(answers: dict[Door, int], answer: int) -> set[Door]:
-    """Returns the addresses with this result."""
-    return {door for door, found in answers.items() if found == answer}
-
-
-def shown(network: Network, address: str) -> list[str]:
+def shown_curves(network: Network, address: str) -> list[str]:
     """Returns the runs that the TensorBoard at `address` shows to `network`; none without an answer."""
 
     def get() -> list[str]:

@@ -65,7 +65,7 @@ class Network:
 
     @property
     def pid(self) -> int:
-        """Returns the arguments that run a command in it, in the process namespace of the tests."""
+        """Returns its first process, in the process namespace of the tests."""
         return self.process.pid
 
     def ip(self, *lines: str) -> None:
@@ -115,8 +115,7 @@ class Switch(Network):
         self.ip(
             "link set lo up",
             # A bridge without an address of its own takes the lowest of its ports. Whenever that changes, machines send
-            # to the old
-            # address until their ARP entries expire after half a minute.
+            # to the old address until their ARP entries expire after half a minute.
             "link add bridge0 address 02:00:00:00:00:01 type bridge",
             "link set bridge0 up",
             *(f"addr add {address}/32 dev bridge0" for address in addresses),
@@ -171,7 +170,7 @@ class Machine(Network):
         """Returns the root of its file system, as seen from this process."""
         return Path(f"/proc/{self.pid}/root")
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         """Sends a line to its first process."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
