@@ -67,9 +67,7 @@ class Machine:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.unlink(missing_ok=True)
                 target.write_bytes(source.read_bytes())
-        settings = subprocess.run(
-            [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
-        ).stdout
+        settings = run(sys.executable, "-m", "pip", "config", "list", capture_output=True, text=True).stdout
         found = {"cache-dir": "'/var/cache/emulated-pip'"}
         for line in settings.splitlines():
             name, _, value = line.partition("=")
@@ -130,11 +128,7 @@ def start_emulator(state: Path) -> subprocess.Popen:
     log = (state / "moto/log").open("w")
     emulator = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-p", "5000"],
-        env={
-            **os.environ,
-            "MOTO_AMIS_PATH": str(images),
-            "MOTO_RECORDER_FILEPATH": str(state / "moto/requests"),
-        },
+        env={**os.environ, "MOTO_AMIS_PATH": str(images), "MOTO_RECORDER_FILEPATH": str(state / "moto/requests")},
         stdout=log,
         stderr=log,
     )
@@ -148,7 +142,7 @@ def start_emulator(state: Path) -> subprocess.Popen:
     raise SystemExit(f"the emulator did not start: {(state / 'moto/log').read_text()}")
 
 
-def _tell_recorder(word: str) -> bytes:
+def _control_recorder(word: str) -> bytes:
     asked = urllib.request.Request(f"{EMULATOR}/moto-api/recorder/{word}", method="POST")
     with urllib.request.urlopen(asked, timeout=30) as answer:
         return answer.read()
@@ -156,7 +150,7 @@ def _tell_recorder(word: str) -> bytes:
 
 def requests() -> list[dict[str, str]]:
     """Packer's requests to EC2: the fields of each."""
-    _tell_recorder("stop-recording")
+    _control_recorder("stop-recording")
     with urllib.request.urlopen(f"{EMULATOR}/moto-api/recorder/download-recording", timeout=30) as answer:
         recorded = [json.loads(line) for line in answer.read().decode().splitlines() if line]
     found = []
@@ -180,7 +174,6 @@ def facts(ec2) -> dict:
     reservations = ec2.describe_instances()["Reservations"]
     return {
         "images": images,
-        "snapshots": ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"],
         "instances": [instance for reservation in reservations for instance in reservation["Instances"]],
         "volumes": ec2.describe_volumes()["Volumes"],
         "keys": ec2.describe_key_pairs()["KeyPairs"],
@@ -215,18 +208,15 @@ def main() -> int:
     try:
         ec2 = boto3.client("ec2", region_name="us-east-1", endpoint_url=EMULATOR)
         machine.serve_ssh(job["user"], lambda: public_keys(ec2))
-        _tell_recorder("start-recording")
-        since = time.monotonic()
-        status = subprocess.run(
-            ["packer", "build", "-color=false", *job["packer"], "."], cwd=job["template"]
-        ).returncode
+        _control_recorder("start-recording")
+        command = ["packer", "build", "-color=false", *job["packer"], "."]
+        status = subprocess.run(command, cwd=job["template"]).returncode
         found = facts(ec2) | {"requests": requests()}
     finally:
         emulator.terminate()
         emulator.wait()
-    found |= {"status": status, "seconds": round(time.monotonic() - since, 1)}
-    if job.get("look"):
-        found["looks"] = {name: _look(machine, script) for name, script in job["look"].items()}
+    found["status"] = status
+    found["looks"] = {name: _look(machine, script) for name, script in job["look"].items()}
     Path(job["out"]).write_text(json.dumps(found, default=str))
     return 0
 

@@ -168,7 +168,7 @@ def test_a_waiting_machine_reads_often_and_publishes_once(aws, tmp_path, monkeyp
             boot(aws("ssm"), machine(tmp_path, "replay"), "i-r")
         return aws(service)
 
-    with metadata_service(None) as metadata:
+    with metadata_service() as metadata:
         for hours in ("24", "48"):  # The timer starts it again, and it reads raised hours.
             aws("ssm").put_parameter(Name="/apex/pong/max-hours", Value=hours, Type="String", Overwrite=True)
             assert host_command.keys(settings, client, metadata, Stop()) == FINISHED
@@ -235,7 +235,7 @@ def test_a_call_respects_the_limits_of_cloudwatch():
 
 
 @contextmanager
-def metadata_service(notice: str | None, own: str = "i-1"):
+def metadata_service(notice: str = "", own: str = "i-1"):
     """Serves the metadata of an instance on loopback."""
     known = {"instance-id": own, "local-ipv4": ADDRESS} | ({"spot/instance-action": notice} if notice else {})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), metadata_handler(lambda address: known)) as server:
@@ -340,7 +340,7 @@ def test_a_host_keeps_its_disk_if_the_last_upload_fails(aws, tmp_path, monkeypat
 @pytest.mark.parametrize("role", ["actor", "evaluator"])
 def test_a_host_that_leaves_its_group_is_not_replaced(aws, tmp_path, role):
     leaver, settings = make_groups(aws)[role], machine(tmp_path, role)
-    with metadata_service(None, leaver) as metadata:
+    with metadata_service(own=leaver) as metadata:
         assert host_command.end(settings, aws, metadata, Stop()) == FINISHED
     assert sizes(aws) == {**ALL, role: ALL[role] - 1}
     assert leaver not in hosts_of(aws, role)
@@ -371,7 +371,7 @@ def test_the_journal_continues_after_the_last_sent_line(aws, tmp_path, monkeypat
     aws("logs").create_log_group(logGroupName="/apex/pong/actor")
     settings, now = machine(tmp_path, "actor"), int(time.time() * 1_000)
     record = give(monkeypatch, tmp_path, "journalctl", f"echo '{line(now)}'; echo '{line(now + 1)}'")
-    with metadata_service(None) as metadata:
+    with metadata_service() as metadata:
         for _ in range(2):  # The command ends because the journal ends; the unit starts it again.
             assert host_command.logs(settings, aws, metadata, Stop()) == FAILED
     first, second = record.read_text().splitlines()

@@ -21,14 +21,13 @@ from apex.cloud.host.settings import HostSettings
 from apex.cloud.host.shutdown import LONGEST_WAIT_SECONDS, TRY_SECONDS
 from apex.command_line import parse_config
 from apex.config import CheckpointConfig, TransportConfig
-from apex.errors import HOPELESS, NEIGHBOUR_GONE, REFUSED, UsageError
-from apex.evaluator import main as evaluator
+from apex.errors import HOPELESS, REFUSED, UsageError
 from apex.learning.batch_ring import MOST_LOADERS
 from apex.types import PROGRAMS
 
 UNITS = Path(__file__).parents[1] / "units"
 SERVICES = sorted(UNITS.glob("*.service"))
-HOST = "/opt/apex/venv/bin/apex host"
+HOST, BEGUN = "/opt/apex/venv/bin/apex host", "2026-01-02T03:04:05Z"
 systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 
 
@@ -49,7 +48,7 @@ def settings(folder: Path, *roles: str) -> HostSettings:
     (folder / "home/keys").mkdir(parents=True, exist_ok=True)
     entry = KeyEntry("learner", "i-1", "0" * 64, "10.77.0.11", datetime.now(UTC))
     (folder / "home/keys/learner.i-1.key").write_text(entry.certificate)
-    fixed = {"cluster": "pong", "region": "us-east-1", "bucket": "b", "begun": "2026-01-02T03:04:05Z"}
+    fixed = {"cluster": "pong", "region": "us-east-1", "bucket": "b", "begun": BEGUN}
     return HostSettings(**fixed, roles=roles or ("learner", "replay"), etc=folder / "etc", home=folder / "home")
 
 
@@ -81,24 +80,15 @@ def test_every_other_command_is_in_the_image():
     assert others == scripts | {"/opt/apex/venv/bin/python", "/usr/bin/systemctl"}
 
 
-@pytest.mark.parametrize("role", ["replay", "actor"])
+@pytest.mark.parametrize("role", ["replay", "actor", "evaluator"])
 def test_a_role_has_a_command_that_its_program_accepts(role, tmp_path):
     command = host_command(settings(tmp_path, role), role, num_cores=8)
     assert command[command.index("--learner") + 1] == "10.77.0.11"
-    found = subprocess.run([sys.executable, "-c", PROGRAM, *command], capture_output=True, text=True, timeout=100)
+    program = "import sys; from apex.cli import main; sys.exit(main(sys.argv[1:]))"
+    found = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=100)
     # The program has read its options and fails because there are no keys yet.
-    assert f"cannot read {tmp_path}/home/keys/{role}.key_secret" in found.stderr
+    assert f"{tmp_path}/home/keys/{role}.key_secret" in found.stderr
     assert "usage:" not in found.stderr
-
-
-PROGRAM = "import sys; from apex.cli import main; sys.exit(main(sys.argv[1:]))"
-
-
-def test_the_evaluator_has_a_command_that_it_accepts(tmp_path, capsys):
-    word, *options = host_command(settings(tmp_path, "evaluator"), "evaluator", num_cores=8)
-    assert word == "evaluator"
-    assert evaluator(options) == REFUSED
-    assert "home/keys/evaluator.key_secret" in capsys.readouterr().err
 
 
 def test_a_replay_server_on_its_own_host_keeps_snapshots_there(tmp_path):
@@ -106,40 +96,29 @@ def test_a_replay_server_on_its_own_host_keeps_snapshots_there(tmp_path):
     assert "--snapshots" in host_command(settings(tmp_path, "replay"), "replay", num_cores=8)
 
 
-def test_a_host_refuses_the_role_of_another(tmp_path):
+def test_a_role_of_another_host_or_without_a_learner_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"learner, replay.*'actor'"):
         host_command(settings(tmp_path), "actor", num_cores=8)
-
-
-def test_a_role_is_refused_before_the_learners_address_is_known(tmp_path):
-    here = settings(tmp_path, "actor")
-    (here.keys / "learner.i-1.key").unlink()
+    actor = settings(tmp_path, "actor")
+    (actor.keys / "learner.i-1.key").unlink()
     with pytest.raises(UsageError, match=r"apex-keys\.service"):
-        host_command(here, "actor", num_cores=8)
+        host_command(actor, "actor", num_cores=8)
 
 
-def test_the_learner_starts_a_run_of_the_clusters_name_by_its_file(tmp_path):
+def test_the_learner_creates_its_run_once(tmp_path):
+    run = tmp_path / "home/runs/pong"
+    run.mkdir(parents=True)  # A run that was created incompletely is created again.
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/learner.toml").write_text('seed = 7\n[environment]\nid = "CartPole-v1"\n')
     word, *options = host_command(settings(tmp_path), "learner", num_cores=8)
     config = parse_config(options, prog="apex learner")
     assert (word, config.seed, config.environment.id, config.run.name) == ("learner", 7, "CartPole-v1", "pong")
-    assert config.run.folder == str(tmp_path / "home/runs")
+    assert config.run.folder == str(run.parent)
     assert (config.transport.bind, config.transport.keys) == ("0.0.0.0", str(tmp_path / "home/keys"))
-
-
-def test_the_learner_continues_an_existing_run(tmp_path):
-    run = tmp_path / "home/runs/pong"
-    run.mkdir(parents=True)
+    assert [path.name.startswith("pong.unfinished-") for path in run.parent.iterdir()] == [True]
+    run.mkdir()
     (run / "manifest.json").touch()
     assert host_command(settings(tmp_path), "learner", num_cores=8) == ["learner", "--run-folder", str(run)]
-
-
-def test_an_incompletely_created_run_is_created_again(tmp_path):
-    run = tmp_path / "home/runs/pong"
-    run.mkdir(parents=True)
-    assert "--config" in host_command(settings(tmp_path), "learner", num_cores=8)
-    assert [path.name.startswith("pong.unfinished-") for path in run.parent.iterdir()] == [True]
 
 
 @pytest.mark.parametrize(
@@ -160,31 +139,25 @@ def test_the_kernel_reserves_the_ports_of_the_package():
     names = ("experience", "priorities", "receipts", "parameters", "batches", "control")
     ports = {transport.port(name) for name in names}
     ports |= {transport.port("batches", loader) for loader in range(MOST_LOADERS)}
-    (reserved,) = re.findall(
-        r"^net.ipv4.ip_local_reserved_ports = (.*)$", (UNITS / "60-apex.sysctl.conf").read_text(), re.M
-    )
+    (reserved,) = values(UNITS / "60-apex.sysctl.conf", "net.ipv4.ip_local_reserved_ports ")
     ranges = [list(map(int, part.split("-"))) for part in reserved.split(",")]
     assert {port for first, last in ranges for port in range(first, last + 1)} >= ports
-    (tensorboard,) = values(UNITS / "apex-tensorboard.service", "ExecStart")
-    assert "--port 6006 " in tensorboard
 
 
 def test_a_role_is_restarted_unless_that_cannot_help():
-    path = UNITS / "apex@.service"
-    assert values(path, "Type") == ["notify"]
-    assert values(path, "WatchdogSec") == ["300"]
-    assert values(path, "Restart") == ["always"]
-    assert values(UNITS / "apex@learner.service.d/learner.conf", "Restart") == ["on-failure"]
-    prevented = {int(word) for word in values(path, "RestartPreventExitStatus")[0].split()}
+    prevented = {int(word) for word in values(UNITS / "apex@.service", "RestartPreventExitStatus")[0].split()}
     assert prevented == {REFUSED, HOPELESS}
-    assert NEIGHBOUR_GONE not in prevented
 
 
-@pytest.mark.parametrize("path", [p for p in SERVICES if p.stem != "apex-max-hours"], ids=lambda p: p.stem)
-def test_a_service_can_write_only_to_the_necessary_folders(path):
-    assert values(path, "NoNewPrivileges") == values(path, "PrivateTmp") == ["yes"]
-    assert values(path, "ProtectSystem") == ["strict"]
-    assert set(" ".join(values(path, "ReadWritePaths")).split()) <= {"/var/lib/apex", "/dev/shm"}
+def test_services_can_write_only_to_the_necessary_folders():
+    for path in SERVICES:
+        if path.stem != "apex-max-hours":
+            assert values(path, "NoNewPrivileges") == values(path, "PrivateTmp") == ["yes"], path.stem
+            assert values(path, "ProtectSystem") == ["strict"], path.stem
+            assert set(" ".join(values(path, "ReadWritePaths")).split()) <= {"/var/lib/apex", "/dev/shm"}, path.stem
+    # Units that stop others run as root.
+    root = {path.stem for path in SERVICES if not values(path, "User")}
+    assert root == {"apex-end", "apex-max-hours", "apex-spot"}
 
 
 def test_the_end_has_more_time_than_the_last_upload():
@@ -192,8 +165,6 @@ def test_the_end_has_more_time_than_the_last_upload():
     minutes = [int(text.removesuffix("min")) for text in (end, hours)]
     assert 60 * minutes[0] >= TRY_SECONDS + 2 * LONGEST_WAIT_SECONDS + 300  # and the duration of the last try
     assert minutes[1] > minutes[0]
-    # If the learner still runs, it must save before the last upload.
-    assert values(UNITS / "apex-end.service", "ExecStartPre") == ["-/usr/bin/systemctl stop apex@learner.service"]
 
 
 def test_a_lost_learner_host_costs_less_than_five_minutes_of_updates():
@@ -205,34 +176,19 @@ def test_a_lost_learner_host_costs_less_than_five_minutes_of_updates():
     assert 300 - pauses >= 2 * 25  # seconds of an upload
 
 
-def test_only_units_that_stop_others_run_as_root():
-    root = {path.stem for path in SERVICES if not values(path, "User")}
-    assert root == {"apex-end", "apex-max-hours", "apex-spot"}
-
-
 def test_the_log_of_every_unit_is_sent_to_cloudwatch():
     followed = {word.removeprefix("--unit=") for word in journal_upload.command(["%i"]) if word.startswith("--unit=")}
     assert followed == {path.name.replace("apex@", "apex@%i") for path in SERVICES}
 
 
-def test_enabling_a_role_enables_every_unit_of_its_machine():
-    def wants(*paths: str) -> set[str]:
-        return {word for path in paths for value in values(UNITS / path, "Wants") for word in value.split()}
-
-    common = wants("apex@.service")
-    assert {"apex-keys.service", "apex-keys.timer", "apex-logs.service"} <= common
-    assert wants("apex@learner.service.d/learner.conf") == {
-        "apex-upload.timer",
-        "apex-tensorboard.service",
-        "apex-spot.service",
-    }
-    assert wants("apex@actor.service.d/actor.conf") == {"apex-spot.service"}
-    units = {path.name for path in UNITS.iterdir()}
-    assert {
-        word
-        for word in common | wants(*(str(p.relative_to(UNITS)) for p in UNITS.glob("*.d/*")))
-        if word.startswith("apex")
-    } <= units
+def test_every_unit_is_started_by_a_role_a_timer_or_a_script():
+    paths = [*UNITS.glob("apex@*.service"), *UNITS.glob("apex@*.d/*.conf")]
+    wanted = {name for path in paths for value in values(path, "Wants") for name in value.split()}
+    # A script starts the end, and the image enables the timer of the hours.
+    started = wanted | {"apex-end.service", "apex-max-hours.timer"}
+    timers = {path.stem for path in UNITS.glob("*.timer")}
+    ours = {path.name for path in UNITS.glob("apex-*") if path.is_file()}
+    assert {name for name in started if name.startswith("apex")} | {f"{name}.service" for name in timers} == ours
 
 
 def call(tmp_path: Path, script: str, *arguments: str, systemctl: str = "", **environment: str) -> list[str]:
@@ -249,64 +205,41 @@ def call(tmp_path: Path, script: str, *arguments: str, systemctl: str = "", **en
 
 
 @pytest.mark.parametrize(
-    ("role", "status"),
-    [("learner", "0"), ("learner", "2"), ("learner", "3"), ("replay", "2"), ("actor", "2"), ("actor", "3")],
-)
-def test_the_end_of_the_run_and_a_refused_role_start_the_end(tmp_path, role, status):
-    calls = call(tmp_path, "apex-ended", f"apex@{role}.service", EXIT_CODE="exited", EXIT_STATUS=status)
-    assert calls[-1] == "start --no-block apex-end.service"
-
-
-def test_an_actor_that_the_learner_refused_does_not_end_its_host(tmp_path):
-    assert call(tmp_path, "apex-ended", "apex@actor.service", EXIT_CODE="exited", EXIT_STATUS="0") == []
-
-
-@pytest.mark.parametrize(
-    ("systemctl", "code", "status"),
+    ("role", "code", "status", "systemctl", "ends"),
     [
-        ("echo 4711", "exited", "0"),  # A job on the unit shows that somebody has stopped it, or the machine.
-        ("", "exited", "1"),
-        ("", "exited", "20"),
-        ("", "killed", "ABRT"),
+        *(("learner", "exited", status, "", True) for status in ("0", "2", "3")),
+        *((role, "exited", "2", "", True) for role in ("replay", "actor")),
+        ("actor", "exited", "3", "", True),
+        ("actor", "exited", "0", "", False),  # The learner has refused it.
+        ("learner", "exited", "0", "echo 4711", False),  # A job on the unit: somebody has stopped it, or the machine.
+        *(("learner", "exited", status, "", False) for status in ("1", "20")),
+        ("learner", "killed", "ABRT", "", False),
     ],
 )
-def test_stopping_the_learner_does_not_end_the_cluster(tmp_path, systemctl, code, status):
-    calls = call(
-        tmp_path, "apex-ended", "apex@learner.service", systemctl=systemctl, EXIT_CODE=code, EXIT_STATUS=status
-    )
-    assert not any(line.startswith("start") for line in calls)
+def test_the_end_of_the_run_or_a_refused_role_starts_the_end(tmp_path, role, code, status, systemctl, ends):
+    unit, environment = f"apex@{role}.service", {"EXIT_CODE": code, "EXIT_STATUS": status}
+    calls = call(tmp_path, "apex-ended", unit, systemctl=systemctl, **environment)
+    assert [line for line in calls if line.startswith("start")] == ends * ["start --no-block apex-end.service"]
 
 
 HOURS_OVER = ["start apex-end.service", "--no-block poweroff"]
 
 
-def max_hours(tmp_path: Path, newest: str, at_boot: str, begun: str = "2026-01-02T03:04:05Z", **more: str) -> list[str]:
-    (tmp_path / "max-hours").write_text(newest)
-    return call(
-        tmp_path, "apex-max-hours", str(tmp_path / "max-hours"), APEX_MAX_HOURS=at_boot, APEX_BEGUN=begun, **more
-    )
-
-
-def test_a_host_stops_when_the_hours_of_its_cluster_are_over(tmp_path):
-    assert max_hours(tmp_path, "", "0.0001") == HOURS_OVER
-
-
-def test_a_host_stops_even_if_its_end_fails(tmp_path):
-    assert max_hours(tmp_path, "", "0.0001", systemctl='[ "$1" != start ]')[-1] == "--no-block poweroff"
-
-
-def test_raised_or_lowered_hours_apply_to_a_running_host(tmp_path):
-    assert max_hours(tmp_path, "1000000", "0.0001") == []
-    assert max_hours(tmp_path, "0.0001", "1000000") == HOURS_OVER
-
-
-def test_hours_count_from_the_start_of_the_cluster(tmp_path):
-    assert max_hours(tmp_path, "", "1000000", begun="1826-01-02T03:04:05Z") == HOURS_OVER
-
-
-@pytest.mark.parametrize("damaged", ["", "0", "x", "-1", "1e9", "9; reboot"])
-def test_an_invalid_number_of_hours_does_not_keep_a_host_running(tmp_path, damaged):
-    assert max_hours(tmp_path, damaged, "0.0001") == HOURS_OVER
+@pytest.mark.parametrize(
+    ("newest", "at_boot", "begun", "systemctl", "expected"),
+    [
+        ("1000000", "0.0001", BEGUN, "", []),
+        ("0.0001", "1000000", BEGUN, "", HOURS_OVER),
+        ("", "1000000", "1826-01-02T03:04:05Z", "", HOURS_OVER),  # Hours count from the start of the cluster.
+        ("", "0.0001", BEGUN, '[ "$1" != start ]', HOURS_OVER),  # The host stops even if its end fails.
+        *((damaged, "0.0001", BEGUN, "", HOURS_OVER) for damaged in ("", "0", "x", "-1", "1e9", "9; reboot")),
+    ],
+)
+def test_a_host_stops_when_its_newest_hours_are_over(tmp_path, newest, at_boot, begun, systemctl, expected):
+    path = tmp_path / "max-hours"
+    path.write_text(newest)
+    environment = {"APEX_MAX_HOURS": at_boot, "APEX_BEGUN": begun}
+    assert call(tmp_path, "apex-max-hours", str(path), systemctl=systemctl, **environment) == expected
 
 
 def test_a_role_restarts_if_the_key_of_its_server_has_changed(tmp_path):
