@@ -10,8 +10,6 @@
 Each name is imported at its first use: `import apex` alone loads neither NumPy nor torch.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -4,8 +4,6 @@
 batched forward pass. An actor, as in the paper, is one environment stream with its own epsilon.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

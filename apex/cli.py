@@ -1,7 +1,5 @@
 """The `apex` command: maps each subcommand to a program, which is imported only when the subcommand is used."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The command line of a run. Every setting is an option; options override the TOML file, which overrides the preset."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

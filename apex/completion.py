@@ -1,7 +1,5 @@
 """`apex completion bash`: prints a script that completes commands, options, presets and runs in a shell."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -23,8 +23,6 @@ Errors that a caller always handles (a message that breaks the protocol, a frame
 plain ValueErrors and RuntimeErrors, defined beside the code that raises them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again

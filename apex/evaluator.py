@@ -1,7 +1,5 @@
 """The evaluator: plays full games with the newest parameters at intervals during training."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

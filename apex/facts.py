@@ -4,8 +4,6 @@ Nothing in a record is a sentence: a field is a number, an enumeration or an ide
 into English where a person reads it.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import msgspec

@@ -5,8 +5,6 @@ the blob's first byte; the last offset is the blob's length. A reader can theref
 this module and the C loop in `replay_memory/frames/decompress.c` depend on this layout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@
 process) and the curves. Its address is the only one that all other programs need.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Names of the actors' metrics: the coordinator writes them, and reports read them."""
 
-from __future__ import annotations
-
 SCORE, LENGTH = "actor_highest_id/score", "actor_highest_id/length"  # tags of the actor with the smallest epsilon
 MEAN_SCORE, EPISODES, FAULTS = "actors/mean_score", "actors/episodes", "actors/environment_faults"
 

@@ -6,8 +6,6 @@ and the writer does not wait for the samplers. K is replay.num_samplers. A run h
 each of them stores the streams of one shard.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -1,7 +1,5 @@
 """Turns facts into English. Each sentence has one place, and tests/golden/sentences.txt holds all of them."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Computes settings that are 0, "chosen for this machine", from cores, memory and GPU, and returns the reasons."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 from typing import Literal, NamedTuple

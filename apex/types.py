@@ -4,8 +4,6 @@ Axes: B batch, E environment streams of one process, A discrete actions, K value
 frames, *F one frame. An action is int64, 0 ... A - 1, or float32[K] in [-1, 1], depending on the `Schema`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import asdict, dataclass, fields

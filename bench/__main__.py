@@ -1,7 +1,5 @@
 """`python -m bench NAME`: measures this machine with the real programs, and compares two commits."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Sequence

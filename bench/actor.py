@@ -5,8 +5,6 @@ with one process. The actor, its emulator threads and its sockets run on one cor
 cores. Steps are counted in the replay memory. Then each part of a step is measured alone.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

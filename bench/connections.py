@@ -6,8 +6,6 @@ rate of the slowest connection divided by that of the fastest. Memory growth com
 that of the first; in runs of less than two minutes, the last tenth with the second tenth.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

@@ -5,8 +5,6 @@ them as the replay server's writer does. Nothing is played, compressed or stored
 rates are measured alternately, so that other work on the machine affects both.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import statistics

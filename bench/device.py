@@ -4,8 +4,6 @@ Each check runs in its own child process, because CUDA stays unusable after an e
 but they run, so that a rehearsal shows that they work.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Start a Ray cluster first, as in docs/tutorials/ray.md. Its idle nodes then run beside both kinds of runs.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

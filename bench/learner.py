@@ -7,8 +7,6 @@ with priorities returned. Resident divided by plain is the gain of our implement
 cost of replay.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

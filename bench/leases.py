@@ -1,7 +1,5 @@
 """`python -m bench leases`: measures the time that the coordinator needs to renew leases at one heartbeat."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

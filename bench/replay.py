@@ -5,8 +5,6 @@ Every figure is a median of at least five intervals. Other work on the machine l
 of one run (--peer).
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

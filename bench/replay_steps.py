@@ -1,7 +1,5 @@
 """Measures the steps of replay, each alone and in this process."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Measures how long a snapshot of the replay memory takes, and how long it delays inserts and samples."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile

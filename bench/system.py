@@ -4,8 +4,6 @@ The run is `apex train` with these options, without evaluator and TensorBoard. S
 updates in the learner's reports, both after training has begun.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence

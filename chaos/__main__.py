@@ -4,8 +4,6 @@ Actors write what they send, and what is acknowledged, to ledgers. At the end th
 the stored transitions. `python -m chaos deaths`, `hostile`, `saves` and `unusable` are separate programs.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import signal

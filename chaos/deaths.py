@@ -5,8 +5,6 @@ dies; and the timer of a ZMTP heartbeat fires before the socket is read. Here, p
 receiving socket and are killed with SIGKILL. The socket is read later than any of our timers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

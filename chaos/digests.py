@@ -1,7 +1,5 @@
 """One 64-bit number for each transition, which is equal when it is made, sent and stored, if no bit has changed."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """An environment in which no two transitions are equal, in any process and at any time."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from typing import Any

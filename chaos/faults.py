@@ -1,7 +1,5 @@
 """The faults of `python -m chaos`, drawn from a seed before the run begins."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Measures memory and open files of a run's roles after a while, and their growth."""
 
-from __future__ import annotations
-
 import time
 from statistics import median
 

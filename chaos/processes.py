@@ -1,7 +1,5 @@
 """Finds the processes of a run in /proc, reads their memory and descriptors, and sends signals."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ All of 127.0.0.0/8 is loopback on Linux. Each direction has its own address, wit
 Only `--learner` and `--advertise` differ from a normal run. The proxy does not need root (ADR 14).
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Sequence

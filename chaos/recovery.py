@@ -1,7 +1,5 @@
 """Applies faults to a run, and measures the time to recovery."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

@@ -1,7 +1,5 @@
 """The output of `python -m chaos`: faults as they occur, and at the end a table of figures and bars."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

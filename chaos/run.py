@@ -1,7 +1,5 @@
 """A real run under test: starts and observes it, resumes it after its launcher died, and audits it."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

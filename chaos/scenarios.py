@@ -1,7 +1,5 @@
 """The scenarios of `python -m chaos`: the faults of a run, and the figures that are measured."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A worker creates its environments before its sender, so that the environment can add the ledger to the sender.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ group, except in `APART`. Each process has its own network and /dev/shm, so that
 neither ports nor memory files. Without the rights for that, all tests that start programs are one group.
 """
 
-from __future__ import annotations
-
 import signal
 import tempfile
 from functools import cache

@@ -1,7 +1,5 @@
 """The acting loop: steps E environment streams together with one batched forward pass."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,7 +1,5 @@
 """The parent of one host's worker processes: collects the workers' reports, and receives parameters for all workers."""
 
-from __future__ import annotations
-
 import mmap
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Sends segments reliably from an actor process to the replay servers: numbers, windows, receipts, resending."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Turns the steps of E environment streams into segments: transitions, and each frame they need once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Keeps sent segments until they are acknowledged, and sends them again if no acknowledgement comes."""
 
-from __future__ import annotations
-
 from apex.transport.timing import MOST_RESEND_SECONDS, RECEIPT_SILENCE_SECONDS, RESEND_SECONDS
 from apex.types import Receipt, Stream
 

@@ -1,7 +1,5 @@
 """The actor service of one host: leases actor ids and runs the worker processes."""
 
-from __future__ import annotations
-
 import logging
 
 from apex.acting.host import ActorHost, WorkerReports

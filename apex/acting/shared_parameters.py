@@ -1,7 +1,5 @@
 """One copy of the newest parameters per host: the parent process writes it, the worker processes read it."""
 
-from __future__ import annotations
-
 import mmap
 
 import numpy as np

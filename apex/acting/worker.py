@@ -1,7 +1,5 @@
 """A worker process of an actor host: steps E environment streams together with one batched forward pass."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from functools import partial

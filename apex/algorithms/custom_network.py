@@ -1,7 +1,5 @@
 """Creates a user's network, `network.factory`, and checks it. All errors are UsageErrors that name the factory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

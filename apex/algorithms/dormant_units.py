@@ -4,8 +4,6 @@ The score of a unit is its mean activation over states, divided by the mean over
 A unit whose score is at most `THRESHOLD` hardly contributes to the output, and hardly learns.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Exploration: epsilon-greedy actions or Gaussian noise. Each actor has a fixed amount; together they cover a range."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """What `apex export` writes about a network, so that the network can be used without this package."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The input and the result of a gradient step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """Runs any gradient step as a CUDA graph, and moves networks to their device."""
 
-from __future__ import annotations
-
 import logging
 
 import torch

@@ -4,8 +4,6 @@
 of a continuous action, B batch, S stacked frames, *F one frame.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import NamedTuple, Protocol

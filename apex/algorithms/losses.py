@@ -1,7 +1,5 @@
 """The loss of TD errors, and the importance weights that correct for prioritized sampling."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Targets of Q-values: n-step returns, the bootstrap value, and the value rescaling h for unclipped rewards."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

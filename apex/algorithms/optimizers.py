@@ -1,7 +1,5 @@
 """Optimizers: the paper's RMSProp, and Adam; gradient clipping and the schedule of the learning rate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from inspect import unwrap
 from typing import Any

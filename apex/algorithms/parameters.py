@@ -1,7 +1,5 @@
 """Flattens a network's parameters (all tensors of the state dict, in its order) to one array, and back."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

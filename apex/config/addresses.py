@@ -1,7 +1,5 @@
 """Addresses and ports of a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from apex.config.validation import Branch, Port, PositiveFloat, require_setting

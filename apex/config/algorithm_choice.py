@@ -3,8 +3,6 @@
 Does not import torch.
 """
 
-from __future__ import annotations
-
 from apex.config.codec import flatten
 from apex.config.tree import Config, NetworkConfig
 from apex.errors import require

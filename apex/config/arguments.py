@@ -1,7 +1,5 @@
 """Argument parsing for every command: mistakes raise ConfigError, and option values are checked like settings."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os

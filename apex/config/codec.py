@@ -1,7 +1,5 @@
 """Converts the configuration to and from dictionaries and TOML. Unknown settings raise ConfigError."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

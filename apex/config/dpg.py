@@ -1,7 +1,5 @@
 """Settings of Ape-X DPG. The defaults are those of Horgan et al. 2018, appendix D. [TD3]: Fujimoto et al. 2018."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

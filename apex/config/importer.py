@@ -1,7 +1,5 @@
 """Imports the user's code for a setting of the form package.module:name."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """The presets. Each lists only the settings that differ from the defaults, and why. The defaults are the paper's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple

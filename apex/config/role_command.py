@@ -1,7 +1,5 @@
 """Builds the command lines of the roles: `apex learner`, `apex replay`, `apex actor` and `apex evaluator`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from apex.types import Role

@@ -1,7 +1,5 @@
 """Checks values against the types and ranges in their annotations whenever a configuration is created."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -1,7 +1,5 @@
 """The algorithm Ape-X DPG: a deterministic policy, actors that add noise to its actions, and one or more critics."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import numpy as np

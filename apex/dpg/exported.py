@@ -1,7 +1,5 @@
 """Describes a policy for `apex export`: code that loads the file, and text for the model card."""
 
-from __future__ import annotations
-
 from apex.algorithms.exported import Exported, begin_code, describe_input
 from apex.config import Config
 from apex.dpg.networks import LEAST_DEVIATION, MOST_DEVIATIONS, ActorCritic

@@ -4,8 +4,6 @@ See Horgan et al. 2018, section 3.2 and appendix D. The optional `dpg.*` extensi
 2018).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

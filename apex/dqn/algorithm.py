@@ -1,7 +1,5 @@
 """The algorithm Ape-X DQN: a Q-network, epsilon-greedy actors, and double-Q or Munchausen updates."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

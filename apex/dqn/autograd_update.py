@@ -4,8 +4,6 @@ A step never waits for the device, so CUDA can capture it as a graph. If loss or
 do not change: a CPU skips the optimizer's step, and CUDA undoes it, because its host does not wait for the check.
 """
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext

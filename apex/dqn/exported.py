@@ -1,7 +1,5 @@
 """Describes a Q-network for `apex export`: tensor names, code that loads the file, and text for the model card."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from apex.algorithms.exported import Exported, begin_code, describe_input

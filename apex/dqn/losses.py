@@ -1,7 +1,5 @@
 """The learner's loss: importance-weighted n-step TD errors, with double Q-learning or Munchausen targets."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

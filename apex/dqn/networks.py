@@ -5,8 +5,6 @@ al. 2016) follow. A custom module may replace the whole network. Axes: B batch, 
 frame.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """The forward pass of the target network, which can run on a second thread beside the online network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

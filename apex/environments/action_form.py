@@ -1,7 +1,5 @@
 """Converts the agent's actions, 0 ... A - 1 or K values in [-1, 1], to an environment's action space."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple

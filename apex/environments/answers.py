@@ -1,7 +1,5 @@
 """Checks and converts the values that an environment returns: observations, rewards, flags and action masks."""
 
-from __future__ import annotations
-
 import logging
 import math
 from functools import reduce

@@ -4,8 +4,6 @@ ALE prepares the images (grayscale, maximum of the last two frames, area-resized
 FIRE that some games need to start, and limits the frames of a game. Rewards and lives are passed on unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

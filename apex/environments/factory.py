@@ -1,7 +1,5 @@
 """Creates and describes environments of ALE, Gymnasium and the user. Other packages use only this interface."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 import re

@@ -1,7 +1,5 @@
 """Limits the faults of the environments in a process: tolerates rare faults, and fails on frequent ones."""
 
-from __future__ import annotations
-
 import logging
 
 from apex.environments.answers import BadAnswerError

@@ -1,7 +1,5 @@
 """The interface of all vector environments, for any library."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

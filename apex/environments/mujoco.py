@@ -1,7 +1,5 @@
 """Prepares MuJoCo environments, from Gymnasium or dm_control (through Shimmy), and rendering without a screen."""
 
-from __future__ import annotations
-
 import logging
 import os
 from functools import cache

@@ -1,7 +1,5 @@
 """Converts an environment's observations to grayscale images or float32 vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """A Gymnasium environment with the same observations, actions and preprocessing as in training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

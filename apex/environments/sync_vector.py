@@ -1,7 +1,5 @@
 """Steps E Gymnasium environments one after the other, converts observations and actions, and handles faults."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ It needs no GPU, and the run need not be running. The seeds of the games come fr
 (`episodes.evaluation_seed`). The same --seed plays the same games again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

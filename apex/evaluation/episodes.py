@@ -1,7 +1,5 @@
 """Plays full games in parallel and scores them by their raw rewards, without a bias towards short games."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

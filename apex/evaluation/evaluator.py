@@ -1,7 +1,5 @@
 """The evaluator's loop: plays full games with the newest parameters and reports the scores."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The evaluator service: evaluates the newest parameters until the run ends."""
 
-from __future__ import annotations
-
 import logging
 
 import torch

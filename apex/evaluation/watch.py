@@ -1,7 +1,5 @@
 """`apex watch`: shows games of a run's newest policy in a window; without a display, or with --out, writes a film."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import sys

@@ -1,7 +1,5 @@
 """`apex.train`: trains on this machine with one call, as the command `apex train` does."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

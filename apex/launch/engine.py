@@ -1,7 +1,5 @@
 """The options of `--engine ray` and `apex.train(config, engine=...)`. This module does not import Ray."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass, fields
 from typing import Any, Self

@@ -5,8 +5,6 @@ input ends, the scheduler is gone or has stopped the run. The guard then termina
 do not end in time. Standard output has one report a line: the lines of the programs' logs, and at last the ending.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs every program of a run on this machine, and shows its progress until it ends."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Shows a run to the user who started it: its status, requested once a second, and the warnings of its programs."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

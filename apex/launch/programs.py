@@ -1,7 +1,5 @@
 """The programs of a run on one machine: how each is started, restarted and stopped."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What to run: a new or a resumed run, on this machine, in one process or on Ray; and how the run ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

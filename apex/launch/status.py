@@ -1,7 +1,5 @@
 """`apex status`: prints the status of a run."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

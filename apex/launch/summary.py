@@ -1,7 +1,5 @@
 """The summary that `apex train` prints at its end: the result of the run, and commands to try next."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """`apex train`: starts or resumes a run, shows its progress until it ends, and prints a summary."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import TextIO

@@ -1,7 +1,5 @@
 """Sources of the parts of a batch: the replay memory of a shard on this host, or samplers on another host."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 

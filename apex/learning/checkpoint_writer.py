@@ -1,7 +1,5 @@
 """Writes checkpoints on a separate thread: the trainer copies its state, and continues during the write."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any

@@ -6,8 +6,6 @@ is more than `MAX_BEHIND` updates behind. A slot is released only when the resul
 batch of a skipped update is then saved. Therefore the ring needs `MAX_BEHIND` more slots.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 from collections import deque

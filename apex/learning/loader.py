@@ -4,8 +4,6 @@ A batch has a part from each replay shard. If a shard's server runs on the same 
 memory directly, without a socket; otherwise the shard's samplers send the parts. The trainer never decompresses.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Sequence

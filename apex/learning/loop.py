@@ -1,7 +1,5 @@
 """The learner's loop: trains, reports once a second, saves periodically, and ends at a limit or a stop request."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

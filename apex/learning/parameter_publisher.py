@@ -1,7 +1,5 @@
 """The learner's thread that publishes parameters."""
 
-from __future__ import annotations
-
 from apex.runtime.lifecycle import Helper, Stop
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import Keys

@@ -5,8 +5,6 @@ checkpoint can be combined with a newer snapshot, because experience does not de
 older than the named one is reported when the run is resumed.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The learner service: runs the coordinator, loaders, trainer and publisher of one run until the run ends."""
 
-from __future__ import annotations
-
 import logging
 import time
 from functools import partial

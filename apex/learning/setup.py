@@ -1,7 +1,5 @@
 """Prepares a learner for its first update: device, trainer, restored state."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Batches of skipped updates: their priorities for the replay memory, and files to inspect them."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

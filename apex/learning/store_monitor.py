@@ -1,7 +1,5 @@
 """Finds the replay memory of a shard on this host, so that a loader can draw from it directly."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Makes the gradient steps of an algorithm (Horgan et al. 2018, section 3): weights, target network, publishing."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping

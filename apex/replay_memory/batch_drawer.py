@@ -1,7 +1,5 @@
 """Draws parts of batches from one shard, as far as the rate limiter and the number of batches in flight allow."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Self

@@ -3,8 +3,6 @@
 Also removes the memories of crashed runs.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 from pathlib import Path

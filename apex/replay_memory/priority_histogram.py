@@ -1,7 +1,5 @@
 """Histogram of the priorities in the replay memory, with logarithmic bins."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Limits the replay ratio: the number of transitions drawn per inserted transition."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Self

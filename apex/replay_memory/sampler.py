@@ -1,7 +1,5 @@
 """A sampler process: draws from the shared store without a lock and sends parts of batches to the learner."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Counters of drawn, sent and acknowledged batches, in memory shared by the writer and the samplers of a store."""
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os

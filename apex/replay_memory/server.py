@@ -1,7 +1,5 @@
 """Handles the messages to a replay server: stores segments, applies priorities, creates receipts. Has no sockets."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The replay service: runs the store, samplers, snapshot process and sockets of one shard until the run ends."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator, Sequence

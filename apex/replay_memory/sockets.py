@@ -1,7 +1,5 @@
 """The sockets of a replay server: pass received messages to the server and publish its receipts."""
 
-from __future__ import annotations
-
 import asyncio
 
 from apex.facts import Waiting

@@ -10,8 +10,6 @@ runs/pong-20250131-235959/
     checkpoints/    000012345/ (the number of updates), best.safetensors, and replay/
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

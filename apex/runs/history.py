@@ -1,7 +1,5 @@
 """Reads the curves of a run over its steps and its elapsed time. Both continue when the run is resumed."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Locks a run folder, so that only one launcher, or one learner that was started by hand, runs it at a time."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterator

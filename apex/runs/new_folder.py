@@ -1,7 +1,5 @@
 """Makes and names the folder of a new run."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
 from pathlib import Path

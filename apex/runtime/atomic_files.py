@@ -1,7 +1,5 @@
 """Writes files atomically, and seals JSON files, so that any change of them is noticed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Child processes of a role. The role forks them before it has a socket, a thread or CUDA. They end with the role."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import logging

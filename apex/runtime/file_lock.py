@@ -1,7 +1,5 @@
 """A lock on a file. The kernel releases the lock when the process that holds it ends."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

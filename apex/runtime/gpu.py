@@ -1,7 +1,5 @@
 """Reads which GPUs this host has and whether torch can use them, without loading torch or CUDA, which takes seconds."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Reads the resources of this host, within the limits of the container."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

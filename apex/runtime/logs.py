@@ -1,7 +1,5 @@
 """Logs: each program writes NAME.log for people, and NAME.jsonl with its warnings and errors for the live view."""
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import os

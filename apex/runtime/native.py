@@ -1,7 +1,5 @@
 """Loads the compiled C libraries, which setup.py builds at installation. Calls by ctypes release the GIL."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Packages that only some commands need, and how to install them."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

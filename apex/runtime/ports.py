@@ -1,7 +1,5 @@
 """Finds unused ports, so that several runs can share a host."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import socket

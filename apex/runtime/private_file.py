@@ -1,7 +1,5 @@
 """Opens files in folders that every user can write, such as /dev/shm, only if no other user can access the file."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Describes the origin of a run: versions of packages, the git commit, the hardware."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -1,7 +1,5 @@
 """Growth rates of counters for display. Counters that grow in bursts need a window that covers several bursts."""
 
-from __future__ import annotations
-
 from collections import deque
 
 WINDOW_SECONDS = 10.0  # covers several bursts: sixteen actors on a small machine send segments together every 1 to 2 s

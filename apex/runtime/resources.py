@@ -1,7 +1,5 @@
 """CPU time and memory of a process, including its child processes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

@@ -5,8 +5,6 @@ the manifest that lists it gets its name. A crash at any moment therefore leaves
 intact.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Starts other programs, each in its own session. They end with the process that started them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

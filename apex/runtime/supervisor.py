@@ -1,7 +1,5 @@
 """Keeps programs running: starts them, restarts failed ones within a budget, and stops all of them in order."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Formats numbers, durations and sizes as short text for people."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

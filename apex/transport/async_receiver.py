@@ -1,7 +1,5 @@
 """Reads bound sockets with asyncio: those of the replay server's writer and of the learner's coordinator."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress

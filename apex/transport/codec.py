@@ -4,8 +4,6 @@ docs/protocol.md describes the layout. Decoders execute nothing from a message, 
 a message states: they only compare that size with the expected one.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from typing import Any

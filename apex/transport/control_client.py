@@ -1,7 +1,5 @@
 """A program's connection to the coordinator: the control socket."""
 
-from __future__ import annotations
-
 import logging
 import time
 

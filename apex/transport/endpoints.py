@@ -3,8 +3,6 @@
 `key_store.ENDPOINTS` lists the names of the sockets. docs/protocol.md describes what each carries.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The header at the beginning of every message: kind, sender, length, checksum and more. See docs/protocol.md."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Users configure only the learner's control address. The welcome contains everything else that a program needs.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import queue

@@ -1,7 +1,5 @@
 """Joins a run: sends Hello to the learner and reads its welcome. Needs only the learner's control address."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

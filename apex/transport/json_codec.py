@@ -3,8 +3,6 @@
 The header of a control message has schema 0, because a program joins before it knows the schema.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from operator import methodcaller

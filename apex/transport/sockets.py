@@ -4,8 +4,6 @@ Create, use and close each socket in a single thread. Create a context only afte
 longer than its timeout. docs/protocol.md describes what each socket carries.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import socket as network

@@ -3,8 +3,6 @@
 Three more are settings: `transport.heartbeat_seconds`, `transport.lease_seconds`, `learner.publish_seconds`.
 """
 
-from __future__ import annotations
-
 # Joining and leaving a run
 HELLO_SECONDS = 0.5  # time between two Hello messages
 TAKEOVER_HEARTBEATS = 2  # missing heartbeats after which a new replay server takes over the shard

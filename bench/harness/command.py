@@ -1,7 +1,5 @@
 """Parts of all benchmarks: options, a temporary folder, and output as one JSON object."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Runs commands one after the other in a temporary folder, and removes the processes and files of each."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

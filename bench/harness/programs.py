@@ -1,7 +1,5 @@
 """Starts the real programs of a run for a benchmark, on given cores, and stops them at the end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

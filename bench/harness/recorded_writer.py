@@ -1,7 +1,5 @@
 """A writer that sends a recording at a given rate over one connection, with the sockets and messages of an actor."""
 
-from __future__ import annotations
-
 import json
 import time
 from multiprocessing.connection import Connection

@@ -1,7 +1,5 @@
 """Recorded games, so that a benchmark can send real experience at any rate and check what arrives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path

@@ -4,8 +4,6 @@ The server is a subprocess, started as `apex replay`. Coordinator and loaders ar
 learner. The benchmark replaces the trainer. On exit, all processes and files are removed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

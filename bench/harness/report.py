@@ -1,7 +1,5 @@
 """The tables of `python -m bench replay`, and its comparison with DeepMind Reverb."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -4,8 +4,6 @@ The tag consists of the actor id and the number of the segment, and is stored in
 parameters. The store keeps a transition for a few seconds only, so it must be read more often than it wraps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@
 `apex train`, because an older commit may lack this file and has other modules.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -11,8 +11,6 @@ docs/results/learning/TASK/ gets SYSTEM-seed-K.json and .csv. A run that was sto
 `tables` rewrites the results in docs/learning.md and draws docs/results/learning/TASK.png.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

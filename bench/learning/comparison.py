@@ -1,7 +1,5 @@
 """The second table: games without a bar, seed by seed, also by scores without any selection of a policy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The third table: how many units of Ape-X's networks are dormant, by the number of updates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from bench.learning.comparison import values_of_seeds

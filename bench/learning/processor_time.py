@@ -1,7 +1,5 @@
 """The share of the cores that other processes used while a command ran. A record needs an otherwise idle machine."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time

@@ -1,7 +1,5 @@
 """Records: one finished run is a JSON file and a CSV file with its curve, in docs/results/learning/TASK/."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

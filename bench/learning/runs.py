@@ -1,7 +1,5 @@
 """Starts a run of each system, and reads its results in one form."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Sequence

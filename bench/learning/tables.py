@@ -1,7 +1,5 @@
 """The results table and the plots, made from the committed records alone."""
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The tasks: environment, options, bar and time limit."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 # names in tables and plots

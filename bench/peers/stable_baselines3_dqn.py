@@ -16,8 +16,6 @@ the end take at most a tenth of the time; result.json has the share of all evalu
 settings as ours.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """Decides when a training is evaluated, which policy is kept, and when the training ends."""
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections.abc import Callable

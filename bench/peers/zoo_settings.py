@@ -1,7 +1,5 @@
 """The settings of Stable-Baselines3's zoo by algorithm and environment, and the times of evaluations."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 

@@ -8,8 +8,6 @@ by garbage, and with an unknown key. The result: whether the programs survived, 
 growth of memory.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

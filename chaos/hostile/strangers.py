@@ -1,7 +1,5 @@
 """The messages and the number of hostile peers of `python -m chaos hostile`."""
 
-from __future__ import annotations
-
 import json
 import resource
 import socket

@@ -1,7 +1,5 @@
 """The actor of `python -m chaos`: the product's actor with a ledger between it and its sockets."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

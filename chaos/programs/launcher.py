@@ -1,7 +1,5 @@
 """The launcher of `python -m chaos`: the product's launcher with ledgers, and with proxies between the programs."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Sequence

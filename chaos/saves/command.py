@@ -5,8 +5,6 @@ single bits of the newest save are flipped, and files are truncated and deleted.
 with the file, and an older save used.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import mmap

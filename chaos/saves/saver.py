@@ -1,7 +1,5 @@
 """A small run that saves its whole state, and reads it as a resume does, for tests that damage saves."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from pathlib import Path

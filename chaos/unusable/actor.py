@@ -1,7 +1,5 @@
 """The actor of `python -m chaos unusable`: the product's actor, with some damaged segments."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Each kind of damage is tried alone, then all together. The bar: 475 within twice the time of the clean run.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 Frames of vectors are compressed with LZ4 here; otherwise no frame could be undecodable.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace

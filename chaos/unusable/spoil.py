@@ -1,7 +1,5 @@
 """Segments that replay accepts but nobody can learn from, as a faulty or hostile actor may send them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

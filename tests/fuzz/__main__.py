@@ -1,7 +1,5 @@
 """`python -m tests.fuzz`: decodes mutated messages of one type or of all types."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -3,8 +3,6 @@
 Messages that reach new lines of the decoder are mutated further.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

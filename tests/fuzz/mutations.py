@@ -1,7 +1,5 @@
 """Mutations of messages. Most keep lengths and checksum correct, so that later checks are reached."""
 
-from __future__ import annotations
-
 import re
 import struct
 import zlib

@@ -4,8 +4,6 @@ This file imports only the names of waits from apex/, because an error in shared
 read it beside the protocol.
 """
 
-from __future__ import annotations
-
 import binascii
 import json
 import math

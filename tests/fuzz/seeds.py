@@ -1,7 +1,5 @@
 """Small valid messages of every kind, from which mutations are made, and the decoders of these messages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple

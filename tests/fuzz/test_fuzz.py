@@ -3,8 +3,6 @@
 `python -m tests.fuzz --messages 1000000` runs longer.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

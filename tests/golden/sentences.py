@@ -1,7 +1,5 @@
 """One example of each sentence that is made of a record: `.venv/bin/python -m tests.golden.sentences` writes them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

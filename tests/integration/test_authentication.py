@@ -1,7 +1,5 @@
 """With keys, sockets accept only connections with a key of the right role."""
 
-from __future__ import annotations
-
 import asyncio
 import socket as network
 import threading

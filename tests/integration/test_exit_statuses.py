@@ -1,7 +1,5 @@
 """Programs end with the exit statuses of docs/protocol.md."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A guard runs the ordered program, and ends it when the scheduler is gone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Heartbeats carry scores, continue during long work, and end the program if it is stuck."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

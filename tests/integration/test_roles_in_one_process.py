@@ -4,8 +4,6 @@ Segments and priorities are encoded and decoded, but not sent. tests/system/test
 same seed is the same.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

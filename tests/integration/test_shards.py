@@ -4,8 +4,6 @@ The sizes of the shards differ by a factor of 200 and their priorities by a fact
 shard's share, or uses another shard's total, is far off.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.builders import VECTORS, make_records, make_segment

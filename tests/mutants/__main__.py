@@ -1,7 +1,5 @@
 """`python -m tests.mutants`: draws errors with a seed, and prints which of them the unit tests do not notice."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import queue

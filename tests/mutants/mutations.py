@@ -1,7 +1,5 @@
 """Small errors in a module: finds them, and returns the module's text with one of them."""
 
-from __future__ import annotations
-
 import ast
 import copy
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Starts benchmarks as separate programs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Builders of small, complete objects."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from apex.acting.segment_builder import COMPRESS

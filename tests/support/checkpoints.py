@@ -1,7 +1,5 @@
 """States of a learner, their comparison, and damage to their files."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """A clock that advances only when the test advances it."""
 
-from __future__ import annotations
-
 
 class Clock:
     """Monotonic seconds, advanced by `sleep`."""

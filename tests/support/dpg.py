@@ -1,7 +1,5 @@
 """Batches and a naive NumPy twin of Ape-X DPG, which computes every derivative row by row and critic by critic."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Environments of Gymnasium with predictable results, and helpers that create and play them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import gymnasium

@@ -1,7 +1,5 @@
 """Reads films."""
 
-from __future__ import annotations
-
 import numpy as np
 from PIL import Image
 

@@ -1,7 +1,5 @@
 """Small runs, and replacements of their programs."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from apex.config import (

@@ -1,7 +1,5 @@
 """A user's own algorithm: one-step Q-learning of a linear function. Its name is `support.linear_q:LinearQ`."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import nn

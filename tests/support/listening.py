@@ -1,7 +1,5 @@
 """Finds listening sockets, in /proc."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 Each has its own host name, /dev/shm, home folder and installation of this package. Needs root on Linux.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

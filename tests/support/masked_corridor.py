@@ -4,8 +4,6 @@ Door 0 always leads on. Each room allows two doors: with the other one, the agen
 reward.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gymnasium

@@ -1,7 +1,5 @@
 """Control messages, statuses and results with known contents; keyword arguments change fields."""
 
-from __future__ import annotations
-
 import msgspec
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Tests of the compiled loops, which not every machine has."""
 
-from __future__ import annotations
-
 import pytest
 
 from apex.dqn.kernels.convolution import load_convolution

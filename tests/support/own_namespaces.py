@@ -1,7 +1,5 @@
 """Gives a test process its own loopback ports and memory files, if it is root on Linux."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

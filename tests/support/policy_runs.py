@@ -1,7 +1,5 @@
 """Run folders with policies, written by the product's own functions."""
 
-from __future__ import annotations
-
 import torch
 
 from apex.algorithms.parameters import flatten_parameters

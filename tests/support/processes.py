@@ -1,7 +1,5 @@
 """Processes by their ids."""
 
-from __future__ import annotations
-
 
 def is_running(pid):
     """Returns whether the process is running; a zombie is not."""

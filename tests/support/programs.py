@@ -1,7 +1,5 @@
 """Programs of a run, started as users start them; all end with their test."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Ray clusters with several nodes on this machine; all processes end with their test. It never runs `ray stop`."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal

@@ -1,7 +1,5 @@
 """Run folders with curves, written by the product's own functions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime
 

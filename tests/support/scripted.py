@@ -1,7 +1,5 @@
 """A vector environment with scripted rewards by environment, game and step."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from apex.types import Step

@@ -1,7 +1,5 @@
 """Messages that were changed and have a correct checksum again, as an attacker would send."""
 
-from __future__ import annotations
-
 import json
 import zlib
 

@@ -1,7 +1,5 @@
 """Disks that are soon full, each mounted for one program; needs root on Linux."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

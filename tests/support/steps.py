@@ -1,7 +1,5 @@
 """Interrupts the steps of writes and reads; see `apex.runtime.atomic_files.Steps`."""
 
-from __future__ import annotations
-
 from apex.runtime.atomic_files import Steps
 
 

@@ -1,7 +1,5 @@
 """Segments whose bytes identify their place, a store for them, and its naive twin."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 from collections import Counter

@@ -1,7 +1,5 @@
 """Trainers whose batches, priorities and parameters are recorded."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Other algorithms than DQN through the real programs and commands: Ape-X DPG, and one of a user's own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 A block that cannot be run here has a comment above it: `<!-- not run: REASON -->`.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

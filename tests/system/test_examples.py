@@ -1,7 +1,5 @@
 """The examples, run as their docstrings say, for a few updates; and by the command that they name."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

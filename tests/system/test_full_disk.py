@@ -1,7 +1,5 @@
 """A disk that is full costs what it was to hold, and nothing else: no role, no line that was written before."""
 
-from __future__ import annotations
-
 import json
 
 from support.small_disks import needs_mounts, run_on_a_small_disk

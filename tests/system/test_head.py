@@ -1,7 +1,5 @@
 """A run whose actors are on other hosts, which know a name and wait for runs there."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from contextlib import suppress

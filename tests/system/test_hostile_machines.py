@@ -1,7 +1,5 @@
 """Machines that are not as they should be: what cannot be written, read or found costs a sentence, not the run."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

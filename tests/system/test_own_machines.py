@@ -1,7 +1,5 @@
 """A run on several machines of one's own, started by hand as the document says."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Runs on a Ray cluster of several nodes: what they learn, what they survive, and that nothing stays behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A whole run with keys: it trains, tells its secrets to nobody, and nothing in it executes what it reads."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

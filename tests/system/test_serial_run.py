@@ -1,7 +1,5 @@
 """A run in one process gives the same curve for the same seed, and a run folder like any other run."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Whole runs with the real programs, which are started by hand in any order, or by one command."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

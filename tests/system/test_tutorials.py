@@ -1,7 +1,5 @@
 """The files and commands of the tutorials, typed in an empty folder as a reader would, with shorter limits."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -5,8 +5,6 @@ placeholders. A test pins a message if one of its strings repeats four of these 
 wording breaks the test. `tests/golden/` may repeat every message. Docstrings do not count.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

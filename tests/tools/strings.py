@@ -6,8 +6,6 @@ python tests/tools/strings.py --prose tests bench      # docstrings and comments
 python tests/tools/strings.py --sample 60 --seed 7     # a random sample
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import io

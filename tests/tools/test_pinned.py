@@ -1,7 +1,5 @@
 """Tests do not repeat the product's messages, so that these can be reworded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.tools.pinned import find_messages

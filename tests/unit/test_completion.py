@@ -1,7 +1,5 @@
 """The completion script completes commands, options with settings, presets and runs, in a real bash."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

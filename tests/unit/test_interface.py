@@ -1,7 +1,5 @@
 """The names of `import apex`, and the libraries that it does not load."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sentences of all records, which no other test repeats."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 from apex import facts, sentences

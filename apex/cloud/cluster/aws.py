@@ -1,7 +1,5 @@
 """Calls AWS for `apex cluster` and makes AWS's errors readable. The only module of this package that uses boto3."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """`apex cluster`: lists the clusters created with deploy/terraform, shows their logs, and resizes them."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence

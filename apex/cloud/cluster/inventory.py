@@ -1,7 +1,5 @@
 """Finds the clusters of a region by their tags, and the problems of each cluster."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The logs of a cluster's hosts, merged by time: CloudWatch groups /apex/CLUSTER/ROLE, one stream for each host."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """The output of `apex cluster list`: a table of clusters and the problems of each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 

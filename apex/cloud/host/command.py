@@ -1,7 +1,5 @@
 """`apex host`: manages this host, which belongs to a cluster. systemd units call this command; users rarely do."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex

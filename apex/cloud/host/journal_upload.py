@@ -1,7 +1,5 @@
 """Sends the journal of a host's apex units to CloudWatch Logs: group /apex/CLUSTER/ROLE, one stream per host."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -7,8 +7,6 @@ written for STALE_SECONDS is no longer accepted, except keys of learner and repl
 those of the store, so the hosts' clocks do not matter.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Reads the EC2 instance metadata service, version 2, which requires a token."""
 
-from __future__ import annotations
-
 import urllib.error
 import urllib.request
 

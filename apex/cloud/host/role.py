@@ -1,7 +1,5 @@
 """Builds the command that runs a role on a cluster's host, from settings, a TOML file and the learner's address."""
 
-from __future__ import annotations
-
 import logging
 import os
 from functools import partial

@@ -1,7 +1,5 @@
 """The settings of a cluster's host, read from /etc/apex/cluster.env, a file without secrets that first boot writes."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

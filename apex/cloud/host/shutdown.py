@@ -5,8 +5,6 @@ module terminates the learner's host once the bucket has all its files. `apex cl
 could not be terminated.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

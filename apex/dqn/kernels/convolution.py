@@ -1,7 +1,5 @@
 """Loads the native convolution, convolution.c, if it was built and this CPU supports it. Does not import torch."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 from collections.abc import Callable, Sequence

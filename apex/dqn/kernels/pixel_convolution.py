@@ -3,8 +3,6 @@
 The native version scales uint8 pixels to 0 ... 1 by scaling the weights, of which there are 1000 times fewer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ Parameters, their gradients and Q-values are float32. Images have the channels l
 Axes: B observations, C channels, D inputs and H units of a layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import cast
 

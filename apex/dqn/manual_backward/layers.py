@@ -6,8 +6,6 @@ the outputs of `forward` and pass them to `backward`.
 Axes: N observations of a transition (s_t, s_{t+m}), B batch, D inputs and H units of a layer, F features, A actions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 

@@ -3,8 +3,6 @@
 Their outputs have the channels last: float32[B, H, W, C].
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, cast
 
 import torch

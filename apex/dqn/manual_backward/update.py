@@ -4,8 +4,6 @@ With double Q-learning, s_t and s_{t+m} pass through the online network together
 tensor stores all gradients. For such small networks autograd takes several times as long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple, cast
 

@@ -7,8 +7,6 @@ OUT/
     model.onnx          with --onnx; checked to have the same outputs as torch
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Writes the model card of exported weights from `card.md`: training, score, interface, and code to load them."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@
 result of a check depends only on its arguments.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 The command starts no program and leaves no file.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """Chooses a run's sizes for this host before any program starts. Refuses the run if a check of `apex doctor` fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finds files and processes that crashed runs left on this host, and the runs that are running."""
 
-from __future__ import annotations
-
 import os
 import re
 from contextlib import suppress

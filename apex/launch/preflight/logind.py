@@ -1,7 +1,5 @@
 """Detects whether a logout deletes the replay memory: with RemoveIPC=yes, systemd-logind removes /dev/shm files."""
 
-from __future__ import annotations
-
 import pwd
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The result of a check, and the sentences that `apex doctor` and `apex train` print about checks and sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal
 

@@ -4,8 +4,6 @@ The constants were measured in a run of Pong with the paper's network (Linux, to
 They count only memory that a process does not share with others, so they are less than what `top` shows.
 """
 
-from __future__ import annotations
-
 import mmap
 from math import prod
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Connects to a Ray cluster or starts one, refuses clusters without authentication, and creates units on it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -4,8 +4,6 @@ Ray places the units, restarts them after a process or node fails, and distribut
 run communicate over ZeroMQ, with new keys for each start. When this process ends, all units end.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The driver's view of a run's units: Ray places them; the driver sends them orders, and again after a unit is lost."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -1,7 +1,5 @@
 """The remote side: a Ray actor on each host that runs a guard. The Ray actor stores no state and no secrets."""
 
-from __future__ import annotations
-
 import io
 import os
 import socket

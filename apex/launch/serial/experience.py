@@ -4,8 +4,6 @@ When the trainer requests a batch, the batch is drawn as soon as the replay rati
 takes one step, and the finished segments are stored.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from apex.acting.reliable_sender import ReliableSender

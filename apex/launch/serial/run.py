@@ -5,8 +5,6 @@ the results are passed to the coordinator. The order depends only on counts, and
 Therefore the same seed gives the same curve, even on a busy machine.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import random

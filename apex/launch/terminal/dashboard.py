@@ -1,7 +1,5 @@
 """The dashboard of a run: lays a status object out in rows, for any width and height. Prints nothing."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Hashable

@@ -1,7 +1,5 @@
 """Lays out rows of labelled items, bars and sparklines for a terminal of any width."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Finds the bottleneck of a run from the status of its processes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

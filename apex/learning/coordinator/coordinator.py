@@ -3,8 +3,6 @@
 The coordinator has no socket. `server` passes messages to it; a run in a single process calls it directly.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Leases actor ids to hosts, the highest free ids first. An id is free again if its lease is not renewed in time."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from apex.types import Stream

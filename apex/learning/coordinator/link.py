@@ -1,7 +1,5 @@
 """The messages between trainer and coordinator, and the pipe between their processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 

@@ -1,7 +1,5 @@
 """The processes of a run that the coordinator knows, each with its newest heartbeat."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

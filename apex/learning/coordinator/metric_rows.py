@@ -1,7 +1,5 @@
 """Makes the rows that are added to a run's curves once a second: learner, replay servers and bottleneck."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator
 

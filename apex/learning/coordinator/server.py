@@ -3,8 +3,6 @@
 It is a child process of the learner, so that programs get answers even during a long gradient step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

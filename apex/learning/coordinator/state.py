@@ -1,7 +1,5 @@
 """The coordinator's view of a run: the status of its processes, its progress, and why it should end."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

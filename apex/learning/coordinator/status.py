@@ -1,7 +1,5 @@
 """Builds the status of a run that `apex status` and the live view show."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Decodes compressed frames into the frame stacks that a network takes as input."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -9,8 +9,6 @@ Each file is written once, under a new number, and is flushed to disk before the
 crash at any moment therefore leaves the earlier snapshots intact. All numbers are little-endian.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The process that saves snapshots of the replay memory, periodically and on request."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -1,7 +1,5 @@
 """Restores a new replay memory from the newest usable snapshot on disk."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A separate process makes the copy. It maps the store read-only, as samplers do, 
 Segments never change, so each snapshot only adds the new segments to those on disk. All weights are written each time.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from bisect import bisect_left

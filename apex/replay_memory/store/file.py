@@ -1,7 +1,5 @@
 """Creates, opens and checks the file of the replay memory."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import platform

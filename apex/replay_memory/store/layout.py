@@ -6,8 +6,6 @@ The file is in tmpfs. One writer and any number of readers map it. After a crash
 file. All numbers are little-endian.
 """
 
-from __future__ import annotations
-
 import mmap
 from functools import cache
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Paths of the replay memory's files, their owners, and their removal."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

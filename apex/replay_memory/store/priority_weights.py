@@ -1,7 +1,5 @@
 """Converts priorities to the weights of the sum-tree, and counts invalid priorities."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draws from the replay memory without a lock, while the writer changes it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A sum-tree in an array, which may be shared memory: draws an index in proportion to its weight."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

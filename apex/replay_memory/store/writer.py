@@ -1,7 +1,5 @@
 """Writes the replay memory: the only process that stores segments and changes priorities."""
 
-from __future__ import annotations
-
 import os
 from bisect import bisect_left
 from collections import Counter

@@ -1,7 +1,5 @@
 """Keeps the policy with the best evaluation score of a run, over all starts of the run."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import fields
 from pathlib import Path

@@ -6,8 +6,6 @@ the run, and the replay snapshots that belong to the checkpoint. A folder withou
 `checkpoints/newest.json` names the newest checkpoint, so that its loss is noticed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import suppress

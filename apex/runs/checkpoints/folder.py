@@ -1,7 +1,5 @@
 """Finds the checkpoint from which a run is resumed, sets damaged checkpoints aside, and removes old ones."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Finds a run's checkpoints by their names alone: this module reads none of their files."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 first file is damaged. The header of each safetensors file contains its manifest, with the SHA-256 of the tensors.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

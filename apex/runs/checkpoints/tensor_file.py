@@ -1,7 +1,5 @@
 """Stores trees of tensors as safetensors. Reading a file never executes code."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A file that is only appended to, and that tolerates a full disk."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """The layout of TensorBoard's page Custom Scalars: the most important charts come first, on one screen."""
 
-from __future__ import annotations
-
 Layout = dict[str, dict[str, list[str]]]  # category -> title of a chart -> the tags in it, as regular expressions
 
 GLANCE = "1. The run at a glance"

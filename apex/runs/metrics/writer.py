@@ -4,8 +4,6 @@ tensorboardX encodes the events. Its writer thread is not used: the thread ends 
 then blocks permanently when it adds the eleventh event.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

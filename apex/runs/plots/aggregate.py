@@ -1,7 +1,5 @@
 """Reads learning curves, groups runs that differ only in the seed, and computes the median and range of a group."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Iterable, Sequence

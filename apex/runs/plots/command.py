@@ -1,7 +1,5 @@
 """`apex plot`: draws learning curves of runs and CSV files against steps and wall clock in one picture."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

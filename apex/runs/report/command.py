@@ -1,7 +1,5 @@
 """`apex report`: writes one self-contained HTML page about a run, for example to send to a colleague."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Reads facts about a run from its folder: its end, scores, totals and limits, and the command that started it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Builds the page of `apex report` from `page.html`: one HTML file that loads no other files and contacts no hosts."""
 
-from __future__ import annotations
-
 import shlex
 from importlib.resources import files
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@
 The recording is MPEG-4 part 2, which browsers do not play, so its frames are encoded again as VP9.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

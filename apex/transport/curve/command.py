@@ -1,7 +1,5 @@
 """`apex keys`: creates the keys of a cluster, and bundles with only the keys that hosts of one role need."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ the public keys that are accepted for the role. A key is 40 characters of Z85. N
 repr contains a secret.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import stat

@@ -4,8 +4,6 @@ ZeroMQ sends ZAP requests (RFC 27) to `inproc://zeromq.zap.01` of the same conte
 that enforces its ZAP domain refuses all connections. The domain is the socket's name in `key_store.ENDPOINTS`.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

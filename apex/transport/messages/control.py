@@ -1,7 +1,5 @@
 """Control messages: requests to the learner's coordinator and its answers. See docs/protocol.md."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar
 from zlib import crc32
 

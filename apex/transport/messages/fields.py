@@ -1,7 +1,5 @@
 """Field types of messages. A value outside its bounds is refused; see docs/protocol.md."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta

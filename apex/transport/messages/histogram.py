@@ -1,7 +1,5 @@
 """A histogram of priorities. All replay servers use the same grid of bins, so their histograms can be added."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Scores of games: those that actors finish, and the results of evaluations."""
 
-from __future__ import annotations
-
 import math
 from itertools import islice
 from typing import Annotated, NamedTuple

@@ -1,7 +1,5 @@
 """The status of a run, computed by the coordinator and shown by `apex status` and the live view."""
 
-from __future__ import annotations
-
 from apex.facts import Bottleneck, EndReason, Phase, Record, Waiting
 from apex.transport.messages.status import LearnerStatus, Resources
 

@@ -1,7 +1,5 @@
 """The status of each role. Programs send it with each heartbeat; the trainer sends it to the coordinator by a pipe."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

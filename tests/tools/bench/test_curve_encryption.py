@@ -1,7 +1,5 @@
 """`python -m bench curve` measures one stream of segments with and without keys."""
 
-from __future__ import annotations
-
 import json
 
 from bench import __main__

@@ -1,7 +1,5 @@
 """The comparison of runs with and without Ray."""
 
-from __future__ import annotations
-
 import json
 
 from bench.engines import read_rates

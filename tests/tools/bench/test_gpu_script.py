@@ -1,7 +1,5 @@
 """`bench/gpu.sh` writes every figure into a file. A rehearsal runs without a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`python -m bench learner`: the plain step, with which the learner is compared, copies from locked memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.builders import VECTORS

@@ -1,7 +1,5 @@
 """`python -m bench learning`: records of runs, and the tables made of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """The benchmark of leases renews all leases and reports the times."""
 
-from __future__ import annotations
-
 from bench.leases import STREAMS_PER_HOST, measure
 
 

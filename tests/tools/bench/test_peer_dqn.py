@@ -1,7 +1,5 @@
 """`bench/peers/stable_baselines3_dqn.py`: clock, curve, end and refusals, without the peer itself."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

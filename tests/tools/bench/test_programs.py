@@ -1,7 +1,5 @@
 """The rates of counters that grow in bursts, and the programs of a benchmark."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The chart of draw and update by size: its curves, its bars, and its refusals."""
 
-from __future__ import annotations
-
 import pytest
 
 from apex.errors import UsageError

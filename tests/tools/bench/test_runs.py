@@ -1,7 +1,5 @@
 """`python -m bench learner`, `system` and `connections`: figures and refusals."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """The ledger of `bench connections` finds lost and doubled transitions, even if their numbers are equal."""
 
-from __future__ import annotations
-
 import pytest
 from support.store_builders import SCHEMA, create, make_segment
 

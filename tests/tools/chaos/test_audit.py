@@ -1,7 +1,5 @@
 """The audit reports lost, doubled, changed and invented transitions, and passes a correct run."""
 
-from __future__ import annotations
-
 import os
 import struct
 import tempfile

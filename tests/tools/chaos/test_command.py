@@ -1,7 +1,5 @@
 """`python -m chaos`: real runs under faults, refusals, and the table of figures."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

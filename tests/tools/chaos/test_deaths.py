@@ -1,7 +1,5 @@
 """Sockets that are not read survive the death of their peers, with and without keys."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults are drawn from a seed, and the environment of the audit never repeats a transition."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

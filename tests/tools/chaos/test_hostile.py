@@ -1,7 +1,5 @@
 """`python -m chaos hostile`: the attacks reach the sockets, and the programs survive them."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

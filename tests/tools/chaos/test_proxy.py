@@ -1,7 +1,5 @@
 """The proxy carries bytes unchanged, until it cuts, blocks, delays or flips them on request."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """Faults reach their processes and links, and end in time; scenarios measure growth and recovery."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal

@@ -1,7 +1,5 @@
 """`python -m chaos saves`: a run continues from an intact save after kills and damage. The command runs more cases."""
 
-from __future__ import annotations
-
 import json
 import time
 

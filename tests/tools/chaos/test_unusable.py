@@ -1,7 +1,5 @@
 """`python -m chaos unusable`: replay accepts the damaged segments, from which nobody can learn."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

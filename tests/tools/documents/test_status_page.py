@@ -1,7 +1,5 @@
 """docs/reference/status.md documents the fields of `apex status --json`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import get_args, get_type_hints

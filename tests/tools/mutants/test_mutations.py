@@ -1,7 +1,5 @@
 """`python -m tests.mutants` makes one error at a time, and describes it."""
 
-from __future__ import annotations
-
 import ast
 
 from tests.mutants.__main__ import ROOT, draw, files_for

@@ -1,7 +1,5 @@
 """Actors act with the newest parameters, pause while they must, and report the raw scores of full games."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

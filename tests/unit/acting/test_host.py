@@ -1,7 +1,5 @@
 """An actor host sums up its workers' reports."""
 
-from __future__ import annotations
-
 import time
 from contextlib import closing
 

@@ -1,7 +1,5 @@
 """Segments are sent, kept until they are acknowledged, and sent again if receipts are overdue."""
 
-from __future__ import annotations
-
 import pytest
 from support.builders import PIXELS, RUN, make_segment
 

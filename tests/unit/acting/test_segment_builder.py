@@ -5,8 +5,6 @@ the script alone. Each frame contains its stream, episode and step, and rewards 
 a wrong place is noticed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import sys

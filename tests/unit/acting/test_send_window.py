@@ -1,7 +1,5 @@
 """A send window keeps unacknowledged segments, counts from its base, and decides when to send again."""
 
-from __future__ import annotations
-
 import pytest
 
 from apex.acting.send_window import MOST_RESEND_SECONDS, RESEND_SECONDS, SendWindow

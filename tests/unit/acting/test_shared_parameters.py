@@ -1,7 +1,5 @@
 """Readers get the newest parameters completely, even while the writer publishes newer ones."""
 
-from __future__ import annotations
-
 import multiprocessing
 
 import numpy as np

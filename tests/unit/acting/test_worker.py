@@ -1,7 +1,5 @@
 """Worker processes report scores and choose their number format."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests the epsilon and noise ladders against the paper's formula, and the frequency of exploring actions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

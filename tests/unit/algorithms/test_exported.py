@@ -1,7 +1,5 @@
 """Tests the beginning of the exported code; the tests of `apex export` run the whole code."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

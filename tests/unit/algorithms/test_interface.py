@@ -1,7 +1,5 @@
 """Tests which algorithm a configuration selects, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.builders import MASKED, PIXELS, VECTORS

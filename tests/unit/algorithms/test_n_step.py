@@ -1,7 +1,5 @@
 """Tests n-step returns and discounts exactly against their definition; tests h, its inverse and its precision."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

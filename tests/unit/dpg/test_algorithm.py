@@ -1,7 +1,5 @@
 """Tests the decisions and values of a DPG agent, and which settings are refused for which actions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

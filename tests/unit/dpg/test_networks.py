@@ -1,7 +1,5 @@
 """Tests shapes and bounds of policy and critics, the running mean, and the checks of custom networks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests targets by hand, whole updates against a naive twin, and what an update must not change."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Claims about `apex.dqn.algorithm`: what an agent decides, and what it expects of what was played."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compares a step with the paper's formula, in both number formats, and as a CUDA graph with the plain step."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Tests the conversion of the agent's actions, 0 ... A - 1 or values in [-1, 1], for every kind of action space."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gymnasium import spaces

@@ -1,7 +1,5 @@
 """Tests masks of allowed actions: a mask belongs to the state of the next action, and an invalid one is a fault."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gymnasium import spaces

@@ -1,7 +1,5 @@
 """Tests the warnings about large observations and rewards: once each, and only in the first steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Compares environments with ALE and Gymnasium, pixel by pixel and flag by flag; unusable ones are refused."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Tests faults of environments: a fault ends only its own episode, and its message names environment and step."""
 
-from __future__ import annotations
-
 import logging
 import re
 

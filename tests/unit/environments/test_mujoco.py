@@ -1,7 +1,5 @@
 """Tests environments of MuJoCo and dm_control: they run and render without a screen, or name what is missing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tests of `apex evaluate` and `apex.evaluate`: full games, which policy plays, refused arguments, videos."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """Tests of full games: scores, lengths, numbers of games per environment, and their statistics."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.scripted import ScriptedEnvironment

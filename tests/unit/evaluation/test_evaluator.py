@@ -1,7 +1,5 @@
 """Tests of the evaluator: games of the newest parameters, confirmation of the stop score, waits and the end."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

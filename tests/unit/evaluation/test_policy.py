@@ -1,7 +1,5 @@
 """Tests of loaded policies: actions, observations, sources, and the environment of a policy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests of films: pictures, sizes and speed, and paths that cannot be written."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Tests of `apex watch`: films, the window, the newest policy, and refused arguments."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """`apex.train` in a program of the user. `sh -c` replaces the programs of the run."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

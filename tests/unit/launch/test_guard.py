@@ -1,7 +1,5 @@
 """A guard stops when its scheduler is gone, and reports the lines of its logs."""
 
-from __future__ import annotations
-
 import io
 import os
 

@@ -1,7 +1,5 @@
 """`--resume` opens a run, lets limits change, refuses other changes, and verifies the saved files."""
 
-from __future__ import annotations
-
 import dataclasses
 import mmap
 import os

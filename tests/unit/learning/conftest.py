@@ -1,7 +1,5 @@
 """What tests of the learner's processes share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

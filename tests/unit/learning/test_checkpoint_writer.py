@@ -1,7 +1,5 @@
 """Checkpoints are written beside the training: each is of one moment, whole or not there, and none fails in silence."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Transfers to and from a simulated GPU, whose delay the test sets."""
 
-from __future__ import annotations
-
 import ctypes
 from collections import deque
 from contextlib import contextmanager

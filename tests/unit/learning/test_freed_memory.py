@@ -1,7 +1,5 @@
 """Large blocks stay with the process that freed them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

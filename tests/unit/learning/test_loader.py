@@ -1,7 +1,5 @@
 """The loader passes decoded batches through shared memory; frames that do not decode are unusable."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import secrets

@@ -1,7 +1,5 @@
 """The learner's loop saves, reports and ends as it is told."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The publishing thread sends the newest parameters, and its failure is its role's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.trainers import SCHEMA

@@ -1,7 +1,5 @@
 """Tests random shifts against a naive twin: whole stacks move, borders repeat, a seed gives the same shifts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A save has both parts under one manifest, contains only finite numbers, and survives a full disk."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

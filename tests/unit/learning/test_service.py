@@ -1,7 +1,5 @@
 """The end of a learner's run."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from apex.config import EvaluatorConfig

@@ -1,7 +1,5 @@
 """The settings of torch in a learner's process."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests the order of the trainer's actions, its results, its checkpoints and its skipped updates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import safetensors.numpy

@@ -1,7 +1,5 @@
 """The histogram shows |TD error| of what lives, whatever the exponent, now and then, and of a few keys at most."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.steps import Each

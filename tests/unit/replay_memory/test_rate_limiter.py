@@ -1,7 +1,5 @@
 """The rate limiter keeps near its line, never blocks both sides, and starts afresh after a resume."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The replay server stores once, owes receipts, applies priorities by key; its samplers keep within their credit."""
 
-from __future__ import annotations
-
 import resource
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A run folder records what was run, is never overwritten, and is refused if it is damaged."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

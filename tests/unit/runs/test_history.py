@@ -1,7 +1,5 @@
 """Tests of the history: curves over the time that a run has taken, resumed runs included."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import pytest

@@ -1,7 +1,5 @@
 """A running run is locked. Children of the holder do not hold the lock, and the launcher's learner may enter."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import platform

@@ -1,7 +1,5 @@
 """Children end with their parent, which notices how they ended, and return results as JSON."""
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Programs stop when asked, insist when asked twice, explain their waits, and lose no exception of a thread."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

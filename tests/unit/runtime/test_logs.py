@@ -1,7 +1,5 @@
 """Logs: lines for people, entries for the live view."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A compiled library is used only if it was built from the source beside it."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

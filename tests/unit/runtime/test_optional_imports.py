@@ -1,7 +1,5 @@
 """The command that installs a missing extra installs the packages of pyproject.toml."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """Rates are those of a window that holds several bursts."""
 
-from __future__ import annotations
-
 import pytest
 
 from apex.runtime.rates import WINDOW_SECONDS, Rates

@@ -1,7 +1,5 @@
 """What a program uses, its children counted with it."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import subprocess

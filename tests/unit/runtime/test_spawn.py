@@ -1,7 +1,5 @@
 """`spawn` starts a program in the folder, with the environment and with the outputs that it is given."""
 
-from __future__ import annotations
-
 from apex.runtime.spawn import spawn
 
 

@@ -1,7 +1,5 @@
 """Heartbeats and the detection of stuck processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

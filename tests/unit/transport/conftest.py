@@ -1,7 +1,5 @@
 """What every test of sockets needs."""
 
-from __future__ import annotations
-
 import pytest
 
 from apex.transport.sockets import open_context

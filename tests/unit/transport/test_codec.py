@@ -1,7 +1,5 @@
 """Messages survive encoding, and decoders refuse invalid ones with a reason."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

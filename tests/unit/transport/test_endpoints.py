@@ -1,7 +1,5 @@
 """Sockets deliver messages, respect timeouts, and count invalid messages."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Joining a run: what a program waits for while the learner does not answer."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 import pytest

@@ -1,7 +1,5 @@
 """Control messages survive encoding, and decoders refuse invalid ones."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Timeouts are consistent, and the time between reconnects doubles until the peer answers."""
 
-from __future__ import annotations
-
 from apex.transport import timing
 from apex.transport.sockets import ReconnectBackoff
 

@@ -3,8 +3,6 @@
 Outputs of the native convolution have the channels last in memory, torch's do not.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from functools import partial

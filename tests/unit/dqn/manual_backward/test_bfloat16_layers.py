@@ -1,7 +1,5 @@
 """Compares the bfloat16 layers with float64: exact for small integers, which bfloat16 does not round, else close."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Compares each native convolution and its ReLU with the formula in float64, forward and backward."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Compares the hand-written step with autograd's, for every shape of the built-in networks."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Tests of `apex export`: weights, code and ONNX without apex act as the policy; contents of the card."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

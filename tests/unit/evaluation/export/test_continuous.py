@@ -1,7 +1,5 @@
 """Tests of `apex export` with continuous actions: the code of the card and ONNX act as the policy."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Whether systemd-logind removes the replay memory of a user at logout."""
 
-from __future__ import annotations
-
 import os
 import pwd
 

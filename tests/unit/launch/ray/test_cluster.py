@@ -1,7 +1,5 @@
 """Ray clusters that are refused, and starts on Ray. None of it needs Ray."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

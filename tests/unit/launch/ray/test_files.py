@@ -1,7 +1,5 @@
 """The files of deploy/ray, as far as they can be checked without a cloud."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The driver's fleet: units that wait, start, get lost and end. Fakes in this file replace Ray."""
 
-from __future__ import annotations
-
 import json
 import types
 from dataclasses import replace

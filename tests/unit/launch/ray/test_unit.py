@@ -1,7 +1,5 @@
 """A unit runs a guard, which `sh` replaces here. None of it needs Ray."""
 
-from __future__ import annotations
-
 import os
 import sys
 import types

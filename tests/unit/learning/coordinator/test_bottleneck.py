@@ -1,7 +1,5 @@
 """The bottleneck of a run: the part that limits it, the cause, and the settings that would help."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from support.messages import ACTOR, REPLAY

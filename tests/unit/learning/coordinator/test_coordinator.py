@@ -1,7 +1,5 @@
 """The coordinator's decisions, without a socket or a process."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace as replace_fields
 from support.clocks import Clock

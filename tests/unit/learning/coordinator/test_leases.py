@@ -1,7 +1,5 @@
 """Leases of actor ids: the highest first, to one session, until a goodbye or silence."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

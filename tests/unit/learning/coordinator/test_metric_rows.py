@@ -1,7 +1,5 @@
 """The rows of the curves: who has said something has one, and a wall clock that jumps moves nothing but timestamps."""
 
-from __future__ import annotations
-
 import itertools
 import time
 

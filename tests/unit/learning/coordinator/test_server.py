@@ -1,7 +1,5 @@
 """The coordinator's process welcomes, leases, keeps curves and says goodbye."""
 
-from __future__ import annotations
-
 import multiprocessing
 import socket
 import time

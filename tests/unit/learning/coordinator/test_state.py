@@ -1,7 +1,5 @@
 """The status sums up what every program says, knows when the run is over, and names what limits it."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import numpy as np

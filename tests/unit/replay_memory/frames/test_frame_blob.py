@@ -1,7 +1,5 @@
 """A blob gives back the frames that were laid into it, and one whose table lies is refused."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

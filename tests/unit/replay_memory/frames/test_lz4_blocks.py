@@ -1,7 +1,5 @@
 """Both decoders decompress blocks correctly or refuse them, and write only to the given rows."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from functools import partial

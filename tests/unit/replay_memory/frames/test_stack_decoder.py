@@ -1,7 +1,5 @@
 """Stacks are decoded exactly, with shared frames and zero frames; invalid frames are refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.builders import PIXELS, VECTORS, make_batch, make_frames

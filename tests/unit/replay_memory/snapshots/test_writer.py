@@ -1,7 +1,5 @@
 """A snapshot of a store in use equals the store; damaged files are named and never used."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

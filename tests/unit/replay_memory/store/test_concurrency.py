@@ -1,7 +1,5 @@
 """While a writer in another process inserts and updates, what is drawn is whole and in proportion to its priority."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

@@ -1,7 +1,5 @@
 """Whatever step the writer dies at, the next one loses nothing that was committed and shows nothing half written."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

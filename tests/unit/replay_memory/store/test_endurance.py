@@ -1,7 +1,5 @@
 """After many operations, a store equals a queue of segments, and every leaf equals its priority."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 

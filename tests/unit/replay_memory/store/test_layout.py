@@ -1,7 +1,5 @@
 """The file of the store is allocated at once and has one owner; unsuitable files are refused."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Files of the replay memory belong to one user: another user's are neither read, written nor removed."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches that are decoded directly from the replay memory are intact, whatever the writer does meanwhile."""
 
-from __future__ import annotations
-
 import dataclasses
 import multiprocessing
 import time

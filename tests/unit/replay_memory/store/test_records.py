@@ -1,7 +1,5 @@
 """Every field of a transition comes through the store and its snapshots as it was sent, whatever actions are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.builders import CONTINUOUS, MASKED, PIXELS, RUN, VECTORS, make_records, make_segment

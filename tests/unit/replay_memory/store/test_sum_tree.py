@@ -1,7 +1,5 @@
 """The sum-tree agrees with a plain list: exact sums after anything, and draws in proportion to the weights."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The store agrees with a dictionary of everything: what it keeps, evicts, recognises, refuses and draws."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

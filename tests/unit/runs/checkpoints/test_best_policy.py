@@ -1,7 +1,5 @@
 """The best policy of a run is the one whose evaluation was the best, whatever a full disk does in between."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.checkpoints import SCHEMA

@@ -1,7 +1,5 @@
 """Checkpoints: a loaded state equals the saved state; damage is noticed, and an older checkpoint is used instead."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import resource

@@ -1,7 +1,5 @@
 """A policy plays as the network did, or is refused by name; the best stays, and the one before it stands in for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

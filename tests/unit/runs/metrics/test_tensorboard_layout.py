@@ -1,7 +1,5 @@
 """Tests of the layout of TensorBoard's page Custom Scalars."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

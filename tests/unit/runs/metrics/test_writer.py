@@ -1,7 +1,5 @@
 """Tests of the metrics writer: TensorBoard events, curves, full disks, and curves of resumed runs."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """Tests of the curves of `apex plot`: groups of runs, bands of seeds, and CSV files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.run_builders import ACTOR, make_run

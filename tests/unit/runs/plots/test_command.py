@@ -1,7 +1,5 @@
 """Tests of `apex plot`: the picture, the printed lines, the JSON, and refused arguments."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

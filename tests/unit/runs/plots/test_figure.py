@@ -1,7 +1,5 @@
 """Tests of the drawing: the picture of `apex plot`, and the charts of `apex report`, which need no other file."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 

@@ -1,7 +1,5 @@
 """Tests of `apex report`: facts about a run, the page and its isolation, the video, the command."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json

@@ -1,8 +1,6 @@
 """`apex keys` creates private keys and never overwrites any. Unsafe or invalid key folders are refused without quoting
 them."""
 
-from __future__ import annotations
-
 import resource
 
 import pytest

@@ -1,7 +1,5 @@
 """Histograms of several shards are added bin by bin."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 
