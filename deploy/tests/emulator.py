@@ -57,13 +57,8 @@ def emulated_aws() -> Iterator[str]:
 
 def client(service: str, endpoint: str) -> Any:
     """Returns a boto3 client of the emulator."""
-    return boto3.client(
-        service,
-        endpoint_url=endpoint,
-        region_name=REGION,
-        aws_access_key_id="emulated",
-        aws_secret_access_key="emulated",
-    )
+    keys = {"aws_access_key_id": "emulated", "aws_secret_access_key": "emulated"}
+    return boto3.client(service, endpoint_url=endpoint, region_name=REGION, **keys)
 
 
 def furnish(endpoint: str) -> None:

@@ -41,10 +41,10 @@ UNTAGGED = {  # AWS has no tags for these.
 def violations(plan: Plan, admin_cidrs: set[str]) -> list[str]:
     """Returns one sentence for each violation in the planned state."""
     found = resources(plan["planned_values"])
-    checks = (_doors, _disks, _metadata, _user_data, _tags, _ends)
+    checks = (_ports, _templates, _tags, _ends)
     name = plan["variables"]["name"]["value"]
     given = (*_admin(found, admin_cidrs), *_policies(found, name))
-    return [*given, *(sentence for check in checks for sentence in check(found))]
+    return [*given, *(violation for check in checks for violation in check(found))]
 
 
 def user_data(found: list[dict[str, Any]]) -> dict[str, str]:
@@ -53,7 +53,7 @@ def user_data(found: list[dict[str, Any]]) -> dict[str, str]:
     return {item["index"]: base64.b64decode(item["values"]["user_data"]).decode() for item in templates}
 
 
-def _doors(found: list[dict[str, Any]]) -> Iterator[str]:
+def _ports(found: list[dict[str, Any]]) -> Iterator[str]:
     transport = TransportConfig()
     kinds = {item["index"] for item in _of(found, "aws_security_group")}
     last = {transport.port("batches"): transport.port("batches", MOST_LOADERS - 1)}
@@ -64,7 +64,7 @@ def _doors(found: list[dict[str, Any]]) -> Iterator[str]:
         if (at := kind_of(BOUND_BY[name], kinds)) != (kind := kind_of(role, kinds))
     }
     groups = {item["values"]["id"]: item["index"] for item in found if item["type"] == "aws_security_group"}
-    for direction, here, there in (("ingress", 1, 2), ("egress", 2, 1)):
+    for direction, order in (("ingress", 1), ("egress", -1)):
         actual = set()
         for item in _of(found, f"aws_vpc_security_group_{direction}_rule"):
             values = item["values"]
@@ -72,11 +72,8 @@ def _doors(found: list[dict[str, Any]]) -> Iterator[str]:
                 first = values["from_port"]
                 if values["to_port"] != last.get(first, first) or values["ip_protocol"] != "tcp":
                     yield f"{item['address']} opens more than its port"
-                ends = {
-                    here: groups[values["security_group_id"]],
-                    there: groups[values["referenced_security_group_id"]],
-                }
-                actual.add((values["from_port"], ends[1], ends[2]))
+                ends = [groups[values[f"{side}security_group_id"]] for side in ("", "referenced_")]
+                actual.add((values["from_port"], *ends[::order]))
         for port, at, kind in sorted(actual - expected):
             yield f"{direction}: {kind} may reach {at}'s port {port}, and should not"
         for port, at, kind in sorted(expected - actual):
@@ -85,25 +82,19 @@ def _doors(found: list[dict[str, Any]]) -> Iterator[str]:
         values = item["values"]
         if not values.get("referenced_security_group_id") and (values["from_port"], values["to_port"]) != (443, 443):
             yield f"{item['address']} lets out more than HTTPS"
-    for item in found:
-        if item["type"] in ("aws_security_group", "aws_default_security_group"):
-            for direction in ("ingress", "egress"):
-                for rule in item["values"].get(direction) or []:
-                    if item["type"] == "aws_default_security_group" or not _is_separate(rule, found):
-                        yield f"{item['address']} has a rule of its own: {rule}"
+    # The provider also reads the rules that are resources from a group: these have descriptions.
+    rules = [item["values"] for item in found if item["type"].startswith("aws_vpc_security_group_")]
+    described = {values["description"] for values in rules}
+    for kind, separate in (("aws_security_group", described), ("aws_default_security_group", set())):
+        for item in _of(found, kind):
+            for rule in [*(item["values"].get("ingress") or []), *(item["values"].get("egress") or [])]:
+                if rule.get("description") not in separate:
+                    yield f"{item['address']} has a rule of its own: {rule}"
 
 
 def kind_of(role: str, kinds: set[str]) -> str:
     """Returns the kind of host on which a role runs: a replay server is on the learner's host unless it has its own."""
     return role if role in kinds else "learner"
-
-
-def _is_separate(rule: dict[str, Any], found: list[dict[str, Any]]) -> bool:
-    """Returns whether the provider read it from a rule that is a resource: these have descriptions."""
-    descriptions = {
-        item["values"]["description"] for item in found if item["type"].startswith("aws_vpc_security_group_")
-    }
-    return rule.get("description") in descriptions
 
 
 def _admin(found: list[dict[str, Any]], admin_cidrs: set[str]) -> Iterator[str]:
@@ -118,23 +109,22 @@ def _admin(found: list[dict[str, Any]], admin_cidrs: set[str]) -> Iterator[str]:
             yield f"{item['address']} opens {values['from_port']} to {values['to_port']} to people"
 
 
-def _disks(found: list[dict[str, Any]]) -> Iterator[str]:
+def _templates(found: list[dict[str, Any]]) -> Iterator[str]:
     for item in _of(found, "aws_launch_template"):
-        disks = [disk for device in item["values"]["block_device_mappings"] for disk in device["ebs"]]
-        if not disks:
-            yield f"{item['address']} does not say that its disk is encrypted"
-        for disk in disks:
-            if str(disk.get("encrypted")).lower() != "true":
-                yield f"{item['address']} has a disk that is not encrypted"
-            if str(disk.get("delete_on_termination")).lower() != "true":
-                yield f"{item['address']} leaves its disk behind"
-
-
-def _metadata(found: list[dict[str, Any]]) -> Iterator[str]:
-    for item in _of(found, "aws_launch_template"):
-        for options in item["values"]["metadata_options"] or [{}]:
-            if options.get("http_tokens") != "required":
-                yield f"{item['address']} answers IMDSv1"
+        address, values = item["address"], item["values"]
+        disks = [disk for device in values["block_device_mappings"] for disk in device["ebs"]]
+        if not disks or any(str(disk.get("encrypted")).lower() != "true" for disk in disks):
+            yield f"{address} has a disk that is not encrypted"
+        if any(str(disk.get("delete_on_termination")).lower() != "true" for disk in disks):
+            yield f"{address} leaves its disk behind"
+        if any(options.get("http_tokens") != "required" for options in values["metadata_options"] or [{}]):
+            yield f"{address} answers IMDSv1"
+        is_learner = item["index"] == "learner"
+        if values["instance_initiated_shutdown_behavior"] != ("stop" if is_learner else "terminate"):
+            yield f"{address} {'loses its uploads' if is_learner else 'costs money for its disk'} when it is off"
+    for role, text in user_data(found).items():
+        for match in SECRETS.finditer(text):
+            yield f"user data of {role} has {match.group()!r}"
 
 
 def _policies(found: list[dict[str, Any]], name: str) -> Iterator[str]:
@@ -148,12 +138,6 @@ def _policies(found: list[dict[str, Any]], name: str) -> Iterator[str]:
                         yield f"{item['address']}: {statement['Sid']} has {key} {entry}"
         if "NotResource" in item["values"]["policy"] or "NotAction" in item["values"]["policy"]:
             yield f"{item['address']} says what is not meant"
-
-
-def _user_data(found: list[dict[str, Any]]) -> Iterator[str]:
-    for role, text in user_data(found).items():
-        for match in SECRETS.finditer(text):
-            yield f"user data of {role} has {match.group()!r}"
 
 
 def _tags(found: list[dict[str, Any]]) -> Iterator[str]:
@@ -170,11 +154,6 @@ def _tags(found: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _ends(found: list[dict[str, Any]]) -> Iterator[str]:
-    for item in _of(found, "aws_launch_template"):
-        is_learner = item["index"] == "learner"
-        if item["values"]["instance_initiated_shutdown_behavior"] != ("stop" if is_learner else "terminate"):
-            loses = "loses what it has not uploaded" if is_learner else "goes on billing for its disk"
-            yield f"{item['address']} {loses} when it is off"
     ending = {item["index"] for item in _of(found, "aws_autoscaling_schedule")}
     for item in _of(found, "aws_autoscaling_group"):
         if item["values"]["min_size"] != 0:

@@ -44,9 +44,8 @@ class Terraform:
             timeout=SECONDS,
         )
         if done.returncode and not may_fail:
-            raise TerraformError(
-                f"terraform {' '.join(arguments)}: {done.returncode}\n{done.stdout[-4000:]}{done.stderr}"
-            )
+            output = f"{done.stdout[-4000:]}{done.stderr}"
+            raise TerraformError(f"terraform {' '.join(arguments)}: {done.returncode}\n{output}")
         return done
 
     def copy(self, folder: Path) -> Terraform:
@@ -102,7 +101,7 @@ def changes(plan: Plan) -> dict[str, dict[str, tuple[Any, Any]]]:
             found[resource["address"]] = {
                 name: (before.get(name), after.get(name, "unknown"))
                 for name in sorted(names)
-                if _said(before.get(name)) != _said(after.get(name))
+                if _without_empty(before.get(name)) != _without_empty(after.get(name))
             }
     return found
 
@@ -112,12 +111,12 @@ def resources(values: Plan) -> list[dict[str, Any]]:
     return [item for item in values["root_module"]["resources"] if item["mode"] == "managed"]
 
 
-def _said(value: Any) -> Any:
+def _without_empty(value: Any) -> Any:
     """Returns the value without empty parts, which the provider does not distinguish from missing ones."""
     if isinstance(value, dict):
-        return {key: _said(entry) for key, entry in value.items()}
+        return {key: _without_empty(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_said(entry) for entry in value]
+        return [_without_empty(entry) for entry in value]
     return None if value == "" else value
 
 
@@ -125,9 +124,5 @@ def _mirror() -> Path | None:
     """Returns a folder with providers in the format of Terraform's file system mirrors, where packages install them."""
     named = os.environ.get("TF_PLUGIN_MIRROR")
     roots = [Path(named)] if named else [Path("/opt"), Path("/usr/local/share"), Path("/usr/share"), Path.home()]
-    for root in roots:
-        for pattern in (".", "*", "*/*", ".terraform.d/*"):
-            for folder in sorted(root.glob(pattern)) if pattern != "." else [root]:
-                if (folder / PROVIDER).is_dir():
-                    return folder
-    return None
+    folders = (folder for root in roots for at in ("*", "*/*", ".terraform.d/*") for folder in [root, *root.glob(at)])
+    return next((folder for folder in folders if (folder / PROVIDER).is_dir()), None)

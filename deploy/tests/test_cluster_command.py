@@ -57,30 +57,26 @@ def make_network(cluster: str) -> str:
     return str(subnet["Subnet"]["SubnetId"])
 
 
-def launch(cluster: str) -> None:
-    """Creates the groups of a cluster, and the logs of their hosts."""
+def launch(cluster: str) -> dict[str, str]:
+    """Creates the groups of a cluster, and the logs of their hosts; returns a host of each group."""
     subnet, image = make_network(cluster), client("ec2").describe_images()["Images"][0]["ImageId"]
     for role in ROLES:
         client("logs").create_log_group(logGroupName=f"/apex/{cluster}/{role}")
-        template = client("ec2").create_launch_template(
-            LaunchTemplateName=f"apex-{cluster}-{role}",
-            LaunchTemplateData={
-                "ImageId": image,
-                "InstanceType": "c7i.2xlarge",
-                "TagSpecifications": tagged(cluster, role, "instance"),
-            },
-        )["LaunchTemplate"]["LaunchTemplateId"]
+        name, specifications = f"apex-{cluster}-{role}", tagged(cluster, role, "instance")
+        data = {"ImageId": image, "InstanceType": "c7i.2xlarge", "TagSpecifications": specifications}
+        client("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
         client("autoscaling").create_auto_scaling_group(
-            AutoScalingGroupName=f"apex-{cluster}-{role}",
+            AutoScalingGroupName=name,
             MinSize=0,
             MaxSize=6 if role == "actor" else 1,
             DesiredCapacity=3 if role == "actor" else 1,
             VPCZoneIdentifier=subnet,
-            LaunchTemplate={"LaunchTemplateId": template, "Version": "$Latest"},
+            LaunchTemplate={"LaunchTemplateName": name, "Version": "$Latest"},
             Tags=[{**tag, "PropagateAtLaunch": True} for tag in tagged(cluster, role)],
         )
         for host in hosts_of(cluster, role):
             write_log(cluster, role, host)
+    return {role: hosts_of(cluster, role)[0] for role in ROLES}
 
 
 def write_log(cluster: str, role: str, host: str) -> None:

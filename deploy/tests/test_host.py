@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from cloud_beyond import metadata_handler
 from emulator import REGION
+from test_cluster_command import hosts_of, launch
 
 from apex.cloud.host import command as host_command
 from apex.cloud.host import journal_upload, key_exchange
@@ -175,30 +176,30 @@ def test_a_waiting_machine_reads_often_and_publishes_once(aws, tmp_path, monkeyp
             assert (settings.home / "max-hours").read_text() == hours
     assert len(looks) == 5
     Keys(settings.keys, "actor")
-    assert version(aws("ssm"), "/apex/pong/keys/actor/i-1") == 1
+    assert num_published(aws("ssm")) == 1
 
 
-def version(ssm, name: str) -> int:
-    return ssm.get_parameter(Name=name)["Parameter"]["Version"]
+def num_published(ssm) -> int:
+    return ssm.get_parameter(Name="/apex/pong/keys/actor/i-1")["Parameter"]["Version"]
 
 
 def test_a_key_is_published_again_before_it_expires_or_if_it_changes(aws, tmp_path):
     ssm, settings = aws("ssm"), machine(tmp_path, "actor")
     now = boot(ssm, settings, "i-1")
     again = key_exchange.PUBLISH_SECONDS
-    for seconds, expected in ((0, 1), (again - 1, 1), (again, 2)):
-        key_exchange.publish(ssm, settings, "i-1", ADDRESS, now + timedelta(seconds=seconds))
-        assert version(ssm, "/apex/pong/keys/actor/i-1") == expected
+
+    def publish(seconds: float, address: str = ADDRESS) -> int:
+        key_exchange.publish(ssm, settings, "i-1", address, now + timedelta(seconds=seconds))
+        return num_published(ssm)
+
+    assert [publish(seconds) for seconds in (0, again - 1, again)] == [1, 1, 2]
     for path in settings.keys.glob("actor.key*"):
         path.unlink()
     create_pair(settings.keys, "actor")
-    key_exchange.publish(ssm, settings, "i-1", ADDRESS, now + timedelta(seconds=again))
-    assert version(ssm, "/apex/pong/keys/actor/i-1") == 3
-    key_exchange.publish(ssm, settings, "i-1", "10.77.0.8", now + timedelta(seconds=again))
-    assert version(ssm, "/apex/pong/keys/actor/i-1") == 4
+    assert publish(again) == 3
+    assert publish(again, "10.77.0.8") == 4
     (settings.keys / key_exchange.PUBLISHED).write_text("torn")
-    key_exchange.publish(ssm, settings, "i-1", "10.77.0.8", now)
-    assert version(ssm, "/apex/pong/keys/actor/i-1") == 5
+    assert publish(0, "10.77.0.8") == 5
     assert 2 * again <= key_exchange.STALE_SECONDS
 
 
@@ -213,12 +214,8 @@ def test_the_journal_arrives_in_cloudwatch_by_time(aws):
     for _ in range(2):  # A restarted machine finds its stream.
         journal_upload.make_stream(logs, "/apex/pong/actor", "i-1")
     now = int(time.time() * 1_000)  # CloudWatch refuses old lines.
-    entries = [
-        journal_upload.parse(line(now + 1)),
-        journal_upload.parse(line(now, list(b"bytes\xff"))),
-        journal_upload.parse("{"),
-    ]
-    for batch in journal_upload.batches(entries):
+    lines = (line(now + 1), line(now, list(b"bytes\xff")), "{")
+    for batch in journal_upload.batches(map(journal_upload.parse, lines)):
         journal_upload.put(logs, "/apex/pong/actor", "i-1", batch)
     found = logs.get_log_events(logGroupName="/apex/pong/actor", logStreamName="i-1", startFromHead=True)["events"]
     assert [event["message"] for event in found] == ["apex@actor: bytes\ufffd", "apex@actor: hello"]
@@ -255,26 +252,6 @@ def test_a_machine_reads_its_name_and_its_spot_notice(notice):
         assert metadata.spot_notice() == notice
 
 
-def make_groups(aws) -> dict[str, str]:
-    """Creates the groups of a cluster whose replay server is on the learner's host; returns a host of each."""
-    ec2, scaling = aws("ec2"), aws("autoscaling")
-    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
-    template = ec2.create_launch_template(
-        LaunchTemplateName="t", LaunchTemplateData={"ImageId": image, "InstanceType": "c7i.large"}
-    )["LaunchTemplate"]["LaunchTemplateId"]
-    for role, size in {"learner": 1, "evaluator": 1, "actor": 3}.items():
-        scaling.create_auto_scaling_group(
-            AutoScalingGroupName=f"apex-pong-{role}", MinSize=0, MaxSize=size, DesiredCapacity=size,
-            LaunchTemplate={"LaunchTemplateId": template}, AvailabilityZones=["us-east-1a"],
-        )  # fmt: skip
-    return {role: hosts_of(aws, role)[0] for role in ("learner", "evaluator", "actor")}
-
-
-def hosts_of(aws, role: str) -> list[str]:
-    groups = aws("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[f"apex-pong-{role}"])
-    return [instance["InstanceId"] for instance in groups["AutoScalingGroups"][0]["Instances"]]
-
-
 def sizes(aws) -> dict[str, int]:
     groups = aws("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
     return {group["AutoScalingGroupName"].removeprefix("apex-pong-"): group["DesiredCapacity"] for group in groups}
@@ -289,8 +266,7 @@ class Copy:
     """Replaces the copy of the run in the bucket: its uploads fail this number of times."""
 
     def __init__(self, aws, failures: int = 0) -> None:
-        self._aws = aws
-        self._failures = failures
+        self._aws, self._failures = aws, failures
         self.seen: list[dict[str, int]] = []  # sizes of the groups at each upload
 
     def upload(self, host: str, *, whole: bool) -> int:
@@ -320,7 +296,7 @@ ALL, NONE = {"learner": 1, "evaluator": 1, "actor": 3}, {"learner": 0, "evaluato
 )
 def test_the_end_uploads_and_sets_all_groups_to_zero(aws, tmp_path, monkeypatch, roles, failures):
     monkeypatch.setattr(host_shutdown, "FIRST_WAIT_SECONDS", 0.01)
-    own, copy = make_groups(aws)["learner"], Copy(aws, failures)
+    own, copy = launch("pong")["learner"], Copy(aws, failures)
     assert end_cluster(aws, machine(tmp_path, *roles), own, copy, Stop()) == (len(roles) == 2)
     assert copy.seen == [ALL] + failures * [{**NONE, "learner": 1}]
     assert sizes(aws) == NONE
@@ -330,23 +306,25 @@ def test_the_end_uploads_and_sets_all_groups_to_zero(aws, tmp_path, monkeypatch,
 def test_a_host_keeps_its_disk_if_the_last_upload_fails(aws, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(host_shutdown, "FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(host_shutdown, "TRY_SECONDS", 0.05)
-    own = make_groups(aws)["learner"]
+    own = launch("pong")["learner"]
     assert not end_cluster(aws, machine(tmp_path, "learner", "replay"), own, Copy(aws, failures=99), Stop())
     assert sizes(aws) == NONE
-    assert (hosts_of(aws, "learner"), state(aws, own)) == ([], "running"), "its group would terminate it with its disk"
+    assert (hosts_of("pong", "learner"), state(aws, own)) == ([], "running"), (
+        "its group would terminate it with its disk"
+    )
     assert "a.safetensors" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("role", ["actor", "evaluator"])
 def test_a_host_that_leaves_its_group_is_not_replaced(aws, tmp_path, role):
-    leaver, settings = make_groups(aws)[role], machine(tmp_path, role)
+    leaver, settings = launch("pong")[role], machine(tmp_path, role)
     with metadata_service(own=leaver) as metadata:
         assert host_command.end(settings, aws, metadata, Stop()) == FINISHED
     assert sizes(aws) == {**ALL, role: ALL[role] - 1}
-    assert leaver not in hosts_of(aws, role)
+    assert leaver not in hosts_of("pong", role)
 
 
-def give(monkeypatch, folder: Path, name: str, script: str) -> Path:
+def replace_program(monkeypatch, folder: Path, name: str, script: str) -> Path:
     """Creates a replacement of the program; returns the file to which it writes its arguments."""
     record, program = folder / f"{name}.record", folder / name
     program.write_text(f'#!/bin/sh\necho "$*" >>{record}\n{script}\n')
@@ -359,7 +337,7 @@ def give(monkeypatch, folder: Path, name: str, script: str) -> Path:
 def test_a_spot_notice_stops_the_roles_and_removes_the_keys(aws, tmp_path, monkeypatch, roles):
     settings = machine(tmp_path, *roles)
     boot(aws("ssm"), settings, "i-1")
-    record = give(monkeypatch, tmp_path, "systemctl", "")
+    record = replace_program(monkeypatch, tmp_path, "systemctl", "")
     with metadata_service('{"action": "terminate"}') as metadata:
         assert host_command.spot(settings, aws, metadata, Stop()) == FINISHED
     units = " ".join(f"apex@{role}.service" for role in roles)
@@ -370,7 +348,7 @@ def test_a_spot_notice_stops_the_roles_and_removes_the_keys(aws, tmp_path, monke
 def test_the_journal_continues_after_the_last_sent_line(aws, tmp_path, monkeypatch):
     aws("logs").create_log_group(logGroupName="/apex/pong/actor")
     settings, now = machine(tmp_path, "actor"), int(time.time() * 1_000)
-    record = give(monkeypatch, tmp_path, "journalctl", f"echo '{line(now)}'; echo '{line(now + 1)}'")
+    record = replace_program(monkeypatch, tmp_path, "journalctl", f"echo '{line(now)}'; echo '{line(now + 1)}'")
     with metadata_service() as metadata:
         for _ in range(2):  # The command ends because the journal ends; the unit starts it again.
             assert host_command.logs(settings, aws, metadata, Stop()) == FAILED

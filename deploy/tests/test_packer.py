@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from packer_program import NEWER, for_this_packer, why_not
+from test_host import replace_program
 
 DEPLOY = Path(__file__).parents[1]
 TEMPLATE = (DEPLOY / "packer/apex.pkr.hcl").read_text()
@@ -21,6 +21,9 @@ TYPES = {"cpu": "c7i.large", "gpu": "g6.xlarge"}
 SECRET = re.compile(
     r"AKIA[0-9A-Z]{16}|\b(?:access_key|secret_key|password|token) *=|BEGIN [A-Z ]*PRIVATE KEY|\b[0-9a-f]{64}\b"
 )
+INIT_SECONDS = 180
+# blocks of the template that need Packer 1.7: its plugins, and what these support
+NEWER = re.compile(r"\n *# Only with packer >= 1\.7: begin\n(.*?)\n *# end\n", re.DOTALL)
 MADE_HERE = {"build", ".terraform", ".terraform.lock.hcl", ".venv", "__pycache__"}  # not part of the tree
 # replaces the provisioners' scripts if only the template is tested, and records that they ran
 NOTE = '#!/usr/bin/env bash\necho "$(basename "$0") ${KIND-}" >>/var/lib/ran\n'
@@ -44,6 +47,29 @@ LOOKS = {
     "ran": "cat /var/lib/ran",
     "boto3": "/opt/apex/venv/bin/python -c 'import boto3' && /opt/apex/venv/bin/apex host --help | head -1",
 }
+
+
+def has_plugins() -> bool:
+    """Returns whether this Packer has `packer init`, and the marked blocks of the template."""
+    output = subprocess.run(["packer", "version"], capture_output=True, text=True, check=True).stdout
+    return tuple(map(int, re.findall(r"\d+", output)[:2])) >= (1, 7)
+
+
+def for_this_packer(text: str) -> str:
+    """Returns the template, without the marked blocks if Packer is too old for them."""
+    return text if has_plugins() else NEWER.sub("\n", text)
+
+
+def why_not(template: Path) -> str:
+    """Returns why this Packer cannot use the template of that folder, or ""; fetches the required plugins."""
+    if not has_plugins() or not any("required_plugins" in path.read_text() for path in template.glob("*.pkr.hcl")):
+        return ""
+    try:
+        done = subprocess.run(["packer", "init", str(template)], capture_output=True, text=True, timeout=INIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"packer init has not fetched the template's plugins within {INIT_SECONDS} s"
+    output = " ".join((done.stdout + done.stderr).split())[:300]
+    return f"packer init cannot fetch the template's plugins: {output}" if done.returncode else ""
 
 
 def for_the_emulator(text: str) -> str:
@@ -94,15 +120,10 @@ def build(state: Path, begun: Path | None, template: Path | None, kind: str = "c
 
 
 @pytest.fixture(scope="session")
-def plugins() -> None:
-    """Fetches the plugins that this Packer needs; skips the tests if they are unavailable."""
+def source() -> None:
+    """The packed commit, and the plugins that this Packer needs; skips the tests if these are unavailable."""
     if reason := why_not(DEPLOY / "packer"):
         pytest.skip(reason)
-
-
-@pytest.fixture(scope="session")
-def source(plugins) -> None:
-    """The packed commit."""
     subprocess.run([DEPLOY / "packer/source.sh"], check=True, capture_output=True)
 
 
@@ -160,17 +181,6 @@ def complaints(text: str, facts: dict, kind: str) -> list[str]:
 ACTIONS = ("RunInstances", "DescribeImages", "CopyImage", "AuthorizeSecurityGroupIngress")
 
 
-def give_packer(monkeypatch, folder: Path, version: str, init: str) -> Path:
-    """Creates a replacement of Packer; returns the file to which it writes its arguments."""
-    record, program = folder / "record", folder / "packer"
-    program.write_text(
-        f'#!/bin/sh\necho "$*" >>{record}\ncase $1 in\nversion) echo "{version}" ;;\ninit) {init} ;;\nesac\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return record
-
-
 @pytest.mark.parametrize(
     ("version", "init", "template", "fetches", "reason"),
     [
@@ -182,7 +192,8 @@ def give_packer(monkeypatch, folder: Path, version: str, init: str) -> Path:
 )
 def test_only_a_newer_packer_fetches_plugins(tmp_path, monkeypatch, version, init, template, fetches, reason):
     outdated = "Your version of Packer is out of date! The latest version is 1.99.0."
-    record = give_packer(monkeypatch, tmp_path, f"Packer v{version}\n\n{outdated}", init)
+    script = f'case $1 in\nversion) echo "Packer v{version}\n\n{outdated}" ;;\ninit) {init} ;;\nesac'
+    record = replace_program(monkeypatch, tmp_path, "packer", script)
     found = why_not(template)
     assert found.endswith(reason)
     assert bool(found) == bool(reason)

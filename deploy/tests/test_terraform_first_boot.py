@@ -41,10 +41,6 @@ def config(role: str, documents: dict[str, str], folder: Path) -> Config:
     return load_toml(path)
 
 
-def test_the_plan_has_the_user_data_of_every_host(documents: dict[str, str]) -> None:
-    assert set(documents) == set(KINDS)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_cloud_init_accepts_the_user_data(kind: str, documents: dict[str, str], tmp_path: Path) -> None:
     sources = os.environ.get("APEX_CLOUD_INIT")
@@ -64,19 +60,17 @@ def test_cloud_init_accepts_the_user_data(kind: str, documents: dict[str, str], 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_first_boot_writes_settings_and_starts_the_units(kind: str, documents: dict[str, str]) -> None:
+def test_the_first_boot_writes_settings_and_starts_the_units(
+    kind: str, documents: dict[str, str], tmp_path: Path
+) -> None:
+    assert set(documents) == set(KINDS)
     document: dict[str, Any] = yaml.safe_load(documents[kind])
     toml = {f"/etc/apex/{role}.toml" for role in TOML & set(KINDS[kind])}
     assert set(files(documents[kind])) == {"/etc/apex/cluster.env"} | toml
     units = [f"apex@{role}.service" for role in KINDS[kind]]
     assert document["runcmd"] == [["systemctl", "enable", "--now", "--no-block", *units]]
     assert set(document) == {"package_update", "package_upgrade", "write_files", "runcmd"}
-    assert not document["package_update"]
-    assert not document["package_upgrade"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_user_data_name_cluster_role_and_learner(kind: str, documents: dict[str, str], tmp_path: Path) -> None:
+    assert {document["package_update"], document["package_upgrade"]} == {False}
     text = files(documents[kind])["/etc/apex/cluster.env"]
     (tmp_path / "cluster.env").write_text(text)
     settings = read_settings(tmp_path)
@@ -87,12 +81,14 @@ def test_the_user_data_name_cluster_role_and_learner(kind: str, documents: dict[
     assert "APEX_MAX_HOURS=24\n" in text
 
 
-def test_the_learner_has_the_requested_settings(documents: dict[str, str], tmp_path: Path) -> None:
+def test_learner_and_actors_have_the_requested_settings(documents: dict[str, str], tmp_path: Path) -> None:
     learner = config("learner", documents, tmp_path)
     assert learner.environment.id == "ALE/Breakout-v5"
     assert (learner.learner.batch_size, learner.learner.optimizer, learner.learner.learning_rate) == (256, "adam", 1e-4)
     assert learner.run.stop_score == 18
     assert learner.actor.num_actors == 3 * 8 * 16
+    actor = config("actor", documents, tmp_path).actor
+    assert (actor.num_processes, actor.envs_per_process) == (8, 16)  # as many streams as the cores can step
 
 
 def test_the_replay_memory_is_sized_by_the_learners_host_or_by_its_own(
@@ -106,11 +102,6 @@ def test_the_replay_memory_is_sized_by_the_learners_host_or_by_its_own(
     schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=4, n_step=3, codec="lz4")
     sized = size_to_machine(learner, Machine(cores=8, memory_bytes=2**30, gpu=True), schema).config
     assert sized.replay.max_bytes // bytes_per_transition(sized, schema) == learner.replay.capacity == 2_000_000
-
-
-def test_actor_hosts_have_as_many_streams_as_their_cores_can_step(documents: dict[str, str], tmp_path: Path) -> None:
-    actor = config("actor", documents, tmp_path).actor
-    assert (actor.num_processes, actor.envs_per_process) == (8, 16)
 
 
 @pytest.mark.parametrize("kind", KINDS)

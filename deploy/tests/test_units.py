@@ -168,9 +168,7 @@ def test_the_end_has_more_time_than_the_last_upload():
 
 
 def test_a_lost_learner_host_costs_less_than_five_minutes_of_updates():
-    """A checkpoint in the bucket is at most as old as the time between checkpoints, that between uploads, and two
-    uploads.
-    """
+    """A checkpoint in the bucket is at most as old as the times between checkpoints and uploads, and two uploads."""
     (pause,), (accuracy,) = (values(UNITS / "apex-upload.timer", key) for key in ("OnUnitInactiveSec", "AccuracySec"))
     pauses = CheckpointConfig().period_seconds + float(pause) + float(accuracy)
     assert 300 - pauses >= 2 * 25  # seconds of an upload
