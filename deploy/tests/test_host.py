@@ -258,8 +258,7 @@ def sizes(aws) -> dict[str, int]:
 
 
 def state(aws, host: str) -> str:
-    found = aws("ec2").describe_instances(InstanceIds=[host])["Reservations"][0]["Instances"][0]["State"]["Name"]
-    return str(found)
+    return aws("ec2").describe_instances(InstanceIds=[host])["Reservations"][0]["Instances"][0]["State"]["Name"]
 
 
 class Copy:
@@ -309,9 +308,8 @@ def test_a_host_keeps_its_disk_if_the_last_upload_fails(aws, tmp_path, monkeypat
     own = launch("pong")["learner"]
     assert not end_cluster(aws, machine(tmp_path, "learner", "replay"), own, Copy(aws, failures=99), Stop())
     assert sizes(aws) == NONE
-    assert (hosts_of("pong", "learner"), state(aws, own)) == ([], "running"), (
-        "its group would terminate it with its disk"
-    )
+    # Its group would terminate it with its disk.
+    assert (hosts_of("pong", "learner"), state(aws, own)) == ([], "running")
     assert "a.safetensors" in caplog.messages[-1]
 
 
@@ -357,7 +355,7 @@ def test_the_journal_continues_after_the_last_sent_line(aws, tmp_path, monkeypat
     assert f"--after-cursor=c{now + 1}" in second
 
 
-def test_simultaneous_lines_are_sent_together():
+def test_simultaneous_lines_are_sent_together(monkeypatch):
     first, second = line(1), line(2)
     reader, writer = os.pipe()
     with open(reader, "rb") as journal, open(writer, "wb", buffering=0) as sender:
@@ -366,9 +364,7 @@ def test_simultaneous_lines_are_sent_together():
         assert [next(entries), next(entries)] == [journal_upload.parse(first), journal_upload.parse(second)]
         sender.write(f"{first[9:]}\n".encode())
         assert next(entries) == journal_upload.parse(first)
-
-
-def test_a_journal_without_pauses_is_sent(monkeypatch):
+    # A journal without pauses is sent too.
     monkeypatch.setattr(journal_upload, "FLUSH_SECONDS", 0.0)
     with open(os.devnull, "rb") as journal:
         assert next(journal_upload.read_entries(journal, Stop())) is None
