@@ -27,7 +27,9 @@ def client(service: str) -> Any:
 
 @pytest.fixture
 def apex(aws: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> Apex:
-    """Runs `apex cluster`; returns its status, its lines and its errors."""
+    """Returns `apex cluster` with two clusters; a call returns its status, its lines and its errors."""
+    launch("pong-1")
+    launch("pong")
 
     def apex(*arguments: str) -> tuple[int, list[str], str]:
         status = main([*arguments], open_aws=lambda region: Aws(REGION, aws))
@@ -35,12 +37,6 @@ def apex(aws: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> Apex:
         return status, out.splitlines(), err
 
     return apex
-
-
-@pytest.fixture
-def two_clusters(aws: Callable[[str], Any]) -> None:
-    launch("pong-1")
-    launch("pong")
 
 
 def tagged(cluster: str, role: str, *kinds: str) -> list[dict[str, Any]]:
@@ -94,7 +90,6 @@ def hosts_of(cluster: str, role: str) -> list[str]:
     return [item["InstanceId"] for item in group["Instances"]]
 
 
-@pytest.mark.usefixtures("two_clusters")
 def test_two_clusters_are_listed_side_by_side(apex: Apex) -> None:
     make_network("half")  # an incomplete cluster
     status, lines, _ = apex("list")
@@ -109,10 +104,7 @@ def test_two_clusters_are_listed_side_by_side(apex: Apex) -> None:
     assert "half" in problem
     assert "terraform destroy" in problem
     assert all("curves at" in line for line in curves)
-
-
-@pytest.mark.usefixtures("two_clusters")
-def test_stopped_hosts_and_ended_runs_are_reported(apex: Apex) -> None:
+    # Stopped hosts and ended runs are reported.
     scaling, (learner,) = client("autoscaling"), hosts_of("pong", "learner")
     scaling.detach_instances(
         AutoScalingGroupName="apex-pong-learner", InstanceIds=[learner], ShouldDecrementDesiredCapacity=True
@@ -125,7 +117,6 @@ def test_stopped_hosts_and_ended_runs_are_reported(apex: Apex) -> None:
     assert [re.search("actor|learner", line)[0] for line in empty] == ["actor", "learner"]
 
 
-@pytest.mark.usefixtures("two_clusters")
 def test_the_lines_of_all_hosts_come_by_time(apex: Apex) -> None:
     status, lines, _ = apex("tail", "pong", "--since", "1h")
     assert status == 0
@@ -138,7 +129,6 @@ def test_the_lines_of_all_hosts_come_by_time(apex: Apex) -> None:
     assert {line.split()[3] for line in only} == set(hosts_of("pong", "actor"))
 
 
-@pytest.mark.usefixtures("two_clusters")
 def test_one_cluster_is_resized_within_its_bound(apex: Apex) -> None:
     assert apex("resize", "pong", "--actors", "5")[0] == 0
     assert len(hosts_of("pong", "actor")) == 5
