@@ -82,5 +82,5 @@ def planned(scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str
 
 @pytest.fixture(scope="session")
 def cluster(planned: Planned) -> Cluster:
-    planned.terraform.run("apply", "-input=false", "-no-color", "test.tfplan")
+    planned.terraform.run("apply", "test.tfplan")
     return planned

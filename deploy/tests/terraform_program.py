@@ -27,7 +27,8 @@ class Terraform:
     def __init__(self, folder: Path, environment: Mapping[str, str], data: Path, source: Path = ROOT) -> None:
         """`data`: folder of the providers, which several copies may share."""
         self.folder = folder
-        self._environment = {**os.environ, **environment, "TF_DATA_DIR": str(data), "TF_IN_AUTOMATION": "1"}
+        fixed = {"TF_DATA_DIR": str(data), "TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "TF_CLI_ARGS": "-no-color"}
+        self._environment = {**os.environ, **environment, **fixed}
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*", "*.tfvars*"))
         if (data / "lock.hcl").exists():
             shutil.copy(data / "lock.hcl", folder / ".terraform.lock.hcl")
@@ -68,7 +69,7 @@ class Terraform:
 
     def plan(self, *arguments: str) -> Plan:
         """Returns the plan in Terraform's JSON."""
-        self.run("plan", "-input=false", "-no-color", "-out=test.tfplan", *arguments)
+        self.run("plan", "-out=test.tfplan", *arguments)
         return dict(json.loads(self.run("show", "-json", "test.tfplan").stdout))
 
 
@@ -85,7 +86,7 @@ def install(data: Path, scratch: Path) -> dict[str, str]:
     )
     environment = {"TF_CLI_CONFIG_FILE": str(settings), "CHECKPOINT_DISABLE": "1"}
     terraform = Terraform(scratch / "install", environment, data)
-    terraform.run("init", "-input=false", "-no-color", "-backend=false")
+    terraform.run("init", "-backend=false")
     shutil.copy(terraform.folder / ".terraform.lock.hcl", data / "lock.hcl")
     return environment
 

@@ -80,7 +80,7 @@ def apply(
             streams_per_core=2,
             **variables,
         )
-        terraform.run("apply", "-auto-approve", "-input=false", "-no-color")
+        terraform.run("apply", "-auto-approve")
         return NamespacedCluster(name, endpoint, tmp_path_factory.mktemp("hosts"))
 
     return apply

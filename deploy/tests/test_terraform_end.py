@@ -31,7 +31,7 @@ def test_destroy_removes_everything_except_the_bucket(cluster: Cluster) -> None:
     s3 = emulator.client("s3", cluster.endpoint)
     s3.put_object(Bucket=emulator.BUCKET, Key=f"{NAME}/best/weights.safetensors", Body=b"weights")
     assert tagged(cluster.endpoint), "nothing exists before, so this test checks nothing"
-    cluster.terraform.run("destroy", "-auto-approve", "-input=false", "-no-color")
+    cluster.terraform.run("destroy", "-auto-approve")
     assert tagged(cluster.endpoint) == []
     assert s3.list_objects_v2(Bucket=emulator.BUCKET)["KeyCount"] == 1
 
