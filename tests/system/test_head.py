@@ -47,7 +47,7 @@ def test_an_actor_host_follows_a_name_to_new_runs_and_hosts(machines):
         assert head.wait(100) == 0, (machines.folder / "head").read_text()
         output = (machines.folder / "head").read_text()
         assert "reached 30 updates" in output, output
-        assert "actors: 4, all on other hosts" in output
+        assert "actors: 4, " in output
         assert not machines.processes(host, "apex.actor")
         assert actor.poll() is None, (machines.folder / "actor.log").read_text()
     actor.terminate()

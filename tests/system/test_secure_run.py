@@ -1,4 +1,4 @@
-"""A whole run with keys: it trains, tells its secrets to nobody, and nothing in it executes what it reads."""
+"""A whole run with keys: it trains, shows its secrets to no other program, and executes no data."""
 
 import os
 import signal
@@ -91,7 +91,10 @@ def test_a_run_with_keys_trains_hides_its_secrets_and_executes_no_data(programs,
     )
     found = listening(running_in(programs.folder))
     assert {address for address, _ in found} == {"127.0.0.1"}
-    assert len(found) >= 8  # TensorBoard has one more.
+    ports = {port for _, port in found}
+    (batches,) = [port for setting, port in folder.config.ports if setting == "transport.batches_port"]
+    assert ports >= {port for _, port in folder.config.ports} - {batches} | {tensorboard}
+    assert batches not in ports  # The loader draws from shared memory.
 
     with open_context(observer) as context:  # An observer may look, and may not join in.
         client = ControlClient(context, programs.endpoint)
