@@ -18,7 +18,7 @@ LEARNING=(types frame_blob config/{tree,dpg,algorithm_choice,codec,importer} siz
   'algorithms/*' dqn/{algorithm,autograd_update,losses,networks,target_forward,'kernels/*','manual_backward/*'}
   dpg/{algorithm,networks,update} replay_memory/{rate_limiter,'store/*'} runtime/file_lock)
 TESTS_OF_LEARNING=(tests/unit/{algorithms,config,dpg,dqn,test_command_line.py,test_sizing.py} tests/unit/acting/test_segment_builder.py
-  tests/unit/runtime/test_malloc.py tests/unit/replay_memory/{frames,store,test_rate_limiter.py})
+  tests/unit/learning/test_freed_memory.py tests/unit/replay_memory/{frames,store,test_rate_limiter.py})
 
 ruff format --check .
 ruff check .

@@ -174,10 +174,8 @@ def _make_parser(
 
 def _add_setting(group: Any, option: str, setting: str, text: str) -> None:
     """Adds an option for a setting. The parser converts the value; `Config` checks it."""
-    annotation, how = (
-        SETTINGS[setting],
-        {"dest": setting, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")},
-    )
+    annotation = SETTINGS[setting]
+    how: dict[str, Any] = {"dest": setting, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
     if annotation is bool:
         opposite = [option.replace(".", ".no-")] if "." in option else []
         group.add_argument(option, *opposite, action=_Switch, **how)
@@ -188,10 +186,8 @@ def _add_setting(group: Any, option: str, setting: str, text: str) -> None:
 def _read_comments() -> dict[str, str]:
     """Returns {setting: the comment beside it in the source code}."""
     comments: dict[str, str] = {}
-    for (
-        prefix,
-        branch,
-    ) in BRANCHES.items():  # inspect.getsource of a class would parse the whole module for each branch.
+    for prefix, branch in BRANCHES.items():
+        # `inspect.getsource(branch)` would parse the whole module for each branch.
         module = inspect.getsource(sys.modules[branch.__module__])
         source = module.partition(f"class {branch.__name__}(")[2].partition("\n\n\n")[0]
         found = re.findall(r"^    (\w+): .*  # (.+)$", source, re.MULTILINE)

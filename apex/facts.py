@@ -19,7 +19,7 @@ MAX_NUMBER = 1e300  # The sum of a few thousand such numbers is still finite.
 Text = Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^[ -~]*\Z")]  # printable ASCII: cannot control a terminal
 Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 
-EndKind = Literal["score", "steps", "updates", "minutes", "interrupted"]
+EndKind = Literal["score", "steps", "updates", "minutes", "interrupted", "failed"]
 Phase = Literal["waiting_for_replay", "filling_replay", "training", "finishing", "evaluating_final_policy", "finished"]
 
 
@@ -44,7 +44,7 @@ class EndReason(Record, frozen=True):
     """Why a run ended: it reached a limit, or a user stopped it."""
 
     kind: EndKind
-    value: Number | None = None  # the limit that was reached; None: interrupted
+    value: Number | None = None  # the limit that was reached; None: interrupted or failed
 
     @property
     def is_limit(self) -> bool:

@@ -50,6 +50,8 @@ def describe_end(end: EndReason) -> str:
             return f"reached {end.value:g} min"
         case "interrupted":
             return "interrupted"
+        case "failed":
+            return "a program failed"
 
 
 def describe_outcome(end: EndReason | None, *, running: bool) -> str:

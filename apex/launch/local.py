@@ -8,6 +8,7 @@ from typing import TextIO
 
 from apex.config import Config
 from apex.environments.factory import describe
+from apex.facts import EndReason
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
 from apex.launch.programs import make_programs
@@ -93,4 +94,6 @@ def _run_programs(start: Start, config: Config, folder: RunFolder, stop: Stop, o
             environment=start.environment,
         )
         watch.tick()  # Shows the learner's last status, which the learner sends without a request.
+    if ending.failure is not None:  # The learner only knows that it was asked to stop.
+        folder.end = EndReason("failed")
     return RunOutcome(config, folder.path, ending, watch.status)

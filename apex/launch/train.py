@@ -66,9 +66,8 @@ def execute(start: Start, stop: Stop, out: TextIO | None = None) -> RunOutcome |
     if start.config.run.head:
         require_head(start.config)
     if start.config.run.single_process:
-        from apex.launch.serial.run import (
-            run_in_one_process,
-        )  # Imported here because other runs do not need torch here.
+        # Imported here because other runs do not need torch here.
+        from apex.launch.serial.run import run_in_one_process
 
         return run_in_one_process(start, stop, out)
     return run_locally(start, stop, out)

@@ -19,12 +19,13 @@ from apex.cloud.host.settings import ETC, HOME, HostSettings, read_settings
 from apex.cloud.host.shutdown import Client, end_cluster, leave_group
 from apex.config.arguments import Parser
 from apex.errors import FAILED, FINISHED, UsageError, require
-from apex.facts import MAX_TEXT, Waiting
+from apex.facts import Waiting
 from apex.runtime.atomic_files import replace_file
 from apex.runtime.lifecycle import Stop, Wait, reports_errors, sleep, stop_on_signals
 from apex.runtime.logs import configure_logging
 from apex.runtime.optional_imports import remedy
 from apex.runtime.watchdog import take_notifier
+from apex.transport.messages.fields import printable
 from apex.types import PROGRAMS, Role
 
 LOOK_SECONDS = 5.0  # time between two checks for a spot notice or a missing key
@@ -121,7 +122,7 @@ def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
         except UsageError:
             raise
         except Exception as error:  # network, metadata service or AWS; accepted keys stay valid
-            wait.on(Waiting("aws", str(error)[:MAX_TEXT]))
+            wait.on(Waiting("aws", printable(str(error))))
         sleep(LOOK_SECONDS, stop)
     return FINISHED
 
@@ -189,7 +190,7 @@ def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
             notice = metadata.spot_notice()
             wait.over()
         except OSError as error:
-            wait.on(Waiting("metadata", str(error)[:MAX_TEXT]))
+            wait.on(Waiting("metadata", printable(str(error))))
             notice = ""
         if notice:
             log.warning("EC2 reclaims this spot instance: %s", notice)

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from apex.config import Config, flatten, from_dict, to_dict
+from apex.config import Config, flatten, from_saved, to_dict
 from apex.errors import FINISHED, UsageError, require
 from apex.facts import Ending, LogEntry, UnitEvent
 from apex.launch.engine import RayEngine
@@ -99,7 +99,7 @@ def reopen_on_ray(name: str, typed: Namespace, argv: Sequence[str]) -> Start:
         )
     saved = json.loads((folder / SAVED_START).read_text(errors="surrogateescape"))
     engine = RayEngine.read(typed, saved["engine"])
-    return Start(config=from_dict(saved["config"]), argv=argv, folder=folder, engine=engine)
+    return Start(config=from_saved(saved["config"]), argv=argv, folder=folder, engine=engine)
 
 
 def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: TextIO) -> RunOutcome:

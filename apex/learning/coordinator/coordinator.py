@@ -68,9 +68,8 @@ class Coordinator:
         self._rows = MetricRows(self.state, OF_A_CLOCK if deterministic else ())
         self._scores = ScoreSums()  # scores for the next row of the curves
         self._curves_began = False  # whether the step from which the curves continue is known
-        self._asked: dict[
-            int, float
-        ] = {}  # session -> time of its first request for a shard that another server may hold
+        # session -> time of its first request for a shard that another server may hold
+        self._asked: dict[int, float] = {}
         self._holders: dict[int, int] = {}  # shard -> session of its current replay server
         self._replaced: deque[int] = deque(maxlen=MAX_REPLACED)  # sessions of replaced replay servers
 
@@ -96,7 +95,8 @@ class Coordinator:
 
     def _answer_hello(self, hello: control.Hello) -> control.Answer:
         # A restarted evaluator must still evaluate the final policy.
-        if self.state.finished if hello.role == Role.EVALUATOR else self.state.over:
+        is_over = self.state.finished if hello.role == Role.EVALUATOR else self.state.over
+        if is_over:
             return END
         if hello.role == Role.REPLAY:
             if (answer := self._turn_away(hello)) is not None:

@@ -8,7 +8,7 @@ from support.launches import cartpole, stand_in
 
 from apex.config import LearnerConfig, TransportConfig, load_toml
 from apex.errors import FINISHED, REFUSED, UsageError
-from apex.facts import Ending, ProgramEvent
+from apex.facts import Ending, EndReason, ProgramEvent
 from apex.launch.start import Start
 from apex.launch.train import execute, main, show
 from apex.runs.folder import RunFolder
@@ -69,6 +69,7 @@ def test_a_run_ends_with_the_status_of_the_program_that_refused(tmp_path, capsys
     assert show(outcome) == REFUSED
     assert (outcome.ending.failure.kind, outcome.ending.failure.detail) == ("refused", "no GPU here")
     assert describe_failure(outcome.ending.failure) in capsys.readouterr().err
+    assert RunFolder.open(outcome.folder).end == EndReason("failed")
 
 
 def test_a_run_that_is_stopped_before_it_begins_leaves_no_folder(tmp_path):

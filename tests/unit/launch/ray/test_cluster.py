@@ -1,5 +1,6 @@
 """Ray clusters that are refused, and starts on Ray. None of it needs Ray."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -169,6 +170,11 @@ def test_a_resumed_run_has_its_saved_settings_and_the_typed_options(here):
     again = reopen("runs/a", actor_hosts=None, head_cpus=5)
     assert (again.config, again.folder) == (start.config, start.folder)
     assert again.engine == RayEngine(actor_hosts=3, head_cpus=5)
+    saved = start.folder / "launch.json"
+    older = json.loads(saved.read_text())
+    older["config"]["transport"]["metrics_port"] = 52004  # a setting that older versions saved
+    saved.write_text(json.dumps(older))
+    assert reopen("runs/a").config == start.config
     with pytest.raises(UsageError, match="--resume b"):
         reopen("b")
 
