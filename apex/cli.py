@@ -65,12 +65,8 @@ def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Main] = loa
 
 def overview() -> str:
     """Returns the text that `apex` without a subcommand prints."""
-    lines = [
-        "Ape-X over ZeroMQ: many actors, one prioritized replay, one learner.",
-        "",
-        "usage: apex COMMAND [OPTIONS]",
-        "",
-    ]
+    about = "Ape-X over ZeroMQ: many actors, one prioritized replay, one learner."
+    lines = [about, "", "usage: apex COMMAND [OPTIONS]", ""]
     lines += [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
     lines += ["", "begin with   apex train --preset cartpole, then apex evaluate --video game.mp4"]
     lines += ["more         apex COMMAND --help, apex --version"]

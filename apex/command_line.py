@@ -175,7 +175,7 @@ def _make_parser(
 def _add_setting(group: Any, option: str, setting: str, text: str) -> None:
     """Adds an option for a setting. The parser converts the value; `Config` checks it."""
     annotation = SETTINGS[setting]
-    how: dict[str, Any] = {"dest": setting, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+    how = {"dest": setting, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
     if annotation is bool:
         opposite = [option.replace(".", ".no-")] if "." in option else []
         group.add_argument(option, *opposite, action=_Switch, **how)
@@ -187,7 +187,7 @@ def _read_comments() -> dict[str, str]:
     """Returns {setting: the comment beside it in the source code}."""
     comments: dict[str, str] = {}
     for prefix, branch in BRANCHES.items():
-        # `inspect.getsource(branch)` would parse the whole module for each branch.
+        # inspect.getsource of a class would parse the whole module for each branch.
         module = inspect.getsource(sys.modules[branch.__module__])
         source = module.partition(f"class {branch.__name__}(")[2].partition("\n\n\n")[0]
         found = re.findall(r"^    (\w+): .*  # (.+)$", source, re.MULTILINE)

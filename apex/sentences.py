@@ -8,6 +8,7 @@ from typing import Any
 from apex.facts import (
     Bottleneck,
     Cause,
+    EndKind,
     EndReason,
     Failure,
     LogEntry,
@@ -37,21 +38,19 @@ PHASES: dict[Phase, str] = {
 }
 
 
+ENDS: dict[EndKind, str] = {
+    "score": "reached the score {:g}",
+    "steps": "reached {:.0f} steps",
+    "updates": "reached {:.0f} updates",
+    "minutes": "reached {:g} min",
+    "interrupted": "interrupted",
+    "failed": "a program failed",
+}
+
+
 def describe_end(end: EndReason) -> str:
     """Returns why a run ended, as a phrase without a subject."""
-    match end.kind:
-        case "score":
-            return f"reached the score {end.value:g}"
-        case "steps":
-            return f"reached {end.value:.0f} steps"
-        case "updates":
-            return f"reached {end.value:.0f} updates"
-        case "minutes":
-            return f"reached {end.value:g} min"
-        case "interrupted":
-            return "interrupted"
-        case "failed":
-            return "a program failed"
+    return ENDS[end.kind].format(end.value)
 
 
 def describe_outcome(end: EndReason | None, *, running: bool) -> str:
@@ -228,18 +227,10 @@ def option(setting: str) -> str:
     return "--" + setting.replace("_", "-")
 
 
-def _describe_wait_of(waiting: Waiting) -> str:
-    return f"{waiting.who} waits {describe_wait(waiting)}"
-
-
-def _describe_limit(found: Bottleneck) -> str:
-    return f"{describe_bottleneck(found)}; {advise(found)}"
-
-
 _SENTENCES: dict[type[Record], Callable[[Any], str]] = {
     EndReason: describe_end,
-    Waiting: _describe_wait_of,
-    Bottleneck: _describe_limit,
+    Waiting: lambda waiting: f"{waiting.who} waits {describe_wait(waiting)}",
+    Bottleneck: lambda found: f"{describe_bottleneck(found)}; {advise(found)}",
     LogEntry: describe_entry,
     Failure: describe_failure,
     ProgramEvent: describe_event,

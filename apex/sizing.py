@@ -142,8 +142,7 @@ def _actor_cores(config: Config, machine: Machine) -> int:
     """Returns cores for actors: with a GPU, all that learner and replay leave; else half, or fewer if inserts wait."""
     half, replay = max(1, machine.cores // 2), config.replay
     if _uses_gpu(config, machine):
-        trainer = 1
-        return max(half, machine.cores - trainer - _num_loaders(config, machine) - _replay_cores(config))
+        return max(half, machine.cores - 1 - _num_loaders(config, machine) - _replay_cores(config))  # 1: the trainer
     if replay.inserts_wait:  # With more cores the actors would only wait.
         return max(1, min(half, int(machine.cores * _share_of_actors(config))))
     return half
@@ -221,9 +220,8 @@ def _idle_cores(config: Config, sized: Config, machine: Machine) -> IdleCores | 
 
 
 def _num_loaders(config: Config, machine: Machine) -> int:
-    several = _uses_gpu(config, machine)
-    by_machine = max(1, min(MOST_LOADERS, machine.cores // CORES_PER_LOADER)) if several else 1
-    return config.learner.num_loaders or by_machine
+    by_machine = min(MOST_LOADERS, machine.cores // CORES_PER_LOADER) if _uses_gpu(config, machine) else 1
+    return config.learner.num_loaders or max(1, by_machine)
 
 
 def _frame_bytes(config: Config, machine: Machine, schema: Schema) -> int:

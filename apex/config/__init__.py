@@ -1,10 +1,9 @@
 """All settings of a run. `tree` defines them with default, unit, range and source; `codec` reads and writes TOML."""
 
-from apex.config.addresses import PORT_STEP, REPLAY_SOCKETS, TransportConfig
-from apex.config.codec import dump_toml, flatten, from_dict, from_saved, lay_over, load_toml, read_toml, to_dict
+from apex.config.addresses import TransportConfig
+from apex.config.codec import dump_toml, flatten, from_dict, from_saved, lay_over, load_toml, to_dict
 from apex.config.dpg import DpgConfig
 from apex.config.tree import (
-    MAX_EPISODES,
     ActorConfig,
     CheckpointConfig,
     Config,
@@ -17,9 +16,6 @@ from apex.config.tree import (
 )
 
 __all__ = [
-    "MAX_EPISODES",
-    "PORT_STEP",
-    "REPLAY_SOCKETS",
     "ActorConfig",
     "CheckpointConfig",
     "Config",
@@ -37,6 +33,5 @@ __all__ = [
     "from_saved",
     "lay_over",
     "load_toml",
-    "read_toml",
     "to_dict",
 ]

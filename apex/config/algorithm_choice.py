@@ -31,12 +31,10 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
             remedy="leave --algorithm out",
         )
     if name == "dpg":
-        for setting, value in (
-            ("learner.bfloat16", config.learner.bfloat16),
-            ("actor.bfloat16", config.actor.bfloat16),
-        ):
-            require(value != "on", f"{setting} is 'on', but DPG uses float32 only", remedy=f"set --{setting} off")
         values, defaults = flatten(config), flatten(Config())
+        for setting in ("learner.bfloat16", "actor.bfloat16"):
+            problem = f"{setting} is 'on', but DPG uses float32 only"
+            require(values[setting] != "on", problem, remedy=f"set --{setting} off")
         for setting in _settings_of_dqn():
             problem = f"{setting} {values[setting]!r} belongs to DQN, but this environment has continuous actions"
             require(values[setting] == defaults[setting], problem, remedy="leave it out")

@@ -5,17 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from apex.config.validation import Branch, NonNegativeFloat, PositiveFloat, PositiveInt, require_setting
-
-ALGORITHMS = ("dqn", "dpg")
-
-
-def check_algorithm(name: str) -> None:
-    """Raises ConfigError unless `name` is a built-in algorithm, an import path, or "" (chosen by the actions)."""
-    require_setting(
-        name in ("", *ALGORITHMS) or ":" in name,
-        f"algorithm must be empty, {', '.join(ALGORITHMS)} or package.module:factory, got {name!r}",
-    )
+from apex.config.validation import Branch, NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

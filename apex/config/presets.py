@@ -32,9 +32,7 @@ class Preset(NamedTuple):
 
 # Horgan et al. 2018. tree.py has every value and its reference beside the setting. Only the number of actors differs
 # from the default, because few machines have enough cores for 360.
-PAPER = Config(
-    actor=ActorConfig(num_actors=360),  # [section 4.1]
-)
+PAPER = Config(actor=ActorConfig(num_actors=360))  # [section 4.1]
 
 # Any Atari game on a machine with a GPU: the paper's network, batch size and target period. The settings below learn
 # faster on one machine and need half of the memory. The number of actors is chosen for the machine; the paper had 360.
@@ -131,13 +129,7 @@ VECTOR = Config(
         num_threads=1,  # the network is too small to gain from more threads
     ),
     network=NetworkConfig(hidden=64, body_hidden=64),
-    evaluator=EvaluatorConfig(
-        period_seconds=2.0,
-        period_updates=500,
-        episodes=20,
-        epsilon=0.0,
-        num_envs=20,
-    ),
+    evaluator=EvaluatorConfig(period_seconds=2.0, period_updates=500, episodes=20, epsilon=0.0, num_envs=20),
     checkpoint=CheckpointConfig(period=1_000),
 )
 
@@ -195,16 +187,7 @@ CONTROL = Config(
     environment=DPG.environment,
     actor=ActorConfig(num_actors=16, n_step=3, segment_length=25, parameters_period=20),
     replay=ReplayConfig(capacity=1_000_000, min_size_to_sample=5_000, samples_per_insert=64.0, inserts_wait=True),
-    learner=LearnerConfig(
-        batch_size=256,
-        optimizer="adam",
-        learning_rate=1e-3,
-        optimizer_epsilon=1e-8,
-        target_period=100,
-        publish_period=5,
-        publish_seconds=0.0,
-        num_threads=1,
-    ),
+    learner=replace(DPG.learner, learning_rate=1e-3, publish_period=5, publish_seconds=0.0, num_threads=1),
     dpg=DpgConfig(
         policy_units=256,
         policy_units_2=256,

@@ -7,15 +7,14 @@ option and the comment beside the field into the help text of that option.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from apex.config.addresses import REPLAY_SOCKETS, SOCKETS, TransportConfig
-from apex.config.dpg import DpgConfig, check_algorithm
+from apex.config.dpg import DpgConfig
 from apex.config.validation import (
     Branch,
     NonNegativeFloat,
@@ -107,7 +106,7 @@ class ReplayConfig(Branch):
 
     def per_shard(self) -> ReplayConfig:
         """Returns the settings of one replay server: sizes of the whole memory are divided by R."""
-        return dataclasses.replace(
+        return replace(
             self,
             num_shards=1,
             capacity=-(-self.capacity // self.num_shards),
@@ -243,7 +242,8 @@ class Config(Branch):
     run: RunConfig = field(default_factory=RunConfig)
 
     def check_relations(self) -> None:
-        check_algorithm(self.algorithm)
+        known = self.algorithm in ("", "dqn", "dpg") or ":" in self.algorithm
+        require_setting(known, f"algorithm must be empty, dqn, dpg or package.module:factory, got {self.algorithm!r}")
         require_setting(
             self.learner.batch_size <= self.replay.min_size_to_sample,
             f"learner.batch_size {self.learner.batch_size} must be <= "

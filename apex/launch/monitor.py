@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -49,34 +50,22 @@ class StatusClient:
         return newest
 
 
+@dataclass
 class RunMonitor:
     """Reads the run's status, warnings and errors once a second, and shows them."""
 
-    def __init__(
-        self,
-        source: Callable[[], RunStatus | None],
-        view: View,
-        entries: Callable[[], list[tuple[str, LogEntry]]],
-        history: History,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        folder: Path | None = None,
-    ) -> None:
-        """`source` returns the newest status since its last call, without waiting; None if there is none.
+    source: Callable[[], RunStatus | None]  # returns the newest status since its last call, without waiting
+    view: View
+    entries: Callable[[], list[tuple[str, LogEntry]]]  # returns the new warnings and errors, with the names of the logs
+    history: History
+    clock: Callable[[], float] = time.monotonic
+    folder: Path | None = None  # the run folder if it is on this host: programs cannot log that they cannot write it
 
-        `entries` returns the warnings and errors since its last call, each with the name of its log. `folder`: the run
-        folder if it is on this host; reports when it cannot be written, because its programs cannot log that.
-        """
+    def __post_init__(self) -> None:
         self.status: RunStatus | None = None
-        self._source = source
-        self._view = view
-        self._entries = entries
-        self._history = history
-        self._clock = clock
-        self._folder = folder
         self._flaw = ""  # why the folder cannot be written; "": it can
         self._look_at = 0.0
-        self._answered_at = clock()
+        self._answered_at = self.clock()
 
     @property
     def ending(self) -> bool:
@@ -95,23 +84,23 @@ class RunMonitor:
 
     def tick(self) -> None:
         """Shows a new status at once; reads the entries and refreshes the view at least once a second."""
-        now = self._clock()
-        status = self._source()
+        now = self.clock()
+        status = self.source()
         if status is not None:
             self.status, self._answered_at = status, now
-            self._history.add(status)
+            self.history.add(status)
         elif now < self._look_at:
             return
-        notes = self._history.notes
-        for log_name, entry in self._entries():
+        notes = self.history.notes
+        for log_name, entry in self.entries():
             self._add_note(make_note(log_name, entry, now))
         for note in [note for note in notes if note.expires_at < now]:
             notes.remove(note)
-        if self._folder is not None:
-            self._check_disk(self._folder)
+        if self.folder is not None:
+            self._check_disk(self.folder)
         self._look_at = now + STATUS_SECONDS
-        self._history.silent_seconds = now - self._answered_at
-        self._view.show(self.status, self._history)
+        self.history.silent_seconds = now - self._answered_at
+        self.view.show(self.status, self.history)
 
     def show_event(self, event: Record) -> None:
         """Logs an event of a program or unit and shows it at once."""
@@ -120,7 +109,7 @@ class RunMonitor:
     def _show(self, sentence: str) -> None:
         log.info(sentence)
         self._add_note(Note(sentence, sentence))
-        self._view.show(self.status, self._history)
+        self.view.show(self.status, self.history)
 
     def _check_disk(self, folder: Path) -> None:
         space = read_space(folder)
@@ -130,11 +119,11 @@ class RunMonitor:
             self._show(describe_disk(str(folder), flaw))
 
     def _add_note(self, note: Note) -> None:
-        notes = self._history.notes
+        notes = self.history.notes
         for other in [other for other in notes if other.key == note.key]:
             notes.remove(other)  # A repeated note moves to the end.
         notes.append(note)
-        self._view.note(note.text)
+        self.view.note(note.text)
 
 
 def make_note(log_name: str, entry: LogEntry, now: float) -> Note:

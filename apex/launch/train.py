@@ -49,9 +49,7 @@ def read_start(arguments: Sequence[str]) -> Start:
         return Start(config=config, argv=arguments, engine=RayEngine.read(options))
     others = " ".join(word for word in rest if word != "--insecure-no-auth")
     require(
-        not others,
-        f"{OPTION} with --engine ray uses the settings of the original start",
-        remedy=f"leave out {others}",
+        not others, f"{OPTION} with --engine ray uses the settings of the original start", remedy=f"leave out {others}"
     )
     return reopen_on_ray(options.resume, options, arguments)
 

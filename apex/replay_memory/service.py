@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from apex.config import REPLAY_SOCKETS
+from apex.config.addresses import REPLAY_SOCKETS
 from apex.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError
 from apex.replay_memory.batch_drawer import DrawSettings
 from apex.replay_memory.open_store import open_store, reclaim

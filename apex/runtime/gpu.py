@@ -48,15 +48,13 @@ def read_cuda(nvml: Any = pynvml) -> Cuda:
     built_for = torch_version(file.read_text()) if file is not None and file.exists() else 0
     try:
         nvml.nvmlInit()
-    except pynvml.NVMLError:  # There is no driver, or the driver does not respond.
+        try:
+            driver = nvml.nvmlSystemGetCudaDriverVersion_v2()
+            return Cuda(driver, built_for, tuple(_read_gpu(nvml, device) for device in _visible_devices(nvml)))
+        finally:
+            nvml.nvmlShutdown()
+    except pynvml.NVMLError:  # The driver is missing or does not respond, or libcuda.so.1 is missing.
         return Cuda(0, built_for, ())
-    try:
-        driver = nvml.nvmlSystemGetCudaDriverVersion_v2()
-        return Cuda(driver, built_for, tuple(_read_gpu(nvml, device) for device in _visible_devices(nvml)))
-    except pynvml.NVMLError:  # For example, libcuda.so.1 is missing.
-        return Cuda(0, built_for, ())
-    finally:
-        nvml.nvmlShutdown()
 
 
 class GpuMeter:
@@ -102,10 +100,8 @@ def _visible_devices(nvml: Any) -> list[Any]:
     devices = []
     for name in names:
         try:
-            is_number = name.isdecimal()
-            devices.append(
-                nvml.nvmlDeviceGetHandleByIndex(int(name)) if is_number else nvml.nvmlDeviceGetHandleByUUID(name)
-            )
+            by_index, by_uuid = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
+            devices.append(by_index(int(name)) if name.isdecimal() else by_uuid(name))
         except pynvml.NVMLError:
             break
     return devices

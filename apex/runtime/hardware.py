@@ -93,10 +93,8 @@ def available_memory(of_host: int, membership: str, root: Path) -> int:
     """Returns the unused memory in bytes: the least of the host's and of each control group's. Swap is not counted."""
     available = [of_host]
     for folder in _groups(membership, root, "memory"):
-        limit, usage = (
-            _memory_limit(folder),
-            _words(folder, "memory.current") or _words(folder, "memory.usage_in_bytes"),
-        )
+        limit = _memory_limit(folder)
+        usage = _words(folder, "memory.current") or _words(folder, "memory.usage_in_bytes")
         if limit is not None and usage:
             cached = re.search(r"^(?:total_)?inactive_file (\d+)$", read_text(folder / "memory.stat"), re.MULTILINE)
             used = int(usage[0]) - (int(cached[1]) if cached else 0)  # The kernel can drop its file cache.

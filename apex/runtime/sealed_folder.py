@@ -14,15 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apex.errors import DataError
-from apex.runtime.atomic_files import (
-    UNINTERRUPTED,
-    Steps,
-    digest,
-    seal,
-    sync_folder,
-    unseal,
-    write_beside,
-)
+from apex.runtime.atomic_files import UNINTERRUPTED, Steps, digest, seal, sync_folder, unseal, write_beside
 
 
 class SealedFile(NamedTuple):
@@ -37,13 +29,7 @@ class SealedFolder:
     """Writes, verifies and removes the files of one folder. `steps` is called before each step."""
 
     def __init__(
-        self,
-        path: Path,
-        file_format: int,
-        error: type[DataError],
-        *,
-        names: str = r".+",
-        steps: Steps = UNINTERRUPTED,
+        self, path: Path, file_format: int, error: type[DataError], *, names: str = r".+", steps: Steps = UNINTERRUPTED
     ) -> None:
         """`file_format`: the only format of manifests that can be read. `error`: the error for unusable files.
 

@@ -95,24 +95,20 @@ def supervise(
         _stop_in_order(running[::-1])
 
 
+@dataclass(eq=False)
 class _Running:
     """One program, across all its restarts."""
 
-    def __init__(
-        self,
-        program: Program,
-        log: Path,
-        notify: Callable[[ProgramEvent], None],
-        environment: Mapping[str, str],
-    ) -> None:
-        self.program = program
+    program: Program
+    log: Path
+    notify: Callable[[ProgramEvent], None]
+    environment: Mapping[str, str]
+
+    def __post_init__(self) -> None:
         self.num_endings = 0
         self.last_status: int | None = None
         self.is_stuck = False
-        self._log = log
-        self._notify = notify
-        self._environment = environment
-        self._budget = CrashBudget(program.crash_budget)
+        self._budget = CrashBudget(self.program.crash_budget)
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at: float | None = 0.0  # None: do not start the program again
         self._ended_well = False  # last exit status was 0; reported only when the program is restarted
@@ -144,12 +140,12 @@ class _Running:
             self._ended_well = status == FINISHED
             self._start_at = now + (max(pause, REST_SECONDS) if self._ended_well else pause)
             if not self._ended_well:
-                self._notify(ProgramEvent(program.role, "restarting", pause, self.failure()))
+                self.notify(ProgramEvent(program.role, "restarting", pause, self.failure()))
             return None
         if program.essential:
             return self.ending()
         self._start_at = None
-        self._notify(ProgramEvent(program.role, "abandoned", failure=self.failure()))
+        self.notify(ProgramEvent(program.role, "abandoned", failure=self.failure()))
         return None
 
     def failure(self) -> Failure:
@@ -161,8 +157,8 @@ class _Running:
             kind="stuck" if self._stuck_for else kind,
             value=self._stuck_for or abs(status),
             times=self.num_endings,
-            detail="" if self._stuck_for else "".join(last_lines(self._log, 1)),
-            log=str(self._log),
+            detail="" if self._stuck_for else "".join(last_lines(self.log, 1)),
+            log=str(self.log),
         )
 
     def ending(self) -> Ending:
@@ -172,16 +168,16 @@ class _Running:
 
     def _start(self) -> None:
         program = self.program
-        own = {ENTRIES: str(self._log.with_suffix(".jsonl"))}
+        own = {ENTRIES: str(self.log.with_suffix(".jsonl"))}
         if self._ended_well:
-            self._notify(ProgramEvent(program.role, "restarting", failure=self.failure()))
+            self.notify(ProgramEvent(program.role, "restarting", failure=self.failure()))
         self._ended_well, self._stuck_for, self._detector = False, 0.0, None
         if program.stuck_seconds:
             self._listener = Listener(program.stuck_seconds)
             own |= self._listener.environment
-        with _open_log(self._log) as output:
+        with _open_log(self.log) as output:
             self._process = spawn(
-                program.command, output=output, environment={**self._environment, **own}, niceness=program.niceness
+                program.command, output=output, environment={**self.environment, **own}, niceness=program.niceness
             )
         if self._listener is not None:
             self._detector = StuckDetector(self._listener.count, self._process.pid)
@@ -207,7 +203,7 @@ class _Running:
     def request_stop(self) -> None:
         """Sends SIGTERM to the program."""
         if self._process is not None and self.alive:
-            self._notify(ProgramEvent(self.program.role, "stopping"))
+            self.notify(ProgramEvent(self.program.role, "stopping"))
             self._process.send_signal(signal.SIGTERM)
 
     def stop(self, requested_at: float) -> None:
@@ -218,7 +214,7 @@ class _Running:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, requested_at + grace - time.monotonic()))
         if self.alive:
-            self._notify(ProgramEvent(self.program.role, "killing", grace))
+            self.notify(ProgramEvent(self.program.role, "killing", grace))
         self.kill()
 
     def kill(self) -> None:

@@ -24,21 +24,7 @@ from apex.config.presets import DEFAULT, PRESETS
 from apex.dqn.kernels.convolution import find_convolution
 from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, UsageError
-from apex.launch.preflight.checks import (
-    check_cores,
-    check_disk,
-    check_gpu,
-    check_leftovers,
-    check_logout,
-    check_native,
-    check_packages,
-    check_ports,
-    check_processor,
-    check_room,
-    check_sizes,
-    read_room,
-    refused,
-)
+from apex.launch.preflight import checks
 from apex.launch.preflight.fit import require_keys
 from apex.launch.preflight.leftovers import find_leftovers
 from apex.launch.preflight.logind import find_affected
@@ -98,18 +84,16 @@ def examine(config: Config, own: Path | None = None) -> Report:
     cuda, leftovers, versions = read_cuda(), find_leftovers(), describe_versions()
     machine = read_machine(cuda)
     on_gpu = machine.gpu and config.learner.device != "cpu"
-    gpu = check_gpu(config.learner.device, cuda, versions["torch"] or "")
+    gpu = checks.check_gpu(config.learner.device, cuda, versions["torch"] or "")
     environment, schema = check_environment(config)
-    checks = [
-        check_packages(versions, _requirements()),
-        check_native({"liblz4": find_native, "convolution": find_convolution}),
-        check_processor(platform.machine(), config.learner, has_bfloat16=machine.cpu_bfloat16, on_gpu=on_gpu),
-        check_cores(
-            host=os.cpu_count() or 1,
-            affinity=len(os.sched_getaffinity(0)),
-            limits=core_limits(read_membership(), ROOT),
+    results = [
+        checks.check_packages(versions, _requirements()),
+        checks.check_native({"liblz4": find_native, "convolution": find_convolution}),
+        checks.check_processor(platform.machine(), config.learner, has_bfloat16=machine.cpu_bfloat16, on_gpu=on_gpu),
+        checks.check_cores(
+            host=os.cpu_count() or 1, affinity=len(os.sched_getaffinity(0)), limits=core_limits(read_membership(), ROOT)
         ),
-        check_logout(find_affected(os.geteuid())),
+        checks.check_logout(find_affected(os.geteuid())),
         gpu,
         environment,
     ]
@@ -118,20 +102,20 @@ def examine(config: Config, own: Path | None = None) -> Report:
         try:
             sized = size_to_machine(config, machine, schema)
         except UsageError as error:
-            checks.append(refused("sizes", error))
+            results.append(checks.refused("sizes", error))
     if schema is not None and sized is not None:
-        room = read_room(machine, cuda, leftovers, own, config.learner.device)
-        ports, chosen = check_ports(sized.config, is_free)
-        checks += [
-            *check_sizes(sized),
-            *check_room(chosen, schema, room),
-            check_disk(disk_needed(chosen, schema), Path(chosen.run.folder)),
+        room = checks.read_room(machine, cuda, leftovers, own, config.learner.device)
+        ports, chosen = checks.check_ports(sized.config, is_free)
+        results += [
+            *checks.check_sizes(sized),
+            *checks.check_room(chosen, schema, room),
+            checks.check_disk(disk_needed(chosen, schema), Path(chosen.run.folder)),
             ports,
         ]
         sized = sized._replace(config=chosen)
     if config.transport.keys:
-        checks.append(check_keys(config))
-    return Report([*checks, *check_leftovers(leftovers)], sized)
+        results.append(check_keys(config))
+    return Report([*results, *checks.check_leftovers(leftovers)], sized)
 
 
 def check_environment(config: Config) -> tuple[Check, Schema | None]:
@@ -140,7 +124,7 @@ def check_environment(config: Config) -> tuple[Check, Schema | None]:
     try:
         schema = describe(config.environment, config.actor.n_step, changes.append)
     except UsageError as error:
-        return refused("environment", error, "see --env in apex train --help"), None
+        return checks.refused("environment", error, "see --env in apex train --help"), None
     shape = " x ".join(map(str, schema.observation_shape))
     note = f"{config.environment.id}: observations {shape} {schema.frame_dtype}, {schema.actions}"
     return Check("environment", 1, note="; ".join([note, *changes])), schema
@@ -151,7 +135,7 @@ def check_keys(config: Config) -> Check:
     try:
         require_keys(config)
     except UsageError as error:
-        return refused("keys", error, "create keys with apex keys new DIR")
+        return checks.refused("keys", error, "create keys with apex keys new DIR")
     return Check("keys", 1, note=f"{config.transport.keys} has the keys of every program")
 
 

@@ -6,7 +6,7 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,49 +33,36 @@ GRACE_SECONDS = 15.0  # time for units to end their programs, which normally nee
 log = logging.getLogger("apex")
 
 
+@dataclass(eq=False)
 class Fleet:
     """The head and the actor hosts."""
 
-    def __init__(
-        self,
-        ray: Any,
-        config: Config,
-        engine: RayEngine,
-        folder: Path,
-        *,
-        argv: Sequence[str],
-        begun: bool,
-        notify: Callable[[UnitEvent], None],
-        show: Callable[[Report], None],
-    ) -> None:
-        """`folder`: the driver's folder with each unit's keys.
+    ray: Any
+    config: Config
+    engine: RayEngine
+    folder: Path  # the driver's folder, with the keys of each unit
+    argv: Sequence[str]
+    begun: bool  # whether the head has created the run folder
+    notify: Callable[[UnitEvent], None]  # is called with each event
+    show: Callable[[Report], None]  # is called with each line of the units' logs
 
-        `notify` is called with each event, and `show` with each line of the units' logs.
-        """
-        self.ray = ray
-        self.notify = notify
-        self.show = show
-        self.config = config
-        self._engine = engine
-        self._folder = folder
-        self._argv = tuple(argv)
-        self._begun = begun
-        self._learner = ""  # HOST:PORT of the learner's control socket; "" while unknown
-        device, gpus = config.learner.device, ray.cluster_resources().get("GPU", 0)
-        gpu = device == "cuda" or (device == "auto" and gpus >= 1)
-        handle, self._group = make_head(ray, engine.head_cpus, gpu=gpu)
-        self._head = Member(self, "head", handle, self._order_head, cpus=engine.head_cpus, gpu=gpu, supervises=True)
+    def __post_init__(self) -> None:
         self._actors: list[Member] = []
+        self._learner = ""  # HOST:PORT of the learner's control socket; "" while unknown
+        device, gpus = self.config.learner.device, self.ray.cluster_resources().get("GPU", 0)
+        gpu, cpus = device == "cuda" or (device == "auto" and gpus >= 1), self.engine.head_cpus
+        handle, self._group = make_head(self.ray, cpus, gpu=gpu)
+        self._head = Member(self, "head", handle, self._order_head, cpus=cpus, gpu=gpu, supervises=True)
 
     def check(self) -> Ending | None:
         """Checks all units and sends due orders; returns an ending if the run has ended."""
         if (ending := self._head.check()) is not None:
             return ending
         if self._head.running and not self._actors:  # Created earlier, they might take the head's CPUs.
-            cpus = self._engine.cpus_per_host
+            cpus = self.engine.cpus_per_host
             self._actors = [
                 Member(self, f"actor-{i}", make_actor_host(self.ray, cpus), self._order_actor, cpus=cpus)
-                for i in range(self._engine.actor_hosts)
+                for i in range(self.engine.actor_hosts)
             ]
         for member in list(self._actors):
             if (ending := member.check()) is None:
@@ -102,7 +89,7 @@ class Fleet:
 
     def follow_head(self, config_toml: str) -> None:
         """Reads the address of the learner from the head's configuration. If it is new, actors get new orders."""
-        self._begun = True
+        self.begun = True
         config = from_dict(tomllib.loads(config_toml))
         learner = f"{config.transport.bind}:{config.transport.port('control')}"
         if learner == self._learner:
@@ -116,14 +103,14 @@ class Fleet:
     def _order_head(self, name: str, place: Place) -> Order:
         transport = replace(self.config.transport, bind=place.address, keys="keys")
         run = to_dict(replace(self.config, transport=transport))
-        cores = self._engine.head_cpus
-        return self._order(name, "keys", run=run, begun=self._begun, cores=cores, argv=self._argv)
+        cores = self.engine.head_cpus
+        return self._order(name, "keys", run=run, begun=self.begun, cores=cores, argv=tuple(self.argv))
 
     def _order_actor(self, name: str, place: Place) -> Order | None:
         if not self._learner:
             return None
-        keys, envs = self._folder / name / "keys", self.config.actor.envs_per_process
-        processes = self._engine.cpus_per_host
+        keys, envs = self.folder / name / "keys", self.config.actor.envs_per_process
+        processes = self.engine.cpus_per_host
         command = role_command(Role.ACTOR, learner=self._learner, keys=keys, processes=processes, envs=envs)
         return self._order(
             name,
@@ -134,37 +121,24 @@ class Fleet:
         )
 
     def _order(self, name: str, bundle: str, **what: Any) -> Order:
-        keys = {path.name: path.read_text() for path in (self._folder / "secrets" / bundle).iterdir()}
-        return Order(name=name, home=str(self._folder / name), keys=keys, **what)
+        keys = {path.name: path.read_text() for path in (self.folder / "secrets" / bundle).iterdir()}
+        return Order(name=name, home=str(self.folder / name), keys=keys, **what)
 
 
+@dataclass(eq=False)
 class Member:
     """One unit, across its restarts."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        name: str,
-        handle: Any,
-        order: Callable[[str, Place], Order | None],
-        *,
-        cpus: int,
-        gpu: bool = False,
-        supervises: bool = False,
-    ) -> None:
-        """`order` returns the unit's next order, or None if it cannot be created yet.
+    fleet: Fleet
+    name: str
+    handle: Any
+    order: Callable[[str, Place], Order | None]  # returns the next order; None if it cannot be created yet
+    cpus: int
+    gpu: bool = False
+    supervises: bool = False  # the guard restarts its programs itself, each within its own budget
 
-        `supervises`: the guard restarts its programs itself, each within its own budget.
-        """
-        self.name = name
-        self.handle = handle
-        self._fleet = fleet
-        self._ray = fleet.ray
-        self._order = order
-        self._cpus = cpus
-        self._gpu = gpu
-        self._supervises = supervises
-        self._budget = CrashBudget(fleet.config.run.crash_budget)
+    def __post_init__(self) -> None:
+        self._budget = CrashBudget(self.fleet.config.run.crash_budget)
         self._place: Place | None = None
         self._placing: Any = None  # pending request for the unit's place
         self._run: Any = None  # pending result of the unit's order
@@ -180,12 +154,12 @@ class Member:
         """Sends due requests; returns an ending if this unit must not restart."""
         try:
             return self._check(time.monotonic())
-        except self._ray.exceptions.ActorUnavailableError:
+        except self.fleet.ray.exceptions.ActorUnavailableError:
             if self._place is not None:
                 self._notify("lost")
             self.rest(AGAIN_SECONDS)
             return None
-        except self._ray.exceptions.RayError as error:
+        except self.fleet.ray.exceptions.RayError as error:
             log.warning("%s: %s", self.name, error)
             last_line = str(error).strip().rpartition("\n")[2]
             return self._restart(Failure(role=self.name, kind="error", detail=last_line, unit=self.name))
@@ -208,7 +182,7 @@ class Member:
                 detail = f"{place.host} ({place.address}) has apex {place.version}, not {VERSION}"
                 return Ending(REFUSED, self.name, Failure(role=self.name, kind="refused", detail=detail))
             self._notify("placed", host=place.host, address=place.address)
-        if (order := self._order(self.name, self._place)) is not None:
+        if (order := self.order(self.name, self._place)) is not None:
             self._run = self.handle.run.remote(order.encode(), os.getcwd())
         return None
 
@@ -223,9 +197,9 @@ class Member:
     def _handle_reports(self, reports: list[str]) -> None:
         for report in map(Report.decode, reports):
             if report.config_toml:
-                self._fleet.follow_head(report.config_toml)
+                self.fleet.follow_head(report.config_toml)
             else:
-                self._fleet.show(report)
+                self.fleet.show(report)
 
     def _handle_end(self, status: int, last: str, reports: list[str]) -> Ending | None:
         """Decides after the guard has ended: returns an ending, or None to run its programs again."""
@@ -239,7 +213,7 @@ class Member:
             kind: FailureKind = "signal" if status < 0 else "exit"
             return self._restart(Failure(role="guard", kind=kind, value=abs(status), unit=self.name))
         failure = ending.failure and replace_fields(ending.failure, unit=self.name)
-        if failure is None or self._supervises or ending.status == REFUSED:
+        if failure is None or self.supervises or ending.status == REFUSED:
             return Ending(ending.status, self.name, failure)
         return self._restart(failure)
 
@@ -253,14 +227,17 @@ class Member:
         return None
 
     def _notify(self, kind: UnitEventKind, **facts: Any) -> None:
-        self._fleet.notify(UnitEvent(unit=self.name, kind=kind, **facts))
+        self.fleet.notify(UnitEvent(unit=self.name, kind=kind, **facts))
 
     def _notify_waiting(self, now: float) -> None:
         self._notify_at = self._notify_at or now + PENDING_SECONDS
         if now >= self._notify_at:
             self._notify_at = now + 10 * PENDING_SECONDS
-            free, total = self._ray.available_resources().get("CPU", 0), self._ray.cluster_resources().get("CPU", 0)
-            self._notify("waiting", cpus=self._cpus, gpu=self._gpu, free_cpus=free, total_cpus=total)
+            free, total = (
+                self.fleet.ray.available_resources().get("CPU", 0),
+                self.fleet.ray.cluster_resources().get("CPU", 0),
+            )
+            self._notify("waiting", cpus=self.cpus, gpu=self.gpu, free_cpus=free, total_cpus=total)
 
     def rest(self, seconds: float) -> None:
         """Waits for `seconds`, then requests the unit's place and sends its order again."""
@@ -275,12 +252,12 @@ class Member:
     def give_back(self, deadline: float) -> None:
         """Waits until the unit's programs have ended, at most until `deadline`, then removes the unit from Ray."""
         if self._run is not None:
-            self._ray.wait([self._run], timeout=max(0.0, deadline - time.monotonic()))
-            with suppress(self._ray.exceptions.RayError):
+            self.fleet.ray.wait([self._run], timeout=max(0.0, deadline - time.monotonic()))
+            with suppress(self.fleet.ray.exceptions.RayError):
                 if (result := self._take(self._run)) is not None:
                     self._handle_reports(result[2])
-        self._ray.kill(self.handle)
+        self.fleet.ray.kill(self.handle)
 
     def _take(self, reference: Any, timeout: float = 0.0) -> Any:
         """Returns the result of a remote call, or None if the call is still pending after `timeout` seconds."""
-        return self._ray.get(reference) if self._ray.wait([reference], timeout=timeout)[0] else None
+        return self.fleet.ray.get(reference) if self.fleet.ray.wait([reference], timeout=timeout)[0] else None

@@ -71,10 +71,7 @@ class Unit:
 
     def read_reports(self) -> list[str]:
         """Returns the guard's reports since the last call, each as an encoded `Report`."""
-        reports: list[str] = []
-        while self._reports:
-            reports.append(self._reports.popleft())
-        return reports
+        return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def _read_reports(self, stream: IO[bytes]) -> None:
         with io.BufferedReader(cast(io.RawIOBase, stream)) as lines:

@@ -72,16 +72,9 @@ class Experience:
         streams = [Stream(actor_id, 1) for actor_id in range(config.actor.num_actors)]
         self.environment, rng = make_environments(config, streams)
         self.parameters = SharedParameters(num_parameters(make_algorithm(config, schema).make_network()))
+        link = ReliableSender(streams, self._codec, [self._mail], self._mail, window=config.actor.window, clock=clock)
         self.actor = make_actor(
-            config,
-            schema,
-            self.environment,
-            streams,
-            link=ReliableSender(
-                streams, self._codec, [self._mail], self._mail, window=config.actor.window, clock=clock
-            ),
-            parameters=self.parameters,
-            rng=rng,
+            config, schema, self.environment, streams, link=link, parameters=self.parameters, rng=rng
         )
 
     def receive(self, timeout: float) -> Batch | None:

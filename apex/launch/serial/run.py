@@ -186,13 +186,7 @@ class SerialRun:
         `look` is called once a second. Raises DivergedError or EnvironmentFailure if training cannot continue.
         """
         config = self._folder.config
-        loop = LearnerLoop(
-            self.trainer,
-            self.coordinator,
-            Reporter(self.experience.ring),
-            config,
-            save=self._save,
-        )
+        loop = LearnerLoop(self.trainer, self.coordinator, Reporter(self.experience.ring), config, save=self._save)
         self.experience.actor.begin()
         end = loop.run(self._stop, look)
         loop.save()
@@ -241,11 +235,7 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
     for line in (f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"):
         print_line(line, out)
     # The log has the learner's name because the learner's loop runs here.
-    with (
-        hold(folder.path),
-        log_to(folder.logs / "learner.log", "learner"),
-        open_serial_run(folder, stop) as system,
-    ):
+    with hold(folder.path), log_to(folder.logs / "learner.log", "learner"), open_serial_run(folder, stop) as system:
         tail = LogTail(folder.logs)
         view = PlainView(out or sys.stdout)
         watch = RunMonitor(system.coordinator.report, view, tail.entries, History(), folder=folder.path)

@@ -75,10 +75,8 @@ class RowLayout:
         if len(values) < 2:
             return ""
         blocks = ASCII_BLOCKS if self._ascii_only else BLOCKS
-        means = []
-        for i in range(length):
-            bucket = values[i * len(values) // length : (i + 1) * len(values) // length]
-            means.append(sum(bucket) / len(bucket))
+        buckets = (values[i * len(values) // length : (i + 1) * len(values) // length] for i in range(length))
+        means = [sum(bucket) / len(bucket) for bucket in buckets]
         low, high = min(means), max(means)
         return "".join(blocks[round(7 * (mean - low) / (high - low or 1.0))] for mean in means)
 

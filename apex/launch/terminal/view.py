@@ -64,9 +64,8 @@ class PlainView:
             return
         self._phase, self._next = status.phase, now + PLAIN_SECONDS
         silent = history.silent_seconds
-        print_line(
-            plain_line(status) + (f" | no answer for {silent:.0f} s" if silent > SILENT_SECONDS else ""), self._stream
-        )
+        answer = f" | no answer for {silent:.0f} s" if silent > SILENT_SECONDS else ""
+        print_line(plain_line(status) + answer, self._stream)
 
     def note(self, sentence: str) -> None:
         """Prints the sentence."""

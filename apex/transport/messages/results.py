@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from apex.config import MAX_EPISODES
+from apex.config.tree import MAX_EPISODES
 from apex.facts import Number, Record
 from apex.transport.messages.fields import U31, U32, Count
 
