@@ -277,9 +277,8 @@ class Config(Branch):
     def _check_ports(self) -> None:
         owners: dict[int, str] = {}
         for setting, port in self.ports:
-            require_setting(
-                port <= 65535, f"{setting} + port_offset must be <= 65535 for every shard and loader, got {port}"
-            )
+            problem = f"{setting} + port_offset must be <= 65535 for every shard and loader, got {port}"
+            require_setting(port <= 65535, problem)
             require_setting(port not in owners, f"{setting} and {owners.get(port)} are both {port}", "change one")
             owners[port] = setting
 

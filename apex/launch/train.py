@@ -48,9 +48,8 @@ def read_start(arguments: Sequence[str]) -> Start:
     if options.resume is None:
         return Start(config=config, argv=arguments, engine=RayEngine.read(options))
     others = " ".join(word for word in rest if word != "--insecure-no-auth")
-    require(
-        not others, f"{OPTION} with --engine ray uses the settings of the original start", remedy=f"leave out {others}"
-    )
+    problem = f"{OPTION} with --engine ray uses the settings of the original start"
+    require(not others, problem, remedy=f"leave out {others}")
     return reopen_on_ray(options.resume, options, arguments)
 
 

@@ -168,17 +168,16 @@ class _Running:
 
     def _start(self) -> None:
         program = self.program
-        own = {ENTRIES: str(self.log.with_suffix(".jsonl"))}
+        environment = {**self.environment, ENTRIES: str(self.log.with_suffix(".jsonl"))}
         if self._ended_well:
             self.notify(ProgramEvent(program.role, "restarting", failure=self.failure()))
         self._ended_well, self._stuck_for, self._detector = False, 0.0, None
         if program.stuck_seconds:
             self._listener = Listener(program.stuck_seconds)
-            own |= self._listener.environment
+            environment |= self._listener.environment
         with _open_log(self.log) as output:
-            self._process = spawn(
-                program.command, output=output, environment={**self.environment, **own}, niceness=program.niceness
-            )
+            command, niceness = program.command, program.niceness
+            self._process = spawn(command, output=output, environment=environment, niceness=niceness)
         if self._listener is not None:
             self._detector = StuckDetector(self._listener.count, self._process.pid)
 

@@ -86,13 +86,12 @@ def examine(config: Config, own: Path | None = None) -> Report:
     on_gpu = machine.gpu and config.learner.device != "cpu"
     gpu = checks.check_gpu(config.learner.device, cuda, versions["torch"] or "")
     environment, schema = check_environment(config)
+    limits = core_limits(read_membership(), ROOT)
     results = [
         checks.check_packages(versions, _requirements()),
         checks.check_native({"liblz4": find_native, "convolution": find_convolution}),
         checks.check_processor(platform.machine(), config.learner, has_bfloat16=machine.cpu_bfloat16, on_gpu=on_gpu),
-        checks.check_cores(
-            host=os.cpu_count() or 1, affinity=len(os.sched_getaffinity(0)), limits=core_limits(read_membership(), ROOT)
-        ),
+        checks.check_cores(host=os.cpu_count() or 1, affinity=len(os.sched_getaffinity(0)), limits=limits),
         checks.check_logout(find_affected(os.geteuid())),
         gpu,
         environment,

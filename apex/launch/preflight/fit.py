@@ -58,9 +58,7 @@ def require_head(config: Config) -> None:
     """Raises UsageError if actors on other hosts could not join a run with --head."""
     actors, bind = config.actor.num_actors, config.transport.bind
     require(actors > 0, "--head needs --actors N", remedy="set the total number of actors on all hosts")
-    require(
-        not config.run.single_process, "--head and --single-process exclude each other", remedy="leave one of them out"
-    )
+    require(not config.run.single_process, "--head and --single-process exclude each other", remedy="leave one out")
     require(
         bind not in ("0.0.0.0", "*"),
         f"--head cannot use --transport.bind {bind}",

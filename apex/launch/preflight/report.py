@@ -69,9 +69,8 @@ def describe_sizes(sized: Sized) -> list[str]:
         f"  frames take about {sized.transition_bytes:,} bytes per transition; replay.capacity is {replay.capacity:,}",
     ]
     if sized.idle is not None:
-        setting = {"batch_size": "--learner.batch-size", "num_actors": "--actors"}.get(
-            sized.idle.limit, "--replay.capacity or --actors"
-        )
+        options = {"batch_size": "--learner.batch-size", "num_actors": "--actors"}
+        setting = options.get(sized.idle.limit, "--replay.capacity or --actors")
         lines.insert(4, f"  about {sized.idle.cores} of {cores} are idle; raise {setting} to use them")
     return lines
 

@@ -94,9 +94,8 @@ def reopen_on_ray(name: str, typed: Namespace, argv: Sequence[str]) -> Start:
     folder = next((folder for folder in folders if (folder / SAVED_START).is_file()), None)
     if folder is None:
         searched = ", ".join(map(str, dict.fromkeys(folders)))
-        raise UsageError(
-            f"{OPTION} {name}: no such run was started on Ray from this host: no {SAVED_START} in {searched}"
-        )
+        problem = f"no such run was started on Ray from this host: no {SAVED_START} in {searched}"
+        raise UsageError(f"{OPTION} {name}: {problem}")
     saved = json.loads((folder / SAVED_START).read_text(errors="surrogateescape"))
     engine = RayEngine.read(typed, saved["engine"])
     return Start(config=from_saved(saved["config"]), argv=argv, folder=folder, engine=engine)
@@ -117,10 +116,9 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
         redirect_stdout(units),  # Ray prints the output of units to stdout and stderr.
         redirect_stderr(units),
     ):
-        actors = f"{engine.actor_hosts} x {engine.cpus_per_host} x {config.actor.envs_per_process}"
-        print_line(
-            f"{config.environment.id}, seed {config.seed}, {config.actor.num_actors} actors on Ray = {actors}", stream
-        )
+        parts = f"{engine.actor_hosts} x {engine.cpus_per_host} x {config.actor.envs_per_process}"
+        actors = f"{config.actor.num_actors} actors on Ray = {parts}"
+        print_line(f"{config.environment.id}, seed {config.seed}, {actors}", stream)
         source: list[StatusClient] = []  # client of the learner at its current address
         reports = UnitReports(stream)
         history = History(footer=(f"logs {logs}", "Ctrl-C stops"))

@@ -10,7 +10,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TextIO
 
@@ -213,15 +213,12 @@ def open_serial_run(folder: RunFolder, stop: Stop) -> Iterator[SerialRun]:
     reclaim(path)
     settings = store_settings(config.replay, config.actor.num_actors)
     store = StoreWriter.create(path, folder.schema, settings, store_incarnation=1)
-    try:
+    with ExitStack() as stack:
+        stack.callback(remove, path)
+        stack.callback(store.close)
         system = SerialRun(folder, store, stop)
-        try:
-            yield system
-        finally:
-            system.experience.environment.close()
-    finally:
-        store.close()
-        remove(path)
+        stack.callback(system.experience.environment.close)
+        yield system
 
 
 def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome:
