@@ -104,9 +104,7 @@ def make_algorithm(config: Config, schema: Schema) -> Algorithm:
         return algorithm
     custom: Algorithm = call_factory("algorithm", name, config, schema)
     missing = sorted(method for method in METHODS if not hasattr(custom, method))
-    require(
-        not missing, f"algorithm {name!r} returned {type(custom).__name__}, which lacks {missing}", remedy="define them"
-    )
+    require(not missing, f"algorithm {name!r}: {type(custom).__name__} lacks {missing}", remedy="define them")
     return custom
 
 

@@ -142,20 +142,15 @@ def make_network(config: DpgConfig, factory: str, schema: Schema, *, seed: int) 
     torch's global random state does not change.
     """
     with seeded(seed):
-        require(
-            schema.frame_dtype == "float32" or not config.normalize_observations,
-            "dpg.normalize_observations works only for vectors, but these observations are images",
-            remedy="set it to false",
-        )
+        is_vector = schema.frame_dtype == "float32"
+        problem = "dpg.normalize_observations works only for vectors, but these observations are images"
+        require(is_vector or not config.normalize_observations, problem, remedy="set it to false")
         normalizer = Normalizer(schema.observation_shape) if config.normalize_observations else None
         if factory:
             policy, critics = _make_custom(factory, schema)
         else:
-            require(
-                schema.frame_dtype == "float32",
-                "the built-in network for continuous actions takes only vectors, but these observations are images",
-                remedy="set network.factory to a custom network",
-            )
+            problem = "the built-in network for continuous actions takes vectors, but these observations are images"
+            require(is_vector, problem, remedy="set network.factory to a custom network")
             inputs = prod(schema.observation_shape)
             policy, critics = Policy(inputs, schema.action_size, config), Critics(inputs, schema.action_size, config)
         return ActorCritic(policy, critics, normalizer)

@@ -122,18 +122,11 @@ def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
         body, num_features = _convolutional_body(config, schema)
         kind = PixelQNetwork if schema.frame_dtype == "uint8" else QNetwork
         return kind(config, body, num_features, schema.num_actions, _scaled(config.hidden, config.width))
-    require(
-        axes == 1,
-        f"frames of shape {list(schema.frame_shape)} are neither images [height, width] nor vectors [D]",
-        remedy="set network.factory to a custom network",
-    )
+    problem = f"frames of shape {list(schema.frame_shape)} are neither images [height, width] nor vectors [D]"
+    require(axes == 1, problem, remedy="set network.factory to a custom network")
     units = config.body_hidden
     body = nn.Sequential(
-        ScaledFlatten(),
-        nn.Linear(prod(schema.observation_shape), units),
-        nn.ReLU(),
-        nn.Linear(units, units),
-        nn.ReLU(),
+        ScaledFlatten(), nn.Linear(prod(schema.observation_shape), units), nn.ReLU(), nn.Linear(units, units), nn.ReLU()
     )
     return VectorQNetwork(config, body, units, schema.num_actions, config.hidden)
 

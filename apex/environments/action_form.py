@@ -53,11 +53,8 @@ def read_actions(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> Act
 def _read_combinations(space: spaces.Space[Any], counts: Array, first: Array, subject: str) -> ActionForm:
     """Returns a form with one action for each combination of values; the last value changes fastest."""
     values = [int(count) for count in counts.flat]
-    require(
-        prod(values) <= MAX_COMBINATIONS,
-        f"{subject}: {prod(values):,} combinations, each of which becomes one action; maximum is {MAX_COMBINATIONS:,}",
-        remedy="use fewer values, or a Box of continuous values",
-    )
+    problem = f"{subject}: {prod(values):,} combinations of values, but at most {MAX_COMBINATIONS:,} are supported"
+    require(prod(values) <= MAX_COMBINATIONS, problem, remedy="use fewer values, or a Box of continuous values")
 
     def convert(action: int) -> Array:
         combination = np.array(np.unravel_index(action, values)).reshape(counts.shape)
@@ -70,11 +67,8 @@ def _read_box(space: spaces.Box, subject: str) -> ActionForm:
     """Returns a form that scales each value from [-1, 1] to [low, high]."""
     size = prod(space.shape)
     require(1 <= size <= MAX_ACTION_VALUES, f"{subject}: {size:,} values; 1 ... {MAX_ACTION_VALUES:,} are supported")
-    require(
-        np.issubdtype(space.dtype, np.floating),
-        f"{subject}: a Box of integers is not supported",
-        remedy="declare a Box of float32, or a MultiDiscrete",
-    )
+    is_float = np.issubdtype(space.dtype, np.floating)
+    require(is_float, f"{subject}: integers are not supported", remedy="declare a Box of float32, or a MultiDiscrete")
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     require(
         bool((np.abs([low, high]) <= MAX_BOUND).all()),

@@ -48,7 +48,11 @@ def describe(config: EnvironmentConfig, n_step: int, report: Callable[[str], Non
         )
     with _one(config) as env:
         form, actions = read_observations(env, config), read_actions(env, config)
-        masked = actions.num_actions > 0 and _gives_masks(env, config)
+        try:
+            masked = actions.num_actions > 0 and has_mask(env.reset(seed=0)[1])
+        except Exception as error:
+            problem = f"environment.id {config.id!r} cannot be reset: {type(error).__name__}: {error}"
+            raise UsageError(problem) from error
     if form.change:
         report(f"{config.id}: {form.change}")
     return Schema(
@@ -75,7 +79,7 @@ def kind(config: EnvironmentConfig) -> EnvironmentKind:
 
 
 def make_environment(
-    config: EnvironmentConfig, num_envs: int, *, seed: int, num_threads: int = 0, pictures: bool = False
+    config: EnvironmentConfig, num_envs: int, *, seed: int, num_threads: int = 1, pictures: bool = False
 ) -> VectorEnvironment:
     """Creates `num_envs` environments, whose seeds are derived from `seed`.
 
@@ -102,14 +106,6 @@ def _one(config: EnvironmentConfig) -> Iterator[gymnasium.Env[Any, Any]]:
             log.warning("%s: raised %s: %s (in its close). Ignored", config.id, type(error).__name__, error)
 
 
-def _gives_masks(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> bool:
-    try:
-        _, info = env.reset(seed=0)
-    except Exception as error:
-        raise UsageError(f"environment.id {config.id!r} cannot be reset: {type(error).__name__}: {error}") from error
-    return has_mask(info)
-
-
 def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = False) -> gymnasium.Env[Any, Any]:
     """Creates one environment, to play (`plays`) or only to inspect; raises UsageError with the reason if it fails."""
     _, colon, name = config.id.partition(":")
@@ -130,15 +126,12 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
         raise UsageError(f"environment.id {config.id!r} is unknown", _suggest(config.id)) from error
     except Exception as error:
         mode = " with render_mode='rgb_array'" if pictures else ""
-        raise UsageError(
-            f"environment.id {config.id!r} cannot be created{mode}: {type(error).__name__}: {error}"
-        ) from error
+        cause = f"{type(error).__name__}: {error}"
+        raise UsageError(f"environment.id {config.id!r} cannot be created{mode}: {cause}") from error
     if not isinstance(env, gymnasium.Env):
         raise UsageError(f"environment.id {config.id!r} returned {type(env).__name__}", "return a gymnasium.Env")
-    require(
-        not pictures or env.render_mode == "rgb_array",
-        f"environment.id {config.id!r} cannot be drawn: its render_mode is {env.render_mode!r} instead of 'rgb_array'",
-    )
+    problem = f"environment.id {config.id!r} cannot be drawn: its render_mode is {env.render_mode!r}, not 'rgb_array'"
+    require(not pictures or env.render_mode == "rgb_array", problem)
     if pictures and uses_mujoco(config.id):
         require_picture(env, config.id)
     return env
@@ -159,11 +152,8 @@ def atari_game(name: str) -> str | None:
 def _atari_game(config: EnvironmentConfig) -> str | None:
     """Returns `atari_game` of the configured id; raises UsageError if an Atari game is given arguments."""
     game = atari_game(config.id)
-    require(
-        game is None or not config.args,
-        f"environment.args {config.args}: {config.id} takes no arguments",
-        remedy="use settings like --environment.frame-skip",
-    )
+    problem = f"environment.args {config.args}: {config.id} takes no arguments"
+    require(game is None or not config.args, problem, remedy="use settings like --environment.frame-skip")
     return game
 
 

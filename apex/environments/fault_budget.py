@@ -38,9 +38,8 @@ class FaultBudget:
         self.faults[i] += 1
         self._level += 1
         if self._level > MAX_FAULTS:
-            raise EnvironmentFailure(
-                f"{failure}: more than {MAX_FAULTS} faults within a short time. First fault: {self._first}"
-            ) from error
+            problem = f"{failure}: more than {MAX_FAULTS} faults within a short time. First fault: {self._first}"
+            raise EnvironmentFailure(problem) from error
         if self.num_faults.bit_count() == 1:  # Only the 1st, 2nd, 4th, 8th ...: there may be very many.
             message = "%s. Ending its episode and creating the environment again (fault %d in this process)"
             log.warning(message, failure, self.num_faults, exc_info=error)
@@ -49,6 +48,5 @@ class FaultBudget:
         """Returns an EnvironmentFailure that describes the fault."""
         fault = str(error) if isinstance(error, BadAnswerError) else f"raised {type(error).__name__}: {error}"
         fault += f" ({where})" if where else ""
-        return EnvironmentFailure(
-            f"{self._name}: environment {i} of {self._num_envs} {fault}, at step {self._num_steps}"
-        )
+        subject = f"{self._name}: environment {i} of {self._num_envs}"
+        return EnvironmentFailure(f"{subject} {fault}, at step {self._num_steps}")

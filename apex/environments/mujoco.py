@@ -38,9 +38,8 @@ def prepare(name: str, *, draws: bool, pictures: bool) -> None:
         import_module("mujoco").set_mju_user_warning(_warn)  # Otherwise it writes MUJOCO_LOG.TXT to the current folder.
     except ImportError as error:
         extra = "dm-control" if is_dm_control else "mujoco"
-        raise UsageError(
-            f"environment.id {name!r} needs the extra {extra} ({error})", f"run .venv/bin/pip install -e '.[{extra}]'"
-        ) from error
+        remedy = f"run .venv/bin/pip install -e '.[{extra}]'"
+        raise UsageError(f"environment.id {name!r} needs the extra {extra} ({error})", remedy) from error
     finally:
         if not (has_choice or pictures):
             del os.environ[BACKEND]  # Child processes choose their own renderer.
@@ -53,11 +52,8 @@ def require_picture(env: gymnasium.Env[Any, Any], name: str) -> None:
         env.render()
     except Exception as error:
         cause = f"{type(error).__name__}: {error}".rstrip(".")
-        raise UsageError(
-            f"environment.id {name!r} cannot be rendered on this host: {cause}",
-            "to render without a screen, install libegl1 and libgl1 (EGL), or install libosmesa6 and set "
-            f"{BACKEND}=osmesa",
-        ) from error
+        remedy = f"without a screen, install libegl1 and libgl1, or install libosmesa6 and set {BACKEND}=osmesa"
+        raise UsageError(f"environment.id {name!r} cannot be rendered on this host: {cause}", remedy) from error
 
 
 @cache

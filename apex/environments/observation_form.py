@@ -44,18 +44,12 @@ def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -
 def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any], Array]:
     """Returns a function that converts images [H, W] or [H, W, C] to grayscale, image_size x image_size."""
     channels = space.shape[2] if len(space.shape) == 3 else 1
-    require(
-        channels in CHANNELS,
-        f"environment.id {config.id!r} has images of shape {list(space.shape)}; supported are [height, width] and "
-        "[height, width, channels], with 1, 3 or 4 channels",
-        remedy="transpose them with a wrapper",
-    )
-    require(
-        min(space.shape[:2]) >= MIN_IMAGE_SIZE,
-        f"environment.id {config.id!r} has images of {space.shape[0]} x {space.shape[1]} pixels, which would be "
-        f"resized to {config.image_size} x {config.image_size}",
-        remedy="to learn from unchanged cells, use gymnasium.wrappers.FlattenObservation or declare the Box as float32",
-    )
+    subject = f"environment.id {config.id!r} has images of shape {list(space.shape)}"
+    problem = f"{subject}, expected [height, width] or [height, width, channels], with 1, 3 or 4 channels"
+    require(channels in CHANNELS, problem, remedy="transpose them with a wrapper")
+    problem = f"{subject}, which would be resized to {config.image_size} x {config.image_size}"
+    remedy = "to learn from unchanged cells, use gymnasium.wrappers.FlattenObservation or declare the Box as float32"
+    require(min(space.shape[:2]) >= MIN_IMAGE_SIZE, problem, remedy=remedy)
     cv2.setNumThreads(1)  # because images are small, and other processes use the other cores
     to_gray, size = CHANNELS[channels], (config.image_size, config.image_size)
 
@@ -89,16 +83,14 @@ def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple
 
     A Box is flattened, a Discrete is one-hot encoded, and the parts of a Dict or Tuple are joined.
     """
+    subject = f"environment.id {config.id!r} has the observation space {space}"
     try:
         num_values = spaces.flatdim(space)
     except (ValueError, NotImplementedError) as error:
-        raise UsageError(f"environment.id {config.id!r} has the observation space {space}: {error}") from error
-    require(
-        1 <= num_values <= MAX_VALUES,
-        f"environment.id {config.id!r} has the observation space {space}: {num_values:,} values, but 1 ... "
-        f"{MAX_VALUES:,} are supported",
-        remedy="return fewer values, or images as uint8 [height, width] or [height, width, channels]",
-    )
+        raise UsageError(f"{subject}: {error}") from error
+    problem = f"{subject}: {num_values:,} values, but 1 ... {MAX_VALUES:,} are supported"
+    remedy = "return fewer values, or images as uint8 [height, width] or [height, width, channels]"
+    require(1 <= num_values <= MAX_VALUES, problem, remedy=remedy)
 
     def from_box(observation: Any) -> Array:
         array = np.asarray(observation)

@@ -31,9 +31,9 @@ class AgentEnvironment(gymnasium.Env[Array, Any]):
         """Raises UsageError for a render mode other than None and "rgb_array"."""
         require(render_mode in (None, "rgb_array"), f"render_mode must be None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
-        shape = schema.observation_shape if schema.stack > 1 else schema.frame_shape
+        self._shape = schema.observation_shape if schema.stack > 1 else schema.frame_shape
         low, high = (0, 255) if schema.frame_dtype == "uint8" else (-np.inf, np.inf)
-        self.observation_space = spaces.Box(low, high, shape, np.dtype(schema.frame_dtype).type)
+        self.observation_space = spaces.Box(low, high, self._shape, np.dtype(schema.frame_dtype).type)
         self.action_space: spaces.Space[Any] = (
             spaces.Box(-1, 1, schema.action_shape) if schema.action_size else spaces.Discrete(schema.num_actions)
         )
@@ -51,7 +51,7 @@ class AgentEnvironment(gymnasium.Env[Array, Any]):
             self.close()
             first = int(self.np_random.integers(2**31)) if seed is None else seed
             pictures = self.render_mode is not None
-            self._games = make_environment(self._config, 1, seed=first, num_threads=1, pictures=pictures)
+            self._games = make_environment(self._config, 1, seed=first, pictures=pictures)
             self.metadata = {**self.metadata, "render_fps": self._games.fps}
         begun, self._next = self._next, None
         self._is_over = False
@@ -84,10 +84,6 @@ class AgentEnvironment(gymnasium.Env[Array, Any]):
             self._games.close()
         self._games = self._next = None
         self._is_over = True
-
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        return self.observation_space.shape or ()
 
 
 def _mask_info(mask: NDArray[np.bool_] | None) -> dict[str, Any]:

@@ -39,7 +39,6 @@ class SyncVectorEnvironment:
         self._envs = [make(i) for i in range(self.num_envs)]
         self.fps = float(self._envs[0].metadata.get("render_fps") or DEFAULT_FPS)
         self._seeds = list(seeds)
-        self._has_begun = False
         self._form = read_observations(self._envs[0], config)
         self._actions = read_actions(self._envs[0], config)
         shape = (self.num_envs, self._form.stack, *self._form.shape)
@@ -58,9 +57,9 @@ class SyncVectorEnvironment:
     def reset(self) -> Array:
         """See VectorEnvironment."""
         observation, mask = np.empty_like(self._observation), np.ones_like(self._mask)
-        for i, seed in enumerate(self._seeds):  # Only the first reset sets the seeds.
-            self._begin(i, observation, mask, seed=None if self._has_begun else seed)
-        self._has_begun = True
+        is_first = self._masked is None
+        for i, seed in enumerate(self._seeds):
+            self._begin(i, observation, mask, seed=seed if is_first else None)
         self._resting[:] = False
         self._observation, self._mask = observation, mask
         return observation

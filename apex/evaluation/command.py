@@ -162,11 +162,7 @@ def _play(
 ) -> list[Episode]:
     """Plays the games, films the first one to `path`, and returns the games; fewer if `stop` returns True."""
     environment = make_environment(
-        player.environment,
-        min(num_envs, episodes),
-        seed=evaluation_seed(seed),
-        num_threads=1,
-        pictures=path is not None,
+        player.environment, min(num_envs, episodes), seed=evaluation_seed(seed), pictures=path is not None
     )
     with closing(environment):
         if path is None:

@@ -73,12 +73,8 @@ def play(
         lengths += 1
         on_step(step)
         for i in np.flatnonzero((lengths == endless_steps) & (missing > 0)):
-            log.warning(
-                "environment %d (of %d): its game has not ended after %d steps; add a time limit to the environment",
-                i,
-                num_envs,
-                endless_steps,
-            )
+            message = "environment %d (of %d): its game has not ended after %d steps; give it a time limit"
+            log.warning(message, i, num_envs, endless_steps)
         for i in np.flatnonzero(step.terminated | step.truncated):
             if missing[i]:
                 games.append(Episode(float(scores[i]), int(lengths[i])))

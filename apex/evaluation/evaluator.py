@@ -71,7 +71,7 @@ class Evaluator:
         self._stop_score = config.run.stop_score
         self._seed, self._life = config.seed, life
         self._make_environment = make_environment or (
-            lambda num_envs, seed: factory.make_environment(config.environment, num_envs, seed=seed, num_threads=1)
+            lambda num_envs, seed: factory.make_environment(config.environment, num_envs, seed=seed)
         )
         self._clock = clock
         self._wait = Wait("evaluator", clock.monotonic)

@@ -170,11 +170,8 @@ def find_policy(run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] 
     best = find_best(folder.checkpoints) if choice in (None, "best") else None
     if best is not None:
         return best
-    require(
-        choice != "best",
-        f"{folder.path} has no best policy, because no evaluation was finished",
-        remedy="try --checkpoint last",
-    )
+    problem = f"{folder.path} has no best policy, because no evaluation was finished"
+    require(choice != "best", problem, remedy="try --checkpoint last")
     if choice in (None, "last"):
         last = find_latest(folder.checkpoints).path
         if last is None:
@@ -184,19 +181,14 @@ def find_policy(run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] 
     for candidate in named:
         if candidate.exists():
             return candidate
-    raise UsageError(
-        f"--checkpoint must be best, last or a path, got {choice!r}: {named[0]} and {named[1]} do not exist"
-    )
+    problem = f"--checkpoint must be best, last or a path, got {choice!r}: {named[0]} and {named[1]} do not exist"
+    raise UsageError(problem)
 
 
 def require_fit(path: Path, info: PolicyInfo) -> None:
     """Raises UsageError if the environment on this machine differs from the one that the policy was trained in."""
-    schema = describe(info.environment, info.schema.n_step)
-    require(
-        _interface(schema) == _interface(info.schema),
-        f"{info.environment.id} has {_interface(schema)} on this machine, but {path} was trained with "
-        f"{_interface(info.schema)}",
-    )
+    here, trained = _interface(describe(info.environment, info.schema.n_step)), _interface(info.schema)
+    require(here == trained, f"{info.environment.id} has {here} on this machine, but {path} was trained with {trained}")
 
 
 def _interface(schema: Schema) -> str:

@@ -120,10 +120,8 @@ class Window:
         try:
             self._pygame: Any = importlib.import_module("pygame")
         except ImportError as error:
-            raise UsageError(
-                f"no window without pygame: {error}",
-                "pip install pygame-ce, or write a film with --out game.gif",
-            ) from error
+            remedy = "pip install pygame-ce, or write a film with --out game.gif"
+            raise UsageError(f"no window without pygame: {error}", remedy) from error
         self._fps = fps
         self._on_close = on_close
         self._title = title

@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"waiting for the first policy of {run.path}; press Ctrl-C to stop", file=sys.stderr, flush=True)
             sleep(2.0, stop)
         player = NewestPlayer(first, load)
-        with closing(make_environment(first.environment, 1, seed=options.seed, num_threads=1, pictures=True)) as game:
+        with closing(make_environment(first.environment, 1, seed=options.seed, pictures=True)) as game:
             screen = _open_screen(out, game.fps, stop, lambda: player.title)
             seconds = options.seconds or (None if out is None else FILM_SECONDS)
             max_pictures = FOREVER if seconds is None else seconds * game.fps

@@ -133,12 +133,7 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls,
-        config: Config,
-        schema: Schema,
-        *,
-        argv: Sequence[str] = sys.argv,
-        started: datetime | None = None,
+        cls, config: Config, schema: Schema, *, argv: Sequence[str] = sys.argv, started: datetime | None = None
     ) -> Self:
         """Makes the folder of a new run, named `config.run.name`, or by default after the game and the time.
 
@@ -184,13 +179,10 @@ class RunFolder:
             with suppress(ConfigError):  # Someone has damaged or removed it.
                 saved = load_toml(self.config_file)
             replace_file(self.config_file, text)
-        if saved == self.config:  # An earlier version wrote it.
-            return
-        log.warning(
-            "%s differed from the settings in %s and was overwritten. To change a setting, pass it with --resume",
-            self.config_file,
-            _MANIFEST,
-        )
+        if saved == self.config:
+            return  # An earlier version wrote it.
+        message = "%s differed from the settings in %s and was overwritten. To change a setting, pass it with --resume"
+        log.warning(message, self.config_file, _MANIFEST)
 
     @classmethod
     def open(cls, path: str | Path, folder: str | Path = "runs") -> Self:
@@ -209,12 +201,9 @@ class RunFolder:
             cause = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
             remedy = "restore it from a copy of the run folder"
             raise DataError(f"{here / _MANIFEST} cannot be read: {cause}", remedy) from error
-        raise DataError(
-            f"{here} was made by {_maker(manifest)} in format {manifest['format']}, but this version reads only format "
-            f"{FORMAT}",
-            "use the version that made it, or only evaluate the policy: "
-            f"apex evaluate {here}/checkpoints/best.safetensors",
-        )
+        maker = f"{_maker(manifest)} in format {manifest['format']}"
+        remedy = f"use that version, or only evaluate the policy: apex evaluate {here}/checkpoints/best.safetensors"
+        raise DataError(f"{here} was made by {maker}, but this version reads only format {FORMAT}", remedy)
 
     @classmethod
     def find_latest(cls, folder: str | Path = "runs") -> Self:

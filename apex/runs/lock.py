@@ -44,10 +44,7 @@ def hold(folder: Path, *, or_parent: bool = False) -> Iterator[None]:
 
 def is_held(folder: Path) -> bool:
     """Returns whether a process on this host runs the run in `folder`; False if this user may not read the lock."""
-    try:
-        return is_owned(folder / LOCK)
-    except OSError:
-        return False
+    return is_owned(folder / LOCK)
 
 
 def _name(pid: int) -> str:

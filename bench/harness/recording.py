@@ -81,7 +81,7 @@ def record(
     num_streams = config.actor.num_actors
     rng = np.random.default_rng(config.seed)
     builder = SegmentBuilder(config.actor, config.environment, schema, num_streams)
-    environment = make_environment(config.environment, num_streams, seed=config.seed)
+    environment = make_environment(config.environment, num_streams, seed=config.seed, num_threads=0)
     with ExitStack() as opened:
         opened.callback(environment.close)
         files = [opened.enter_context((folder / f"frames-{stream:05d}").open("wb")) for stream in range(num_streams)]

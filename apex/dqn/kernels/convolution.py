@@ -2,10 +2,10 @@
 
 import ctypes
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from apex.runtime.native import NativeError, open_native
 
@@ -14,25 +14,15 @@ KERNEL, STRIDE = 8, 4  # of the first layer; convolution.c supports no others
 PACKED_CHANNELS = 4  # channels that `interleave` supports
 LANES = 8  # output channels that convolution.c computes at once
 
+# Each function of convolution.c and the number of its arguments, all of which are pointers.
+NUM_POINTERS = {"convolve": 6, "convolve_weight_gradient": 5, "layer": 5, "layer_weight_gradient": 4}
+NUM_POINTERS |= {"layer_input_gradient": 5, "interleave": 3}
+
 log = logging.getLogger("apex")
 
 
-class Convolution(NamedTuple):
-    """The functions of convolution.c."""
-
-    convolve: Callable[..., Any]
-    convolve_weight_gradient: Callable[..., Any]
-    layer: Callable[..., Any]
-    layer_weight_gradient: Callable[..., Any]
-    layer_input_gradient: Callable[..., Any]
-    interleave: Callable[..., Any]
-
-
-NUM_POINTERS = (6, 5, 5, 4, 5, 3)  # number of arguments of each function, all of which are pointers
-
-
 @cache
-def load_convolution() -> Convolution | None:
+def load_convolution() -> ctypes.CDLL | None:
     """Returns the native convolution, or None after logging the reason once."""
     try:
         return find_convolution()
@@ -41,11 +31,7 @@ def load_convolution() -> Convolution | None:
         return None
 
 
-# The same, without None. Call this only if `load_convolution` has found the native convolution.
-native_convolution = cast(Callable[[], Convolution], load_convolution)
-
-
-def find_convolution(interface: int = INTERFACE) -> Convolution:
+def find_convolution(interface: int = INTERFACE) -> ctypes.CDLL:
     """Returns the native convolution; raises NativeError with the reason, and with how much slower updates are."""
     costs = "an update of a small network takes up to 2.4 times as long"  # docs/adr/0019
     try:
@@ -54,13 +40,17 @@ def find_convolution(interface: int = INTERFACE) -> Convolution:
         raise NativeError("build", f"{error}, so {costs}") from error
     if not library.apex_convolution_works():
         raise NativeError("cpu", f"the CPU lacks AVX2 or FMA, so {costs}")
-    functions = [getattr(library, f"apex_{name}") for name in Convolution._fields]
-    for function, num_pointers in zip(functions, NUM_POINTERS, strict=True):
+    for name, num_pointers in NUM_POINTERS.items():
+        function = getattr(library, f"apex_{name}")
         function.argtypes = [ctypes.c_void_p] * num_pointers
         function.restype = None
-    return Convolution(*functions)
+    return library
 
 
-def call(function: Callable[..., Any], shape: Sequence[int], *tensors: Any) -> None:
-    """Calls a function of `Convolution` with its struct of int64 numbers, and the addresses of contiguous tensors."""
+def call(name: str, shape: Sequence[int], *tensors: Any) -> None:
+    """Calls a function of convolution.c with its struct of int64 numbers, and the addresses of contiguous tensors.
+
+    `load_convolution` must have found the library.
+    """
+    function = getattr(load_convolution(), f"apex_{name}")
     function((ctypes.c_int64 * len(shape))(*shape), *(tensor.data_ptr() for tensor in tensors))

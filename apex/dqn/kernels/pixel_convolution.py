@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, call, load_convolution, native_convolution
+from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, call, load_convolution
 
 
 def scale(observation: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, recti
     packed = weight.permute(1, 2, 3, 0).mul(1 / 255).contiguous()
     scratch = weight.new_empty(images.shape[1:].numel())
     shape = (*images.shape, len(weight), rectified)
-    call(native_convolution().convolve, shape, images, packed, bias.contiguous(), scratch, out)
+    call("convolve", shape, images, packed, bias.contiguous(), scratch, out)
     return out
 
 
@@ -110,5 +110,5 @@ def weight_gradient(images: Tensor, gradient: Tensor) -> Tensor:
     total = gradient.new_zeros(images.shape[1], KERNEL, KERNEL, num_outputs)
     scratch = gradient.new_empty(images.shape[1:].numel())
     shape = (*images.shape, num_outputs, False)
-    call(native_convolution().convolve_weight_gradient, shape, images, gradient, scratch, total)
+    call("convolve_weight_gradient", shape, images, gradient, scratch, total)
     return total.permute(3, 0, 1, 2).mul(1 / 255)

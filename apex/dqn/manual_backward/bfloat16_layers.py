@@ -116,11 +116,10 @@ class Bfloat16Torso:
 
 def interleave(images: Tensor) -> Tensor:
     """uint8[B, C, H, W] -> the same numbers in bfloat16 with the channels last."""
-    native = load_convolution()
     batch, channels, height, width = images.shape
-    if native is None or channels != PACKED_CHANNELS:
+    if channels != PACKED_CHANNELS or load_convolution() is None:
         return images.contiguous(memory_format=LAST).to(torch.bfloat16)
     images = images.contiguous()
     out = torch.empty(batch, height, width, channels, dtype=torch.bfloat16)
-    call(native.interleave, (batch, height * width), images, out)
+    call("interleave", (batch, height * width), images, out)
     return out.permute(0, 3, 1, 2)

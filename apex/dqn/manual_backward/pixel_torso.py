@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, call, load_convolution, native_convolution
+from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, call, load_convolution
 from apex.dqn.kernels.pixel_convolution import convolve, output_size, weight_gradient
 from apex.dqn.manual_backward.layers import relu_backward
 
@@ -30,7 +30,7 @@ class ConvolutionLayer(NamedTuple):
         height, width = ((size - kernel) // self.stride + 1 for size in inputs.shape[1:3])
         out = inputs.new_empty(len(inputs), height, width, len(self.weight))
         packed = self.weight.permute(2, 3, 1, 0).contiguous()
-        call(native_convolution().layer, self._shape(inputs), inputs, packed, self.bias, out)
+        call("layer", self._shape(inputs), inputs, packed, self.bias, out)
         return out
 
     def differentiate(self, inputs: Tensor, output_gradient: Tensor) -> None:
@@ -40,7 +40,7 @@ class ConvolutionLayer(NamedTuple):
         """
         outputs, channels, kernel, _ = self.weight.shape
         gradient = inputs.new_zeros(kernel, kernel, channels, outputs)
-        call(native_convolution().layer_weight_gradient, self._shape(inputs), inputs, output_gradient, gradient)
+        call("layer_weight_gradient", self._shape(inputs), inputs, output_gradient, gradient)
         self.store(gradient.permute(3, 2, 0, 1), output_gradient)
 
     def store(self, gradient: Tensor, output_gradient: Tensor) -> None:
@@ -53,7 +53,7 @@ class ConvolutionLayer(NamedTuple):
         """Returns the gradient with respect to the previous layer's outputs before its ReLU, shaped as `inputs`."""
         weight = self.weight.permute(2, 0, 3, 1).contiguous()
         gradient = torch.empty_like(inputs)
-        call(native_convolution().layer_input_gradient, self._shape(inputs), inputs, output_gradient, weight, gradient)
+        call("layer_input_gradient", self._shape(inputs), inputs, output_gradient, weight, gradient)
         return gradient
 
     def _shape(self, inputs: Tensor) -> tuple[int, ...]:
@@ -95,10 +95,7 @@ def flatten_images(stacks: Tensor, channels: int) -> Tensor:
     Raises ValueError for any other tensor, because convolution.c does not check bounds.
     """
     if stacks.dtype is not torch.uint8 or stacks.dim() != 5 or stacks.shape[2] != channels:
-        raise ValueError(
-            f"a batch has dtype {stacks.dtype} and shape {list(stacks.shape)}, but this network expects "
-            f"uint8[N, B, {channels}, H, W]"
-        )
+        raise ValueError(f"a batch is {stacks.dtype}{list(stacks.shape)}, expected uint8[N, B, {channels}, H, W]")
     return stacks.flatten(0, 1)
 
 

@@ -28,11 +28,6 @@ class _Outputs(NamedTuple):
     body: tuple[Tensor, ...]
     heads: HeadOutputs
 
-    @property
-    def q(self) -> Tensor:
-        """float32[N * B, A]."""
-        return self.heads.q
-
 
 class _Network:
     """A built-in network, split into its layers. `bfloat16`: only for images."""
@@ -91,7 +86,7 @@ class ManualUpdate(Update):
         bfloat16 = config.bfloat16 == "on"
         self._online, layers = _Network(online, bfloat16=bfloat16), _Network(target, bfloat16=bfloat16)
         self._target = TargetForward(
-            self._rule, lambda stacks: layers.forward(stacks).q, in_background=target_in_background
+            self._rule, lambda stacks: layers.forward(stacks).heads.q, in_background=target_in_background
         )
 
     @torch.no_grad()
@@ -100,7 +95,7 @@ class ManualUpdate(Update):
         target = self._target.start(batch.stacks)
         outputs = self._online.forward(batch.stacks[self._rule.seen_online])
         rows = batch.action, batch.n_step_return, batch.discount, batch.next_mask
-        errors = td_errors(self._rule, outputs.q, target(), *rows)
+        errors = td_errors(self._rule, outputs.heads.q, target(), *rows)
         loss, q_gradient = loss_and_gradients(errors, batch.weights, kind=self._config.loss)
         self._online.backward(batch.stacks, outputs, batch.action, q_gradient)
         if self._config.centered_gradients:
@@ -111,7 +106,7 @@ class ManualUpdate(Update):
             if norm > self._config.max_gradient_norm:
                 self._gradient.mul_(self._config.max_gradient_norm / (norm + 1e-6))
             self._optimizer.step()
-        q, priorities = outputs.q[: len(errors)], errors.abs()
+        q, priorities = outputs.heads.q[: len(errors)], errors.abs()
         return Updated(priorities, finite, describe(loss, q, priorities, norm))
 
 
@@ -124,7 +119,7 @@ def make_forward(network: nn.Module, *, bfloat16: bool) -> Callable[[Tensor], Te
     if not has_manual_backward(network, bfloat16=bfloat16):
         return None
     layers = _Network(network, bfloat16=bfloat16)
-    return lambda observation: layers.forward(observation.unsqueeze(0)).q
+    return lambda observation: layers.forward(observation.unsqueeze(0)).heads.q
 
 
 def has_manual_backward(network: nn.Module, *, bfloat16: bool) -> bool:

@@ -73,9 +73,7 @@ def read_run(folder: RunFolder) -> RunCurves:
         curve = history.series(role, tag)
         if len(curve.values):
             return RunCurves(folder.name, folder.config, curve, (role, tag) == EVALUATION)
-    raise UsageError(
-        f"{folder.path} has no scores yet: no evaluation and no game of the actor with the highest id has finished"
-    )
+    raise UsageError(f"{folder.path} has no scores yet: no evaluation and no game of its last actor has finished")
 
 
 def read_csv(path: Path) -> Series:
@@ -98,16 +96,13 @@ def read_csv(path: Path) -> Series:
 
 def group_runs(runs: Sequence[RunCurves]) -> list[CurveGroup]:
     """Groups runs that differ only in the seed. The label of a group names the settings that differ between groups."""
+    names = [name for name in flatten(Config()) if not _is_same(name)]
     groups: dict[tuple[str, bool], list[RunCurves]] = {}
     for run in runs:
-        settings = {name: value for name, value in flatten(run.config).items() if not _is_same(name)}
-        groups.setdefault((str(settings), run.is_evaluated), []).append(run)
+        settings = flatten(run.config)
+        groups.setdefault((str([settings[name] for name in names]), run.is_evaluated), []).append(run)
     firsts = [flatten(group[0].config) for group in groups.values()]
-    differing = [
-        name
-        for name in flatten(Config())
-        if not _is_same(name) and len({str(settings[name]) for settings in firsts}) > 1
-    ]
+    differing = [name for name in names if len({str(settings[name]) for settings in firsts}) > 1]
     labels = [_label(settings, differing) for settings in firsts]
     return [
         CurveGroup(

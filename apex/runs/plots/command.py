@@ -77,9 +77,7 @@ def _read(names: Sequence[str], curves: Sequence[str]) -> list[CurveGroup]:
     for name, paths in files.items():
         taken = name in [group.label for group in groups]
         require(not taken, f"--curve {name}: a group of runs already has this name", remedy="choose another name")
-        require(
-            len({*paths}) == len(paths), f"--curve {name}: a file is given twice", remedy="give each file only once"
-        )
+        require(len({*paths}) == len(paths), f"--curve {name}: a file is given twice", remedy="give each file once")
     return groups + [CurveGroup(name, [read_csv(path) for path in paths]) for name, paths in files.items()]
 
 

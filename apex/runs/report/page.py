@@ -80,21 +80,15 @@ def _figures(history: RunHistory) -> list[tuple[str, str]]:
 
 def _score_charts(run: RunFolder, history: RunHistory) -> list[Chart]:
     series = ((history.series(*ACTOR_SCORE), FAINT, 1.0), (history.series(*EVALUATION), MAIN, 1.8))
-    charts = []
-    for axis, title in zip(PANELS, ("Score against steps", "Score against wall clock"), strict=True):
-        lines = [Line([each], color, width) for each, color, width in series if len(each.values)]
-        if lines:
-            charts.append(Chart(title, chart(lines, axis, title, width=WIDE, threshold=run.config.run.stop_score)))
-    return charts
+    lines = [Line([each], color, width) for each, color, width in series if len(each.values)]
+    titles = zip(PANELS, ("Score against steps", "Score against wall clock"), strict=True) if lines else ()
+    threshold = run.config.run.stop_score
+    return [Chart(title, chart(lines, axis, title, width=WIDE, threshold=threshold)) for axis, title in titles]
 
 
 def _training_charts(history: RunHistory) -> list[Chart]:
-    charts = []
-    for role, tag, title, axis in CURVES:
-        series = history.series(role, tag)
-        if len(series.values):
-            charts.append(Chart(title, chart([Line([series], width=1.2)], axis, title)))
-    return charts
+    curves = [(history.series(role, tag), title, axis) for role, tag, title, axis in CURVES]
+    return [Chart(title, chart([Line([c], width=1.2)], axis, title)) for c, title, axis in curves if len(c.values)]
 
 
 def _printable(value: Any) -> Any:
