@@ -257,7 +257,7 @@ def test_conversion_of_images_is_described(game, parts):
 
 
 def test_small_grid_of_cells_is_refused():
-    with pytest.raises(UsageError, match=r"15 x 84 .*84 x 84.*FlattenObservation"):
+    with pytest.raises(UsageError, match=r"\[15, 84, 3\].*84 x 84.*FlattenObservation"):
         describe(make_config(here(Grid)), 3)
 
 
