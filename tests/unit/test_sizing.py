@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from apex.config import ActorConfig, Config, LearnerConfig, NetworkConfig, ReplayConfig, RunConfig, TransportConfig
-from apex.config.presets import NARROW, PRESETS
+from apex.config.presets import PRESETS
 from apex.errors import ConfigError
 from apex.replay_memory.store.layout import Sizes
 from apex.runtime.hardware import Machine
@@ -109,37 +109,26 @@ def test_configured_actors_leave_no_process_idle(num_actors, cores, gpu):
 
 
 @pytest.mark.parametrize(
-    ("cores", "num_actors", "expected"),
+    ("cores", "settings", "expected"),
     [
-        (2, 1, (1, 1, 1, 1)),
-        (64, 1, (1, 1, 1, 55)),  # What actors do not take, the learner may.
-        (2, 5, (1, 5, 5, 1)),
-        (4, 5, (2, 3, 5, 2)),
-        (16, 5, (5, 1, 5, 9)),
-        (8, 5, (3, 2, 5, 4)),  # Four processes of two would leave one without an actor.
-        (2, 40, (1, 40, 40, 1)),
-        (4, 40, (2, 20, 40, 2)),
-        (64, 1024, (32, 32, 1024, 24)),
+        (2, {"num_actors": 1}, (1, 1, 1, 1)),
+        (64, {"num_actors": 1}, (1, 1, 1, 55)),  # What actors do not take, the learner may.
+        (4, {"num_actors": 5}, (2, 3, 5, 2)),
+        (16, {"num_actors": 5}, (5, 1, 5, 9)),
+        (8, {"num_actors": 5}, (3, 2, 5, 4)),  # Four processes of two would leave one without an actor.
+        (64, {"num_actors": 1024}, (32, 32, 1024, 24)),
+        (8, {"num_processes": 3}, (3, 16, 48)),
+        (8, {"envs_per_process": 5}, (4, 5, 20)),
+        (8, {"num_processes": 3, "envs_per_process": 5}, (3, 5, 15)),
+        (8, {"num_actors": 10, "num_processes": 3}, (3, 4, 10)),
+        (8, {"num_actors": 10, "envs_per_process": 2}, (5, 2, 10)),
+        # The other six actors are on other hosts.
+        (8, {"num_actors": 10, "num_processes": 2, "envs_per_process": 2}, (2, 2, 10)),
+        (8, {"num_actors": 2, "num_processes": 3}, (3, 1, 2)),
     ],
 )
-def test_configured_actors_are_spread_evenly(cores, num_actors, expected):
-    assert layout(sized(config(num_actors=num_actors), machine(cores))) == expected
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"num_processes": 3}, (3, 16, 48)),
-        ({"envs_per_process": 5}, (4, 5, 20)),
-        ({"num_processes": 3, "envs_per_process": 5}, (3, 5, 15)),
-        ({"num_actors": 10, "num_processes": 3}, (3, 4, 10)),
-        ({"num_actors": 10, "envs_per_process": 2}, (5, 2, 10)),
-        ({"num_actors": 10, "num_processes": 2, "envs_per_process": 2}, (2, 2, 10)),  # The others are on other hosts.
-        ({"num_actors": 2, "num_processes": 3}, (3, 1, 2)),
-    ],
-)
-def test_configured_sizes_stay_and_determine_the_others(settings, expected):
-    assert layout(sized(config(**settings), machine(8)))[:3] == expected
+def test_configured_sizes_stay_and_determine_the_others(cores, settings, expected):
+    assert layout(sized(config(**settings), machine(cores)))[: len(expected)] == expected
 
 
 def test_threads_of_an_actor_process_count_as_cores():
@@ -149,19 +138,14 @@ def test_threads_of_an_actor_process_count_as_cores():
     assert layout(sized(tree, machine(2))) == (1, 16, 16, 1)
 
 
-def test_configured_threads_of_the_learner_stay():
-    assert sized(config(num_threads=3), machine(64)).learner.num_threads == 3
-    assert sized(config(num_threads=3), machine(64, gpu=True)).learner.num_threads == 3
-
-
-def test_a_small_batch_gets_few_threads():
+def test_configured_sizes_and_an_unused_gpu_are_respected():
+    gpu = machine(64, gpu=True)
+    for box in (machine(64), gpu):
+        assert sized(config(num_threads=3), box).learner.num_threads == 3
+        assert sized(config(batch_size=48), box).learner.batch_size == 48
+    assert layout(sized(config(device="cpu"), gpu)) == layout(sized(box=machine(64)))
     assert sized(config(batch_size=128), machine(64)).learner.num_threads == 16
     assert sized(config(batch_size=1), machine(64)).learner.num_threads == 1
-
-
-def test_an_unused_gpu_changes_nothing():
-    box = machine(16, gpu=True)
-    assert layout(sized(config(device="cpu"), box)) == layout(sized(box=machine(16)))
 
 
 def test_samplers_and_loaders_take_cores_from_actors_with_a_gpu():
@@ -232,20 +216,10 @@ def test_a_custom_network_counts_as_wide_and_a_vector_network_as_narrow():
     assert sized(tree, schema=vectors()).learner.batch_size == 64
 
 
-def test_the_narrow_preset_gets_batches_of_32_on_two_cores():
-    learner = sized(NARROW).learner
-    assert (learner.batch_size, learner.num_threads) == (32, 2)
-    assert sized(NARROW, machine(16)).learner.batch_size == 128
-
-
 def test_the_batch_is_at_most_the_minimum_size_to_sample():
     many = machine(64)
     assert sized(config(batch_size=0, replay={"min_size_to_sample": 100}), many).learner.batch_size == 64
     assert sized(config(batch_size=0, replay={"min_size_to_sample": 1})).learner.batch_size == 1
-
-
-def test_a_configured_batch_stays():
-    assert sized(config(batch_size=48), machine(64, gpu=True)).learner.batch_size == 48
 
 
 AUTO, BOTH = {"bfloat16": "auto"}, {"cpu_bfloat16": True}
@@ -277,29 +251,23 @@ def test_the_number_format_follows_hardware_and_network(learner, network, schema
 
 # Memory
 
-
-@pytest.mark.parametrize(("size", "expected"), [(84, 1_400), (168, 5_600), (42, 350)])
-def test_compressed_pixels_are_estimated_by_area(size, expected):
-    assert bytes_per_transition(Config(), images(size)) == expected
+LZ4_VECTORS = replace(vectors(), codec="lz4")
 
 
-def test_bytes_of_vectors_are_those_of_a_full_segment():
-    # 50 steps: 50 + 1 for the stack + 3 for the open window + 7 for the ends of episodes of 8, rounded up.
-    assert bytes_per_transition(Config(), vectors(100)) == -(-(61 * (400 + 4) + 4 + 8) // 50)
-
-
-def test_pixels_that_are_not_compressed_are_reckoned_in_full():
-    assert bytes_per_transition(Config(), images(codec="raw")) == -(-(64 * (84 * 84 + 4) + 4 + 8) // 50)
-
-
-def test_vectors_under_lz4_are_reckoned_at_its_bound():
-    schema = replace(vectors(), codec="lz4")
-    assert bytes_per_transition(Config(), schema) == -(-(61 * (schema.max_frame_bytes + 4) + 4 + 8) // 50)
-
-
-def test_the_tables_hold_records_and_a_binary_tree():
-    assert table_bytes(config(replay={"capacity": 60_000}), images()) == 60_000 * 56 + 2 * 65_536 * 8
-    assert table_bytes(config(replay={"capacity": 65_536}), images()) == 65_536 * 56 + 2 * 65_536 * 8
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (images(84), 1_400),
+        (images(168), 5_600),
+        (images(42), 350),
+        (images(codec="raw"), -(-(64 * (84 * 84 + 4) + 4 + 8) // 50)),
+        # 50 steps: 50 + 1 for the stack + 3 for the open window + 7 for the ends of episodes of 8, rounded up.
+        (vectors(100), -(-(61 * (400 + 4) + 4 + 8) // 50)),
+        (LZ4_VECTORS, -(-(61 * (LZ4_VECTORS.max_frame_bytes + 4) + 4 + 8) // 50)),
+    ],
+)
+def test_bytes_of_pixels_follow_the_area_and_others_are_exact(schema, expected):
+    assert bytes_per_transition(Config(), schema) == expected
 
 
 @pytest.mark.parametrize("capacity", [50_000, 65_536, 65_537, 2_000_000])
@@ -331,18 +299,12 @@ def test_more_shards_than_chosen_actors_are_refused():
         sized(tree)
 
 
-def test_replay_gets_the_bytes_of_its_capacity():
+def test_replay_gets_the_bytes_of_its_capacity_or_half_of_the_memory():
     assert sized().replay.max_bytes == 2_000_000 * 1_400
-
-
-def test_replay_gets_at_most_half_of_the_memory():
     result = sized(box=machine(gib=4))
     assert result.replay.max_bytes + table_bytes(result, images()) == 2 * GIB
-
-
-def test_configured_bytes_stay():
-    assert sized(config(replay={"max_bytes": 123_456_789})).replay.max_bytes == 123_456_789
-    assert sized(config(replay={"max_bytes": 20 * GIB})).replay.max_bytes == 20 * GIB
+    for configured in (123_456_789, 20 * GIB):
+        assert sized(config(replay={"max_bytes": configured})).replay.max_bytes == configured
 
 
 def test_the_replay_memory_may_take_all_memory_but_not_more():

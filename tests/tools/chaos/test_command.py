@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from chaos import __main__
-from chaos.audit import Verdict
-from chaos.report import Figure, ScenarioReporter, audit_figures, recovery_figures
+from chaos.report import Figure, recovery_figures
 
 DEADLINE = 540.0
 SMALL = ["--actors", "2", "--evaluator.no-enabled", "--replay.capacity", "50000", "--replay.min-size-to-sample", "200"]
@@ -103,21 +102,6 @@ def test_a_mistake_is_refused_before_anything_starts(tmp_path, monkeypatch, caps
     assert not list(tmp_path.iterdir())
 
 
-def make_verdict(**counts):
-    return Verdict(**{**dict.fromkeys(Verdict._fields, 0), "acknowledged": 5, **counts})
-
-
-def test_the_table_has_the_counts_of_the_audit():
-    rows = audit_figures(make_verdict(lost=2, changed=1), "alive")
-    assert [(row.name, row.value, row.reached) for row in rows] == [
-        ("acknowledged, alive", 5, True),
-        ("lost, alive", 2, False),
-        ("twice, alive", 0, True),
-        ("never sent, alive", 0, True),
-        ("changed, alive", 1, False),
-    ]
-
-
 @pytest.mark.parametrize(
     ("value", "bar", "reached"),
     [(2.0, "<= 2", True), (2.1, "<= 2", False), (80, ">= 80", True), (79, ">= 80", False), (None, "<= 2", False)],
@@ -133,11 +117,3 @@ def test_recoveries_that_never_came_count_as_the_longest():
     assert (median.value, median.reached) == (None, False)
     median, longest = recovery_figures({"replay": [1.0, 3.0, 2.5]}, {"replay": 2.0})
     assert (median.value, median.reached, longest.value) == (2.5, False, 3.0)
-
-
-def test_the_last_lines_name_the_missed_bars(capsys):
-    figures = [Figure("lost", 0, "", "= 0"), Figure("away", 3.0, "s", "<= 2"), Figure("back", None, "s", "<= 15")]
-    ScenarioReporter(as_json=False).end({}, figures, passed=True)
-    assert capsys.readouterr().out.splitlines()[-2:] == ["MISSED 2 bars: away <= 2; back <= 15", "the audit passed"]
-    ScenarioReporter(as_json=False).end({}, figures[:1], passed=True)
-    assert "MISSED" not in capsys.readouterr().out

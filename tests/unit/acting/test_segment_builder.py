@@ -365,13 +365,6 @@ def test_the_time_of_a_cut_changes_no_transition(seed):
     assert at_random == stored_by(scripts, schema, builders[1])
 
 
-@pytest.mark.parametrize("kind", ["terminated", "truncated"])
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 10])
-def test_each_step_of_an_episode_becomes_one_transition(length, kind):
-    stored = play([10.0**t for t in range(length)], **{kind: True})
-    assert [steps_in(transition.observation)[-1] for transition in stored] == list(range(1, length + 1))
-
-
 @pytest.mark.parametrize("kind", ["terminated", "truncated", "failed"])
 def test_episodes_of_one_step_are_stored_for_any_window(kind):
     schema = make_schema(n_step=64)
@@ -395,10 +388,6 @@ def test_truncated_windows_bootstrap_from_the_final_observation():
     assert [s.discount for s in stored] == [0.125, 0.125, 0.25, 0.5]
     assert [s.priority for s in stored] == [31 + 103 / 8 - 1, 310 + 104 / 8 - 1, 600 + 104 / 4 - 1, 1000 + 104 / 2 - 1]
     assert [steps_in(s.next_observation) for s in stored] == [[3, 4], [4, 5], [4, 5], [4, 5]]
-
-
-def test_a_step_that_is_terminated_and_truncated_counts_as_terminated():
-    assert [s.discount for s in play([1, 10], terminated=True, truncated=True)] == [0, 0]
 
 
 def test_windows_before_a_failed_step_bootstrap_from_its_state():
@@ -443,15 +432,6 @@ def test_a_lost_life_closes_windows_but_not_stacks():
     assert [steps_in(s.next_observation) for s in stored] == [[2, 3], [2, 3], [4, 5], [4, 5]]
 
 
-def test_a_lost_life_has_no_effect_if_it_does_not_terminate():
-    assert play([1, 10, 100], terminated=True, lives_lost=[1]) == play([1, 10, 100], terminated=True)
-
-
-def test_a_lost_life_is_terminal_even_in_a_truncated_step():
-    stored = play([1, 10], truncated=True, lives_lost=[1], life_loss_terminates=True)
-    assert [s.discount for s in stored] == [0, 0]
-
-
 def test_rewards_are_scaled_and_then_clipped_only_if_configured():
     assert [s.n_step_return for s in play([-7, 0.25, 30], terminated=True, clip=True)] == [-0.625, 0.75, 1]
     assert [s.n_step_return for s in play([-7, 0.25, 30], terminated=True)] == [0.625, 15.25, 30]
@@ -463,41 +443,6 @@ def test_rewards_are_scaled_and_then_clipped_only_if_configured():
         append(builder, schema, reward=[np.float32(reward)], terminated=[True])
     (cut,) = builder.cut(np.zeros(1, np.float32))
     assert cut.records["reward"].tolist() == [-0.5, -1.0]
-
-
-def test_windows_continue_across_a_cut():
-    schema = make_schema()
-    script = [make_episode([1, 10, 100, 1000], terminated=True), make_episode([], episode=1)]
-    cuts = drive([script], schema, make_builder(schema, segment_length=2))
-    assert [[s.n_step_return for cut in cuts_of_call for s in decode(schema, cut)] for cuts_of_call in cuts] == [
-        [],  # No window of three steps is closed after two steps.
-        [31, 310, 600, 1000],
-    ]
-
-
-def test_a_segment_has_the_frames_of_all_its_stacks():
-    schema = make_schema(stack=4)
-    cuts = drive([[make_episode([0] * 14)]], schema, make_builder(schema, segment_length=7))
-    held = [[int(frame[0, 2]) for frame in decode_frames(schema, cut.blob)] for cut in itertools.chain(*cuts)]
-    assert held == [
-        list(range(1, 9)),  # transitions from states 1 ... 5; the last next state is 8
-        list(range(3, 16)),  # transitions from states 6 ... 12; the first stack begins at 3
-    ]
-
-
-def test_a_segment_lacks_the_first_frame_of_the_next_episode():
-    schema = make_schema()
-    script = [make_episode([1, 10], terminated=True), make_episode([], episode=1)]
-    ((cut,), *_) = drive([script], schema, make_builder(schema, segment_length=2))
-    assert len(decode_frames(schema, cut.blob)) == 3
-
-
-def test_a_cut_leaves_out_streams_without_a_closed_window():
-    schema = make_schema()
-    ends = [make_episode([1, 10], terminated=True), make_episode([], episode=1)]
-    continues = [make_episode([1, 10])]
-    cuts = drive([continues, ends, continues], schema, make_builder(schema, num_streams=3))
-    assert [cut.stream_index for cut in itertools.chain(*cuts)] == [1]
 
 
 def test_every_frame_is_compressed_once():

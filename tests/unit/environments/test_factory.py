@@ -51,6 +51,9 @@ def make_counter():
     return Counter()
 
 
+COUNTER = here(make_counter)
+
+
 def make_one_step_counter():
     return Counter(length=1)
 
@@ -114,16 +117,16 @@ def broken_factory():
 
 
 @pytest.mark.parametrize(
-    "name", ["ALE/Pong-v5", "PongNoFrameskip-v4", "PongDeterministic-v4", "Pong-v4", "Pong-v0", "pong", "Pong"]
+    ("names", "game"),
+    [
+        (["PongNoFrameskip-v4", "PongDeterministic-v4", "Pong-v4", "Pong-v0", "pong", "Pong"], "ALE/Pong-v5"),
+        (["ms_pacman", "MsPacman", "MsPacmanNoFrameskip-v4"], "ALE/MsPacman-v5"),
+    ],
 )
-def test_atari_game_has_several_spellings(name):
-    assert kind(make_config(name)) == "atari"
-    assert describe(make_config(name), 3) == describe(make_config("ALE/Pong-v5"), 3)
-
-
-@pytest.mark.parametrize("name", ["ms_pacman", "MsPacman", "ALE/MsPacman-v5", "MsPacmanNoFrameskip-v4"])
-def test_game_of_two_words_is_found_in_both_cases(name):
-    assert describe(make_config(name), 3).num_actions == 9
+def test_atari_game_has_several_spellings(names, game):
+    for name in (*names, game):
+        assert kind(make_config(name)) == "atari"
+        assert describe(make_config(name), 3) == describe(make_config(game), 3)
 
 
 def test_gymnasium_id_takes_precedence_over_an_atari_game():
@@ -323,24 +326,6 @@ def test_atari_frames_equal_those_of_gymnasiums_wrappers():
     oracle.close()
 
 
-def test_atari_episode_begins_with_three_zero_frames():
-    first, steps = play(make(max_episode_frames=8), np.zeros((2, 2), np.int64))
-    for observation in (first, steps[1].observation):
-        assert (observation[:, :3] == 0).all()
-        assert observation[:, 3].any(axis=(1, 2)).all()
-
-
-def test_stack_moves_by_one_frame_even_into_the_final_observation():
-    actions = make_actions(30, 2, 6)
-    before, steps = play(make(max_episode_frames=40), actions)
-    for step in steps:
-        ended = step.terminated | step.truncated
-        after = np.where(ended[:, None, None, None], step.final_observation, step.observation)
-        assert np.array_equal(after[:, :-1], before[:, 1:])
-        before = step.observation
-    assert sum(step.truncated.sum() for step in steps) == 6
-
-
 @pytest.mark.parametrize(
     ("frame_skip", "max_episode_frames", "num_steps"), [(4, 40, 10), (4, 41, 11), (1, 7, 7), (3, 9, 3), (4, 1, 1)]
 )
@@ -375,20 +360,6 @@ def test_lost_life_differs_from_the_end_of_the_game():
                 lives[i] = 0
     assert all(games)
     assert {count for game in games for count in game} == {4}  # Five lives: the last one ends the game.
-
-
-def test_life_lost_at_the_frame_limit_is_not_reported():
-    """In this step, ALE returns the lives of the next game. If ALE changes, AtariEnvironment can report such a life."""
-    games = AtariVectorEnv(
-        "breakout", 1, autoreset_mode="SameStep", max_num_frames_per_episode=400, episodic_life=False
-    )
-    games.reset(seed=np.array([1]))
-    infos, truncated = [], np.zeros(1, bool)
-    while not truncated.any():
-        *_, truncated, info = games.step(np.array([1]))
-        infos.append(info)
-    assert (infos[-2]["lives"][0], infos[-1]["lives"][0]) == (1, 5)
-    assert set(infos[-1]) - set(infos[-2]) == {"final_obs"}
 
 
 def test_breakout_continues_after_a_lost_life_only_with_fire():
@@ -445,14 +416,6 @@ def test_picture_shows_the_same_atari_game_in_colour(settings):
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 4
     drawn.close()
     plain.close()
-
-
-@pytest.mark.parametrize("action", [-1, 6])
-def test_invalid_atari_action_is_refused(action):
-    environment = make()
-    environment.reset()
-    with pytest.raises(ValueError, match=rf"\b5\b.*{action}"):
-        environment.step(np.array([0, action]))
 
 
 # Seeds
@@ -555,9 +518,12 @@ def test_resting_environment_pauses_until_the_next_reset():
     assert environment.step(action).observation[1].tolist() == [[2, 1]]
 
 
-def test_step_limit_truncates_with_the_true_last_observation():
-    _, steps = play(make(here(make_truncated_counter), 1), np.zeros((3, 1), np.int64))
-    assert (steps[2].terminated.tolist(), steps[2].truncated.tolist()) == ([False], [True])
+@pytest.mark.parametrize(
+    ("factory", "terminated"), [(make_truncated_counter, False), (make_counter_with_both_ends, True)]
+)
+def test_step_limit_truncates_unless_the_state_is_terminal(factory, terminated):
+    _, steps = play(make(here(factory), 1), np.zeros((3, 1), np.int64))
+    assert (steps[2].terminated.tolist(), steps[2].truncated.tolist()) == ([terminated], [not terminated])
     assert steps[2].final_observation.tolist() == [[[1, 3]]]
 
 
@@ -568,21 +534,18 @@ def test_gymnasiums_time_limit_truncates():
     assert not any(step.terminated.any() for step in steps)
 
 
-def test_terminated_takes_precedence_over_truncated():
-    _, steps = play(make(here(make_counter_with_both_ends), 1), np.zeros((3, 1), np.int64))
-    assert (steps[2].terminated.tolist(), steps[2].truncated.tolist()) == ([True], [False])
-
-
 def test_actions_begin_at_the_start_of_the_space():
     _, (step,) = play(make(here(make_counter), 3), np.array([[0, 1, 2]]))
     assert step.reward.tolist() == [5, 6, 7]  # The reward of a Counter is the number of its action.
 
 
-@pytest.mark.parametrize("action", [-1, 3])
-def test_invalid_action_is_refused(action):
-    environment = make(here(make_counter))
+@pytest.mark.parametrize(
+    ("name", "highest", "action"), [("pong", 5, -1), ("pong", 5, 6), (COUNTER, 2, -1), (COUNTER, 2, 3)]
+)
+def test_invalid_action_is_refused(name, highest, action):
+    environment = make(name, 2)
     environment.reset()
-    with pytest.raises(ValueError, match=rf"\b2\b.*\[0, {action}"):
+    with pytest.raises(ValueError, match=rf"\b{highest}\b.*{action}"):
         environment.step(np.array([0, action]))
 
 
@@ -611,21 +574,16 @@ def test_returned_arrays_never_change():
         environment.close()
 
 
-def test_close_closes_every_environment():
+def test_close_and_a_refused_description_close_every_environment():
     envs = []
     FACTORY.make = lambda: envs.append(Counter()) or envs[-1]
     environment = make(here(made_by_the_test), 3)
     environment.reset()
     environment.close()
-    assert [env.closed for env in envs] == [True] * 3
-
-
-def test_describing_closes_the_environment_even_if_refused():
-    envs = []
     FACTORY.make = lambda: envs.append(Sentences()) or envs[-1]
     with pytest.raises(UsageError):
         describe(make_config(here(made_by_the_test)), 3)
-    assert [env.closed for env in envs] == [True]
+    assert [env.closed for env in envs] == [True] * 4
 
 
 # Images

@@ -326,13 +326,8 @@ def test_store_is_created_then_attached_then_restored(tmp_path, caplog):
     restored, counters = open_store(path, welcome, folder)
     assert (restored.num_inserted, counters.num_drawn) == (5, 12)
     assert restored.store_incarnation != store.store_incarnation
-    assert [record.getMessage().split()[0] for record in caplog.records] == [
-        "allocating",
-        "created",
-        "attached",
-        "allocating",
-        "restored",
-    ]
+    steps = ["allocating", "created", "attached", "allocating", "restored"]
+    assert [record.getMessage().split()[0] for record in caplog.records] == steps
     restored.close()
     path.unlink()
     without, counters = open_store(path, welcome)

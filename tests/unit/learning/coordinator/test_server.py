@@ -40,7 +40,6 @@ from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, greet
 from apex.transport.json_codec import encode_control
 from apex.transport.messages.control import Goodbye, RefusedAnswer, StateAnswer, StatusRequest
-from apex.transport.messages.histogram import Histogram, bin_edges
 from apex.transport.messages.results import ActorScores, Scores
 from apex.transport.messages.status import LearnerStatus
 from apex.transport.sockets import open_context
@@ -163,22 +162,6 @@ def test_actors_wait_for_replay_and_receive_its_endpoints(coordinator):
     until(lambda: not coordinator.status().roles, "goodbye")
 
 
-def test_actors_wait_until_each_shard_has_joined(two_shards):
-    endpoints = [{"priorities": f"tcp://1.2.3.{shard}:5"} for shard in range(2)]
-    late, _ = session_of(two_shards.welcome("replay", shard=1), "replay", {"num_inserted": 5}, endpoints[1], shard=1)
-    news = two_shards.news(lambda news: news.replay[1])
-    assert (news.replay[0], news.waiting) == ({}, Waiting("replay", "replay-0"))
-    assert two_shards.welcome().replay == []
-    first, _ = session_of(two_shards.welcome("replay"), "replay", {"num_inserted": 7}, endpoints[0])
-    assert two_shards.welcome(num_streams=1, needs_replay=True).replay == endpoints
-    news = two_shards.news(lambda news: news.progress.num_steps == 12)
-    assert news.replay == endpoints
-    assert news.waiting.what != "replay"
-    late.close()
-    assert two_shards.news(lambda news: news.waiting.what == "replay").waiting.subject == "replay-1"
-    first.close()
-
-
 def test_the_trainer_is_informed_of_a_moved_server(two_shards):
     with open_context() as context:
         client = ControlClient(context, two_shards.transport.endpoint("control"))
@@ -296,33 +279,13 @@ def test_the_best_evaluation_is_kept_and_shown(coordinator):
     session.post(codec.encode_evaluation(replace_fields(result, mean=1.0), None))
     until(lambda: coordinator.status().evaluator.score == 1.0, "evaluation")
     assert coordinator.status().evaluator.best == 3.0
-    worse = Parameters(
-        9, coordinator.parameters.values + 1
-    )  # From an evaluator that was started again, and thinks it the best.
+    # From an evaluator that was started again, for which it is the best.
+    worse = Parameters(9, coordinator.parameters.values + 1)
     session.post(codec.encode_evaluation(replace_fields(result, mean=2.0, updates=9), worse))
     until(lambda: coordinator.status().evaluator.score == 2.0, "evaluation")
     kept = read_policy(coordinator.folder.checkpoints / BEST)[0]
     assert (kept.num_updates, kept.games) == (7, PlayedGames(seed=12, episodes=5, num_envs=5, epsilon=0.5))
     session.close()
-
-
-def test_the_first_confirmed_score_ends_the_run(tmp_path, transport):
-    coordinator = start_coordinator(tmp_path, transport, 1, stop_score=10.0)
-    codec = Codec(coordinator.folder.run_id, SCHEMA)
-    try:
-        with open_context() as context:
-            client = ControlClient(context, transport.endpoint("control"))
-            for mean, confirmed in ((9.0, False), (12.0, True), (1.0, False)):  # In one burst.
-                result = replace_fields(RESULT, mean=mean, confirmed=confirmed)
-                client.send_frames(codec.encode_evaluation(result, None))
-            assert coordinator.news(lambda news: news.end).end == EndReason("score", 10.0)
-        assert coordinator.status().evaluator.score == 12.0
-        coordinator.finish(EndReason("score", 10.0))
-        until(lambda: coordinator.child.exitcode is not None, "coordinator's end")
-    finally:
-        stop_children([coordinator.child])
-    rows = read_curve(coordinator.folder.curves / "evaluator.jsonl")
-    assert [row["scalars"]["evaluator/score"] for row in rows] == [9.0, 12.0]
 
 
 def test_scores_reach_the_curves_with_the_known_number_of_steps(coordinator):
@@ -384,26 +347,6 @@ def test_invalid_messages_are_counted_and_do_not_end_the_coordinator(coordinator
         client.send_frames(with_json(encode_control(HELLO), b"{"))
         until(lambda: sum(coordinator.status().refusals.get("control", {}).values()) == 9, "refusals")
     assert coordinator.status().refusals["control"] == {"fields": 8, "json": 1}
-
-
-def test_a_repeated_histogram_is_written_once(coordinator):
-    first, second = (Histogram([count], bin_edges(64, 65)) for count in (1.0, 2.0))
-    status = {"num_inserted": 42, "priority_histogram": first}
-    # Curves begin with the first row, or when all replay servers have joined.
-    replay, _ = session_of(coordinator.welcome("replay"), "replay", status, {"priorities": "tcp://127.0.0.1:1"})
-
-    def rows(role="replay"):
-        curve = coordinator.folder.curves / f"{role}.jsonl"
-        return read_curve(curve) if curve.exists() else []
-
-    until(lambda: len(rows()) >= 3, "rows")
-    status["priority_histogram"] = second
-    until(lambda: len([row for row in rows() if "histograms" in row]) == 2, "the second histogram")
-    replay.close()
-    assert [row["histograms"] for row in rows() if "histograms" in row] == [
-        {"replay/priority": as_json(first)},
-        {"replay/priority": as_json(second)},
-    ]
 
 
 def test_the_trainer_and_then_all_programs_learn_of_the_end(coordinator):

@@ -231,14 +231,8 @@ def test_the_limiting_part_is_named(replay, actor, learner, part):
 
 
 def test_a_serial_run_has_no_bottleneck():
-    config = Config(actor=ActorConfig(num_actors=4))
-    state = RunState(
-        config,
-        name="run",
-        folder="runs/run",
-        exploration=Exploration("epsilon", np.full(4, 0.1)),
-        finds_bottleneck=False,
-    )
+    config, exploration = Config(actor=ActorConfig(num_actors=4)), Exploration("epsilon", np.full(4, 0.1))
+    state = RunState(config, name="run", folder="runs/run", exploration=exploration, finds_bottleneck=False)
     report_all(state)
     assert report(state).limited_by is None
     assert not [tag for tag in state.scalars() if tag.startswith("limited_by/")]
@@ -282,18 +276,6 @@ def test_the_newer_start_of_a_server_counts():
     beat(state, "replay", 3, num_inserted=600, size=450)
     assert report(state).replay.size == 450
     assert state.num_steps == 600
-
-
-def test_steps_continue_after_a_store_is_new_or_restored():
-    state = make_state()
-
-    def steps(num_inserted, store_incarnation):
-        beat(state, "replay", num_inserted=num_inserted, store_incarnation=store_incarnation)
-        return state.num_steps
-
-    assert [steps(0, "7"), steps(500, "7")] == [0, 500]
-    assert [steps(0, "8"), steps(30, "8")] == [500, 530]  # made anew
-    assert [steps(20, "9"), steps(25, "9")] == [530, 535]  # restored from a snapshot that was a little older
 
 
 def report_shard(state, shard, session=None, **fields):

@@ -40,14 +40,8 @@ from bench.snapshots import measure_snapshot
 
 RUN = 0xABC
 FORK = multiprocessing.get_context("fork")
-FOLDER_STEPS = [
-    "write a file",
-    "rename a file",
-    "write the manifest",
-    "rename the manifest",
-    "flush the folder",
-    "remove a file",
-]
+FILE_STEPS = ["write a file", "rename a file", "write the manifest", "rename the manifest"]
+FOLDER_STEPS = [*FILE_STEPS, "flush the folder", "remove a file"]
 
 
 class Scene:
@@ -318,22 +312,18 @@ class Damage:
         self.mend()
 
 
-def test_every_flipped_bit_is_noticed_and_logged(place, caplog):
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_every_flipped_bit_and_truncation_is_noticed_and_logged(place, caplog, is_truncated):
     damage, rng = Damage(place), np.random.default_rng(0)
-    for trial in range(200):
+    for trial in range(100 if is_truncated else 200):
         path = list(damage.original)[trial % len(damage.original)]
         data = bytearray(damage.original[path])
-        bit = int(rng.integers(0, 8 * len(data)))
-        data[bit // 8] ^= 1 << bit % 8
+        if is_truncated:
+            del data[int(rng.integers(0, len(data))) :]
+        else:
+            bit = int(rng.integers(0, 8 * len(data)))
+            data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
-        damage.check(path, caplog)
-
-
-def test_every_truncation_is_noticed_and_logged(place, caplog):
-    damage, rng = Damage(place), np.random.default_rng(1)
-    for trial in range(100):
-        path = list(damage.original)[trial % len(damage.original)]
-        path.write_bytes(damage.original[path][: int(rng.integers(0, len(damage.original[path])))])
         damage.check(path, caplog)
 
 
@@ -356,11 +346,8 @@ def test_one_lost_file_leaves_an_intact_snapshot(place, ending, caplog):
     scene.insert(6)
     before, newest = scene.source.take(), scene.source.take()
     scene.restore(f"again{ending}")  # It goes on with the same files, under a number of its own.
-    names = {
-        ".json": f"{newest.number + 1:09d}.json",
-        ".state": newest.state.name,
-        ".segments": newest.segments[-1].name,
-    }
+    manifest = f"{newest.number + 1:09d}.json"
+    names = {".json": manifest, ".state": newest.state.name, ".segments": newest.segments[-1].name}
     (scene.folder.path / names[ending]).unlink()
     found = scene.folder.load_latest()
     assert found.size == before.size

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.builders import VECTORS
 from support.store_builders import SCHEMA, SETTINGS, attach, create, make_segment, open_reader, write_number
 
 from apex.errors import DamagedMemoryError, LostMemoryError, UsageError
@@ -29,7 +28,6 @@ from apex.replay_memory.store.location import (
     remove,
     store_path,
 )
-from apex.replay_memory.store.reader import StoreReader
 from apex.runtime.children import start_child
 from apex.runtime.file_lock import FileLock
 from apex.types import Schema, Stream
@@ -175,17 +173,13 @@ def test_a_store_that_cannot_be_filled_leaves_nothing(path):
     create(path).close()  # Nobody owns the place either.
 
 
-def test_unreadable_file_counts_as_whole(path):
-    path.mkdir()
-    assert file.is_whole(path)
-
-
-def test_only_a_completed_file_is_whole(path):
+def test_a_completed_or_unreadable_file_is_whole(path):
     path.write_bytes(b"half")
     assert not file.is_whole(path)
     path.unlink()
     create(path).close()
     assert file.is_whole(path)
+    assert file.is_whole(path.parent)
 
 
 def test_record_in_a_wrong_slot_is_damage(path):
@@ -234,11 +228,7 @@ def test_file_of_a_killed_creation_is_removed_by_the_next(path):
     assert not remove(path)
 
 
-def test_removing_is_no_error_where_there_is_nothing(path):
-    create(path).close()
-    remove(path)
-    assert not path.exists()
-    remove(path)
+def test_a_folder_is_not_removed(path):
     with pytest.raises(UsageError, match=r"cannot remove .* Is a directory"):
         remove(path.parent)
 
@@ -250,14 +240,6 @@ def test_a_reader_outlives_the_name_of_the_file(path):
     writer.close()
     remove(path)
     assert reader.sample(4, np.random.default_rng(0)) is not None
-
-
-def test_a_reader_cannot_write(path):
-    create(path).close()
-    reader = open_reader(path)
-    assert (reader.capacity, reader.max_bytes, reader.first_key) == (40, 4000, 0)
-    with pytest.raises(UsageError, match="cannot open"):
-        open_reader(path.with_name("other"))
 
 
 @pytest.mark.parametrize(
@@ -286,13 +268,6 @@ def test_refuses_a_file_that_is_too_short(path):
         open_reader(path)
 
 
-def test_refuses_transitions_of_another_schema(path):
-    create(path).close()
-    other = Schema(frame_shape=(17,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
-    with pytest.raises(UsageError, match="schema"):
-        StoreReader(path, other)
-
-
 @pytest.mark.parametrize(
     ("name", "value"), [("capacity", 41), ("max_bytes", 4001), ("num_streams", 4), ("priority_exponent", 0.6)]
 )
@@ -302,20 +277,12 @@ def test_attach_with_other_sizes_is_refused(path, name, value):
         attach(path, **{name: value})
 
 
-@pytest.mark.parametrize("machine", ["aarch64", "arm64", "riscv64", ""])
-def test_refuses_a_processor_that_may_reorder_stores(machine):
-    with pytest.raises(UsageError, match="x86-64"):
+def test_refuses_a_processor_that_may_reorder_stores():
+    for machine in ("aarch64", "arm64", "riscv64", ""):
+        with pytest.raises(UsageError, match="x86-64"):
+            require_processor(machine)
+    for machine in ("x86_64", "AMD64"):
         require_processor(machine)
-
-
-@pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
-def test_both_names_of_x86_64_are_accepted(machine):
-    require_processor(machine)
-
-
-def test_a_schema_describes_its_actions_for_people():
-    assert VECTORS.actions == f"{VECTORS.num_actions} actions"
-    assert replace(VECTORS, num_actions=0, action_size=6).actions == "actions of 6 values"
 
 
 def test_schema_round_trips_through_json():
@@ -359,16 +326,6 @@ def test_a_store_is_wanted_while_a_program_claims_its_run(tmp_path):
     with claim_run(0xF00D5):
         assert is_wanted(store)
     assert not is_wanted(store)
-
-
-def test_store_has_an_owner_only_while_its_writer_lives(path):
-    assert not has_owner(path)
-    path.write_bytes(b"")
-    assert not has_owner(path)
-    ownership = FileLock(path)
-    assert has_owner(path)
-    ownership.release()
-    assert not has_owner(path)
 
 
 def test_store_of_another_user_is_wanted(tmp_path, monkeypatch):
