@@ -63,8 +63,8 @@ class Guards:
         found = []
         for path in Path("/proc").glob("[0-9]*/cwd"):
             try:
-                words = (path.parent / "cmdline").read_bytes().split(b"\0")
-                if os.readlink(path) == str(self.folder) and b"role" in words:
+                arguments = (path.parent / "cmdline").read_bytes().split(b"\0")
+                if os.readlink(path) == str(self.folder) and b"role" in arguments:
                     found.append(int(path.parent.name))
             except OSError:
                 continue

@@ -78,15 +78,15 @@ class Machines:
         self._programs.append(process)
         return process
 
-    def processes(self, name, *words):
-        """Returns the processes of a machine whose command lines contain all `words`, except those of the test."""
+    def processes(self, name, *parts):
+        """Returns the processes of a machine whose command lines contain all `parts`, except those of the test."""
         own = os.readlink(f"/proc/{self.pid(name)}/ns/net")
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 is_there = os.readlink(path / "ns" / "net") == own and int(path.name) != self.pid(name)
-                if is_there and line and all(word in line for word in words):
+                if is_there and line and all(part in line for part in parts):
                     found.append(int(path.name))
         return sorted(found)
 

@@ -55,9 +55,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def shorten(words):
+def shorten(command_line):
     """The command as `python -m apex` takes it, with a limit."""
-    program, *arguments = (word for word in words if word != "OTHER")  # a second run
+    program, *arguments = (part for part in command_line if part != "OTHER")  # a second run
     if program == "./run.sh":
         arguments = ["train", *arguments]
     elif program not in (".venv/bin/apex", "../.venv/bin/apex"):
@@ -71,13 +71,13 @@ def shorten(words):
 @pytest.mark.parametrize("text", list(runnable()))
 def test_the_commands_of_a_block_work(text, folder):
     where = folder
-    for words in filter(None, (shlex.split(line, comments=True) for line in text.splitlines())):
-        if words[0] == "cd":
-            where = where / words[1]
+    for command_line in filter(None, (shlex.split(line, comments=True) for line in text.splitlines())):
+        if command_line[0] == "cd":
+            where = where / command_line[1]
             continue
-        command = [sys.executable, "-m", "apex", *shorten(words)]
+        command = [sys.executable, "-m", "apex", *shorten(command_line)]
         answer = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=120)
-        assert answer.returncode == 0, f"{words}: {answer.stdout}{answer.stderr}"
+        assert answer.returncode == 0, f"{command_line}: {answer.stdout}{answer.stderr}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)

@@ -37,5 +37,5 @@ def test_a_full_disk_leaves_whole_lines_and_events(tmp_path):
     full, steps, events = json.loads(output[-1])
     assert 0 < full < 150
     assert steps == events == list(range(150))
-    told = [line for line in output if "No space left" in line or "records were lost" in line]
-    assert [line.partition(" ")[0] == "cannot" for line in told] == [True, True, False, False]
+    lines = [line for line in output if "No space left" in line or "records were lost" in line]
+    assert [line.partition(" ")[0] == "cannot" for line in lines] == [True, True, False, False]

@@ -87,8 +87,8 @@ def test_actors_follow_a_replay_server_that_is_known_by_name(machines):
 
     def serve(host, name):
         address = machines.addresses[host]
-        words = f"--learner {learner} --bind {address} --advertise {name} --keys ../../replay-keys"
-        return machines.start(host, f".venv/bin/apex replay {words}", machines.folder / f"{name}.log")
+        arguments = f"--learner {learner} --bind {address} --advertise {name} --keys ../../replay-keys"
+        return machines.start(host, f".venv/bin/apex replay {arguments}", machines.folder / f"{name}.log")
 
     replay = serve("gpu2", "replay-a.test")
     done = until(inserts(300), "training", seconds=100.0)

@@ -61,8 +61,8 @@ def short_folder():
         yield folder
 
 
-def train(cluster, *words, engine=("--actor-hosts", "1")):
-    return cluster.start("driver", "apex", "train", "--engine", "ray", *engine, *words)
+def train(cluster, *arguments, engine=("--actor-hosts", "1")):
+    return cluster.start("driver", "apex", "train", "--engine", "ray", *engine, *arguments)
 
 
 def updates(cluster, name="run"):
@@ -92,8 +92,8 @@ def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def find(cluster, words, *more):
-    return [pid for pid, line in apex_processes(cluster.folder).items() if all(word in line for word in (words, *more))]
+def find(cluster, *parts):
+    return [pid for pid, line in apex_processes(cluster.folder).items() if all(part in line for part in parts)]
 
 
 def nothing_stays(cluster):
@@ -204,7 +204,7 @@ def test_no_program_outlives_a_killed_driver_and_doctor_names_its_files(clusters
     assert secrets == set((cluster.folder / "runs/ray/run/secrets").rglob("*.key_secret"))
     run_id = json.loads((cluster.folder / "runs/run/manifest.json").read_text())["run_id"]
     left = [path for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
-    until(lambda: set(left) <= set(find_leftovers().dead), "doctor's word", seconds=10.0)
+    until(lambda: set(left) <= set(find_leftovers().dead), "entry of the doctor", seconds=10.0)
     for path in left:
         path.unlink()
 
@@ -225,7 +225,7 @@ def test_a_job_trains_in_an_environment_from_its_working_directory(clusters):
     folder = cluster.folder / "job"
     folder.mkdir()
     (folder / "brought.py").write_text(CALM_FILE)
-    words = ["--env", "brought:Calm", "--max-updates", "30", "--run.folder", str(cluster.folder / "runs")]
+    arguments = ["--env", "brought:Calm", "--max-updates", "30", "--run.folder", str(cluster.folder / "runs")]
     submit = [
         str(RAY),
         "job",
@@ -235,7 +235,7 @@ def test_a_job_trains_in_an_environment_from_its_working_directory(clusters):
         "--working-dir",
         str(folder),
     ]
-    train = [sys.executable, "-m", "apex", "train", "--engine", "ray", *CALMLY, *words]
+    train = [sys.executable, "-m", "apex", "train", "--engine", "ray", *CALMLY, *arguments]
     job = cluster.start("driver", *submit, "--", *train)
     assert job.wait(200) == 0, job.output()
     assert "reached 30 updates" in job.output()

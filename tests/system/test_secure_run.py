@@ -28,8 +28,8 @@ from apex.types import Role
 AUDIT = """
 import os, sys
 _file = os.open(os.environ["APEX_TEST_AUDIT"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-def _note(*words):
-    os.write(_file, (" ".join(map(str, words)) + chr(10)).encode())
+def _note(*parts):
+    os.write(_file, (" ".join(map(str, parts)) + chr(10)).encode())
 def _hook(event, arguments):
     if event == "pickle.find_class":
         _note("found", *arguments)

@@ -300,8 +300,8 @@ def test_a_run_survives_a_kill_of_one_replay_shard(programs, batches):
     )
     for shard in range(2):
         regions = open_file(store_path(folder.run_id, shard), folder.schema, writable=False)
-        heard = np.flatnonzero(regions.streams["incarnation"].any(axis=1))
-        assert heard.tolist() == [shard, 2 + shard]
+        received = np.flatnonzero(regions.streams["incarnation"].any(axis=1))
+        assert received.tolist() == [shard, 2 + shard]
         assert regions.cells[COMMIT] > 300
     assert [(folder.logs / f"replay-{shard}.log").read_text().count("created ") for shard in range(2)] == [1, 1]
     assert "attached to " in (folder.logs / "replay-1.log").read_text()
@@ -371,7 +371,7 @@ def commands():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "parts"),
     [
         (["train", "--preset", "pnog"], ["pnog", "pong"]),
         (["train", "--actors", "-1"], ["actor.num_actors", "from 0 to 65536", "-1"]),
@@ -388,12 +388,12 @@ def commands():
         (["evlauate"], ["evaluate"]),
     ],
 )
-def test_a_mistake_is_named_and_ends_with_status_2(commands, tmp_path, arguments, words):
+def test_a_mistake_is_named_and_ends_with_status_2(commands, tmp_path, arguments, parts):
     status, output = commands(tmp_path, arguments)
     assert status == 2, output
     assert "Traceback" not in output
-    for word in words:
-        assert word in output
+    for part in parts:
+        assert part in output
     assert not list((tmp_path / "runs").glob("*"))
 
 

@@ -18,15 +18,15 @@ def python_of(page, number=0):
 
 
 def commands_of(page):
-    """The lines that begin with `apex` in a page's blocks, as words."""
+    """The lines that begin with `apex` in a page's blocks, split like a shell does."""
     return [line.split()[1:] for line in (TUTORIALS / page).read_text().splitlines() if line.startswith("apex ")]
 
 
-def type_apex(folder, words):
+def type_apex(folder, arguments):
     """What `apex WORDS` prints."""
-    command = [sys.executable, "-m", "apex", *words]
+    command = [sys.executable, "-m", "apex", *arguments]
     answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
-    assert answer.returncode == 0, f"{words}: {answer.stdout}{answer.stderr}"
+    assert answer.returncode == 0, f"{arguments}: {answer.stdout}{answer.stderr}"
     return answer.stdout
 
 
@@ -35,8 +35,8 @@ def test_the_tutorial_environment_is_trained_evaluated_and_filmed(tmp_path):
     (tmp_path / "corridor.py").write_text(python_of("environment.md"))
     train, evaluate = commands_of("environment.md")
     type_apex(tmp_path, [*train, *SHORT])
-    told = json.loads(type_apex(tmp_path, [*evaluate, "--json"]).splitlines()[-1])
-    assert told["episodes"] == 20
+    summary = json.loads(type_apex(tmp_path, [*evaluate, "--json"]).splitlines()[-1])
+    assert summary["episodes"] == 20
     assert (tmp_path / "corridor.mp4").stat().st_size > 1_000
     script = python_of("environment.md", 1).replace(
         'run={"max_minutes": 1}', 'run={"max_updates": 20, "tensorboard": False}, evaluator={"enabled": False}'

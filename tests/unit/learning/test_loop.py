@@ -1,4 +1,4 @@
-"""The learner's loop saves, reports and ends as it is told."""
+"""The learner's loop saves, reports and ends on request."""
 
 import math
 import multiprocessing

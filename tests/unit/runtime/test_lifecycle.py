@@ -70,5 +70,5 @@ def test_logs_name_the_role():
         "import logging; from apex.runtime.logs import configure_logging; "
         "configure_logging('replay'); logging.getLogger('apex').info('ready')"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert said.stderr.endswith(" replay INFO ready\n")
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stderr.endswith(" replay INFO ready\n")

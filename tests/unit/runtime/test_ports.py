@@ -15,9 +15,9 @@ def all_free_but(*taken):
 
 
 def choose(config, free):
-    """The chosen configuration and what was said."""
-    said = []
-    return choose_ports(config, free, said.append), said
+    """The chosen configuration and the messages."""
+    messages = []
+    return choose_ports(config, free, messages.append), messages
 
 
 def test_free_ports_are_used_without_a_message():
@@ -84,9 +84,9 @@ def test_the_second_of_two_simultaneous_starts_moves_to_other_ports():
     config = Config(transport=TransportConfig(port_offset=7_000), run=RunConfig(tensorboard=False))
     with PortClaims() as first, PortClaims() as second:
         ours, _ = choose(config, first.claim)
-        theirs, said = choose(config, second.claim)
+        theirs, messages = choose(config, second.claim)
     assert not set(ports(ours)) & set(ports(theirs))
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_a_port_is_free_until_somebody_listens():

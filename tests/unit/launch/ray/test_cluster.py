@@ -106,8 +106,8 @@ def test_a_malformed_address_is_refused(monkeypatch, address):
 
 def test_without_ray_the_command_that_installs_it_is_shown():
     program = "import sys; sys.modules['ray'] = None; from apex.cli import main; sys.exit(main(sys.argv[1:]))"
-    words = ["train", "--engine", "ray", "--preset", "cartpole"]
-    ended = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
+    arguments = ["train", "--engine", "ray", "--preset", "cartpole"]
+    ended = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert ended.stderr.rstrip().endswith("-m pip install 'ray[default]'")
 

@@ -303,7 +303,7 @@ def test_closing_writes_the_last_scores(scene):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_figures_of_a_clock_are_in_the_curves_unless_the_run_is_deterministic(tmp_path, deterministic):
+def test_deterministic_runs_have_no_clock_figures_in_their_curves(tmp_path, deterministic):
     scene = Scene(tmp_path, deterministic=deterministic)
     scene.beat(endpoints=THERE, num_inserted=5)
     scene.coordinator.write_rows()

@@ -1,4 +1,4 @@
-"""The rows of the curves: who has said something has one, and a wall clock that jumps moves nothing but timestamps."""
+"""The rows of the curves: each part that reports has one, and a jump of the wall clock changes only timestamps."""
 
 import itertools
 import time

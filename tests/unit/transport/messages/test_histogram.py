@@ -23,7 +23,7 @@ def test_a_gap_between_shards_is_empty():
 
 
 @pytest.mark.parametrize("edges", [[1e-30, 1.0], [1e29, 1e30]])
-def test_whatever_histogram_is_accepted_can_be_merged(edges):
+def test_each_accepted_histogram_can_be_merged(edges):
     accepted = msgspec.convert({"counts": [2.0**53], "edges": edges}, Histogram)
     whole = merge([accepted, Histogram([1.0], bin_edges(64, 65))])
     assert sum(whole.counts) == 2.0**53 + 1
