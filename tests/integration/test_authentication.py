@@ -111,10 +111,7 @@ def test_a_key_opens_only_the_sockets_of_its_role(folder, socket_name):
 
 
 def test_an_unknown_key_is_refused(folder, elsewhere):
-    with (
-        open_server(Keys(folder, "replay")) as server,
-        knock(mixed(folder, elsewhere, "actor"), server),
-    ):
+    with open_server(Keys(folder, "replay")) as server, knock(mixed(folder, elsewhere, "actor"), server):
         assert server.outcome() == "FAILED_AUTH"
         assert server.received(0.2) is None
         assert set(server.context.refused_connections) == {"experience: unknown key"}
@@ -222,10 +219,7 @@ def test_an_added_key_is_accepted_without_a_restart(folder, elsewhere):
 def test_unsafe_public_keys_are_not_accepted(folder, spoil, caplog):
     public, actor = folder / "actor.key", Keys(folder, "actor")
     with open_server(Keys(folder, "replay")) as server:
-        {
-            "nonsense": lambda: public.write_text("x" * 64),
-            "open to all": lambda: public.chmod(0o666),
-        }[spoil]()
+        {"nonsense": lambda: public.write_text("x" * 64), "open to all": lambda: public.chmod(0o666)}[spoil]()
 
         def refused():
             with knock(actor, server):
@@ -237,10 +231,7 @@ def test_unsafe_public_keys_are_not_accepted(folder, spoil, caplog):
 
 def test_clients_send_only_to_the_server_with_the_pinned_key(folder, elsewhere):
     """The stranger has the replay server's address and accepts all clients."""
-    with (
-        open_server(Keys(elsewhere, "replay")) as stranger,
-        knock(Keys(folder, "actor"), stranger),
-    ):
+    with open_server(Keys(elsewhere, "replay")) as stranger, knock(Keys(folder, "actor"), stranger):
         assert stranger.outcome() != "SUCCEEDED"
         assert stranger.received(0.2) is None
 

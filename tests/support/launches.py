@@ -2,11 +2,7 @@
 
 import dataclasses
 
-from apex.config import (
-    Config,
-    EnvironmentConfig,
-    RunConfig,
-)
+from apex.config import Config, EnvironmentConfig, RunConfig
 from apex.runtime.supervisor import Program
 
 

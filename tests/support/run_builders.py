@@ -19,9 +19,7 @@ def make_config(folder, *, name="", seed=1, **branches):
     branch.
     """
     config = replace(
-        VECTOR,
-        environment=EnvironmentConfig(id="CartPole-v1", clip_rewards=False),
-        run=RunConfig(stop_score=475.0),
+        VECTOR, environment=EnvironmentConfig(id="CartPole-v1", clip_rewards=False), run=RunConfig(stop_score=475.0)
     )
     branches["run"] = {"name": name, "folder": str(folder), **branches.get("run", {})}
     changed = {branch: replace(getattr(config, branch), **settings) for branch, settings in branches.items()}

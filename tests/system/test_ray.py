@@ -28,16 +28,7 @@ from chaos.audit import Follower, judge
 from chaos.ledger import LedgerReader
 
 pytestmark = [needs_ray, pytest.mark.timeout(400)]
-CALMLY = [
-    *CALM,
-    "--checkpoint.period",
-    "20",
-    "--run.no-tensorboard",
-    "--evaluator.final-seconds",
-    "0",
-    "--name",
-    "run",
-]
+CALMLY = [*CALM, "--checkpoint.period", "20", "--run.no-tensorboard", "--evaluator.final-seconds", "0", "--name", "run"]
 
 
 @pytest.fixture

@@ -21,11 +21,7 @@ FIGURES = {
     "learner-batch-128": {"learner_updates_per_s", "learner_wait_share", "learner_gain", "learner_fed_share"},
     "actor": {"actor_steps_per_s", "bare_environment_steps_per_s", "actor_share_of_bare", "part_forward_us"},
     "device": {"survives_a_failed_lock", "waits_for_nothing", "publish_us", "snapshot_ready_ms"},
-    "system": {
-        "system_steps_per_s",
-        "system_updates_per_s",
-        "system_samples_per_s",
-    },
+    "system": {"system_steps_per_s", "system_updates_per_s", "system_samples_per_s"},
 }
 
 
@@ -178,14 +174,7 @@ def test_the_sum_of_all_limits_is_less_than_eight_minutes():
     assert sum(limits) + len(limits) * grace < 8 * 60
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--rehearse", ""],
-        ["learn", "much"],
-        ["everything"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [["--rehearse", ""], ["learn", "much"], ["everything"]])
 def test_unknown_arguments_are_refused_with_the_usage(tmp_path, arguments):
     script = start(tmp_path, *arguments)
     try:

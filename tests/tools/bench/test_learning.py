@@ -18,15 +18,7 @@ from apex.evaluation.episodes import evaluation_seed
 from bench.learning import command as learning
 from bench.learning.comparison import chance_of_order, render_comparison
 from bench.learning.processor_time import ProcessorTime
-from bench.learning.records import (
-    FOLDER,
-    HEADER,
-    Record,
-    RecordedScore,
-    read_records,
-    record_path,
-    write_record,
-)
+from bench.learning.records import FOLDER, HEADER, Record, RecordedScore, read_records, record_path, write_record
 from bench.learning.runs import dormant_shares
 from bench.learning.tables import BEGIN, DOCUMENTS, END, plot_path, rebuild, render
 from bench.learning.tasks import CONTROL_VARIANTS, SYSTEMS, TASKS, VARIANTS

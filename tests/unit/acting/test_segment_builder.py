@@ -67,12 +67,7 @@ class Stored(NamedTuple):
 
 def make_schema(*, stack=2, n_step=3, dtype="uint8", codec="lz4"):
     return Schema(
-        frame_shape=(2, 3),
-        frame_dtype=dtype,
-        stack=stack,
-        num_actions=NUM_ACTIONS,
-        n_step=n_step,
-        codec=codec,
+        frame_shape=(2, 3), frame_dtype=dtype, stack=stack, num_actions=NUM_ACTIONS, n_step=n_step, codec=codec
     )
 
 

@@ -34,14 +34,7 @@ def test_a_window_is_full_until_its_oldest_segment_is_acknowledged():
 
 @pytest.mark.parametrize(
     ("contiguous", "bitmap", "left"),
-    [
-        (0, 0, [0, 1, 2, 3, 4]),
-        (2, 0, [2, 3, 4]),
-        (5, 0, []),
-        (1, 0b1, [1, 3, 4]),
-        (1, 0b101, [1, 3]),
-        (0, 0b1111, [0]),
-    ],
+    [(0, 0, [0, 1, 2, 3, 4]), (2, 0, [2, 3, 4]), (5, 0, []), (1, 0b1, [1, 3, 4]), (1, 0b101, [1, 3]), (0, 0b1111, [0])],
 )
 def test_acknowledged_segments_are_dropped(contiguous, bitmap, left):
     window = window_with(5)

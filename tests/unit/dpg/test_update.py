@@ -22,9 +22,7 @@ def make_step(seed=1, learner=None, **settings):
     """Returns an update, its different online and target networks, its optimizer and its configuration."""
     defaults = {"optimizer": "adam", "learning_rate": 0.01, "optimizer_epsilon": 1e-4, "num_threads": 1}
     config = Config(
-        seed=seed,
-        learner=LearnerConfig(**{**defaults, **(learner or {})}),
-        dpg=DpgConfig(**{**SMALL, **settings}),
+        seed=seed, learner=LearnerConfig(**{**defaults, **(learner or {})}), dpg=DpgConfig(**{**SMALL, **settings})
     )
     algorithm = DpgAlgorithm(config, SCHEMA)
     online, target = algorithm.make_network(), algorithm.make_network()

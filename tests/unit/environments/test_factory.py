@@ -634,8 +634,7 @@ def test_picture_without_pictures_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("factory", "named"),
-    [(make_counter, "'rgb_array'.*TypeError"), (Undrawable, "None.*'rgb_array'")],
+    ("factory", "named"), [(make_counter, "'rgb_array'.*TypeError"), (Undrawable, "None.*'rgb_array'")]
 )
 def test_environment_that_cannot_be_drawn_is_refused(factory, named):
     with pytest.raises(UsageError, match=named):

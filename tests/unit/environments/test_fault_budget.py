@@ -6,17 +6,7 @@ import re
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.environments import (
-    FACTORY,
-    Counter,
-    Pictures,
-    Tokens,
-    here,
-    made_by_the_test,
-    make,
-    make_config,
-    play,
-)
+from support.environments import FACTORY, Counter, Pictures, Tokens, here, made_by_the_test, make, make_config, play
 
 from apex.environments.factory import describe, make_environment
 from apex.environments.fault_budget import FORGIVEN_STEPS, MAX_FAULTS, FaultBudget

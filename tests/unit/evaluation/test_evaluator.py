@@ -124,10 +124,7 @@ def test_interval_comes_from_the_games_and_one_game_has_none():
     assert (row["evaluator/score_low"], row["evaluator/score_high"]) == (result.low, result.high)
     (alone,) = Trial(make_parameters(30), scores=[[2.0]], episodes=1, num_envs=1).run()
     assert not {"low", "high"} & as_json(alone).keys()
-    assert set(row) - set(evaluation_row(70, alone, 9.0).scalars) == {
-        "evaluator/score_low",
-        "evaluator/score_high",
-    }
+    assert set(row) - set(evaluation_row(70, alone, 9.0).scalars) == {"evaluator/score_low", "evaluator/score_high"}
 
 
 def test_result_is_unchanged_by_encoding():

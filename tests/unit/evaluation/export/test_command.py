@@ -143,11 +143,7 @@ def test_code_of_the_card_acts_as_the_policy_without_apex(tmp_path):
 @pytest.mark.parametrize(
     ("environment", "network", "names"),
     [
-        (
-            PONG,
-            SMALL,
-            "advantage.hidden advantage.output conv1 conv2 conv3 value.hidden value.output",
-        ),
+        (PONG, SMALL, "advantage.hidden advantage.output conv1 conv2 conv3 value.hidden value.output"),
         (CARTPOLE, SMALL, "advantage.hidden advantage.output linear1 linear2 value.hidden value.output"),
         (CARTPOLE, replace(SMALL, dueling=False), "linear1 linear2 q.hidden q.output"),
         (CARTPOLE, OWN, "1"),

@@ -100,10 +100,7 @@ def test_a_store_of_another_user_counts_as_in_use():
         assert in_child(is_in_use)
 
 
-@pytest.mark.parametrize(
-    ("own", "expected"),
-    [(None, 10), ("dead", 10), ("alive", 110), ("gone", 10)],
-)
+@pytest.mark.parametrize(("own", "expected"), [(None, 10), ("dead", 10), ("alive", 110), ("gone", 10)])
 def test_a_start_frees_dead_files_and_reuses_its_own(own, expected):
     leftovers = Leftovers({Path("dead"): 10}, {Path("alive"): 100, Path("other"): 1_000}, [])
     assert bytes_to_come(leftovers, Path(own) if own else None) == expected

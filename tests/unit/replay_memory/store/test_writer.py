@@ -272,10 +272,7 @@ def test_receipt_of_an_unknown_actor_is_refused(path, actor_id):
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [
-        ({"records": make_segment(0, count=41).records}, "41 records.* 40"),
-        ({"blob": bytes(4001)}, "4001 bytes.* 4000"),
-    ],
+    [({"records": make_segment(0, count=41).records}, "41 records.* 40"), ({"blob": bytes(4001)}, "4001 bytes.* 4000")],
 )
 def test_refuses_a_segment_that_does_not_fit(path, fields, message):
     writer, reader = make_store(path, make_segment(0))
@@ -288,11 +285,7 @@ def test_refuses_a_segment_that_does_not_fit(path, fields, message):
 
 def test_blob_may_be_bytes_an_array_or_a_memoryview(path):
     segments = [make_segment(number) for number in range(3)]
-    blobs = [
-        segments[0].blob,
-        np.frombuffer(segments[1].blob, np.uint8),
-        memoryview(b"123" + segments[2].blob)[3:],
-    ]
+    blobs = [segments[0].blob, np.frombuffer(segments[1].blob, np.uint8), memoryview(b"123" + segments[2].blob)[3:]]
     writer, reader = make_store(path)
     naive = NaiveStore(**SETTINGS._asdict())
     for segment, blob in zip(segments, blobs, strict=True):

@@ -23,14 +23,7 @@ from apex.runs.folder import RunFolder
 from apex.runs.history import RunHistory
 from apex.runs.lock import hold
 from apex.runs.report.command import main as report
-from apex.runs.report.facts import (
-    State,
-    find_limits,
-    find_scores,
-    find_state,
-    find_totals,
-    typed_command,
-)
+from apex.runs.report.facts import State, find_limits, find_scores, find_state, find_totals, typed_command
 from apex.runs.report.page import build_page
 from apex.runs.report.video import MAX_HEIGHT, EmbeddedVideo, NoVideoError, film, recode
 
@@ -88,8 +81,7 @@ def test_run_with_a_held_lock_is_running(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("end", "word"),
-    [(EndReason("score", 475.0), "finished"), (INTERRUPTED, "stopped"), (None, "stopped")],
+    ("end", "word"), [(EndReason("score", 475.0), "finished"), (INTERRUPTED, "stopped"), (None, "stopped")]
 )
 def test_state_follows_from_the_recorded_end(tmp_path, end, word):
     run = make_run(tmp_path)
@@ -296,11 +288,7 @@ def test_file_that_is_not_a_video_raises_an_error(tmp_path):
 
 @pytest.mark.parametrize(
     ("script", "reason"),
-    [
-        ("echo first >&2; echo 'REASON' >&2; exit 2", "REASON"),
-        ("exit 7", "status 7"),
-        ("echo '{}'", "played.mp4"),
-    ],
+    [("echo first >&2; echo 'REASON' >&2; exit 2", "REASON"), ("exit 7", "status 7"), ("echo '{}'", "played.mp4")],
 )
 def test_missing_video_has_the_error_of_the_evaluation(tmp_path, script, reason):
     with pytest.raises(NoVideoError) as error:
