@@ -38,9 +38,6 @@ def python(script, *, prefix=(), **options):
     return subprocess.run(command, env=environment, timeout=60, **options)
 
 
-# What is written where it cannot be
-
-
 @pytest.mark.parametrize("level", ["info", "exception"])
 def test_a_log_on_a_full_disk_ends_no_program(level):
     script = f"""
@@ -120,9 +117,6 @@ def test_a_run_folder_that_cannot_be_written_is_refused_with_its_name(tmp_path, 
     assert all(part in output.stdout for part in (f"{tmp_path}/x", "run.folder"))
 
 
-# Names and texts
-
-
 @pytest.mark.parametrize("name", [ODD, os.fsdecode(b"\xff\xfe"), 'a"b\\c\n'])
 def test_a_run_folder_may_have_any_name(tmp_path, name):
     config = Config(environment=EnvironmentConfig(id="CartPole-v1"), run=RunConfig(folder=str(tmp_path / name)))
@@ -152,9 +146,6 @@ def test_a_process_with_an_undecodable_name_is_listed(tmp_path):
     (folder / "cmdline").write_bytes(b"\xff\0apex.replay")
     (folder / "status").write_bytes(b"Name:\t\xff\nPPid:\t1\n")
     assert find_orphans(tmp_path) == [(7, "apex.replay")]
-
-
-# What the kernel says, or does not
 
 
 @pytest.mark.parametrize("membership", ["", "\n", "garbage\n", "0:\n", "\xff:x\n"])

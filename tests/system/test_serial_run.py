@@ -233,9 +233,6 @@ def test_ctrl_c_ends_the_run_which_has_no_socket_and_no_child(tmp_path):
     assert not store_path(folder.run_id).exists()
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
 def fit(preset, **branches):
     config = dataclasses.replace(PRESETS[preset].config, **branches)
     return fit_one_process(config, describe(config.environment, config.actor.n_step))[0]

@@ -58,13 +58,10 @@ def other_value(value):
     return value * 0.99 if isinstance(value, float) else None
 
 
-def test_the_default_is_pong():
-    assert parse() == PONG
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_used_unchanged(name):
     assert parse("--preset", name) == PRESETS[name].config
+    assert parse() == PONG
 
 
 @pytest.mark.parametrize("setting", flatten(PONG))

@@ -246,12 +246,6 @@ def test_a_side_without_the_product_or_without_benches_is_refused(repository, ca
     assert "A has no apex or no benches" in read_error(capsys)
 
 
-def test_a_missing_module_is_not_imported_from_an_installation(repository, capsys):
-    repository.commit("new", 1.0, bench="import apex.errors")
-    assert compare("HEAD") == FAILED
-    assert "No module named 'apex.errors'" in read_error(capsys)
-
-
 def test_packages_elsewhere_on_the_path_are_not_imported(repository, monkeypatch):
     """A folder without __init__.py in the checkout would lose against a package with one further down the path."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))

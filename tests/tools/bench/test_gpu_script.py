@@ -25,45 +25,41 @@ FIGURES = {
 }
 
 
-def check_actor(figures):
-    share = figures["actor_steps_per_s"] / figures["bare_environment_steps_per_s"]
-    assert figures["actor_share_of_bare"] == pytest.approx(share, rel=1e-3)
-    assert figures["part_environment_us"] > 0
-
-
-def check_learner(figures):
-    fed = figures["learner_updates_per_s"]
-    assert figures["learner_gain"] == pytest.approx(fed / figures["learner_plain_updates_per_s"], rel=1e-3)
-    assert figures["learner_fed_share"] == pytest.approx(fed / figures["learner_resident_updates_per_s"], rel=1e-3)
-    assert 0 <= figures["learner_wait_share"] <= 1
-
-
-def check_system(figures):
-    samples = figures["system_updates_per_s"] * figures["batch_size"]
-    assert figures["system_samples_per_s"] == pytest.approx(samples, rel=1e-3)
-
-
-def check_device(figures):
-    assert {figures[name] for name in MUST_HOLD} == {1.0}
-
-
-CHECKS = {"actor": check_actor, "device": check_device, "learner": check_learner, "system": check_system}
+def check(name, figures):
+    """Compares the figures that follow from others."""
+    if name == "actor":
+        share = figures["actor_steps_per_s"] / figures["bare_environment_steps_per_s"]
+        assert figures["actor_share_of_bare"] == pytest.approx(share, rel=1e-3)
+    elif name == "learner":
+        fed = figures["learner_updates_per_s"]
+        assert figures["learner_gain"] == pytest.approx(fed / figures["learner_plain_updates_per_s"], rel=1e-3)
+        assert figures["learner_fed_share"] == pytest.approx(fed / figures["learner_resident_updates_per_s"], rel=1e-3)
+        assert 0 <= figures["learner_wait_share"] <= 1
+    elif name == "system":
+        samples = figures["system_updates_per_s"] * figures["batch_size"]
+        assert figures["system_samples_per_s"] == pytest.approx(samples, rel=1e-3)
+    else:
+        assert {figures[name] for name in MUST_HOLD} == {1.0}
 
 
 def start(tmp_path, *arguments, python=sys.executable):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch), "APEX_PYTHON": str(python)}
+    nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     with (tmp_path / "errors").open("wb") as errors:
         return subprocess.Popen(
-            [str(SCRIPT), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            cwd=tmp_path,
-            env=environment,
-            start_new_session=True,
+            [SCRIPT, *arguments], **nothing, stderr=errors, cwd=tmp_path, env=environment, start_new_session=True
         )
+
+
+def finish(script, seconds):
+    """Returns the status of the script; ends its session."""
+    try:
+        return script.wait(seconds)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
 
 
 def users_of(scratch):
@@ -108,9 +104,7 @@ def test_a_rehearsal_writes_every_file_and_leaves_nothing_else(tmp_path):
         assert measured["hardware"]["cores"] >= 1
         assert measured["versions"]["python"].startswith("3.")
         assert {figure for figure in figures if measured["figures"][figure] >= 0} == figures
-        check = CHECKS.get(name.partition("-")[0])
-        if check is not None:
-            check(measured["figures"])
+        check(name.partition("-")[0], measured["figures"])
         if "batch" in name:
             assert measured["figures"]["batch_size"] == 128
 
@@ -134,11 +128,7 @@ def test_a_failed_bench_is_named_and_costs_no_other_figure(tmp_path):
     python.write_text(STAND_IN % sys.executable)
     python.chmod(0o755)
     script = start(tmp_path, "--rehearse", str(out), python=python)
-    try:
-        assert script.wait(60) == 1
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(script.pid, signal.SIGKILL)
+    assert finish(script, 60) == 1
     last = (tmp_path / "errors").read_text().splitlines()[-1]
     assert "learner learner-batch-128" in last
     written = {path.name: json.loads(path.read_text())["figures"] for path in out.iterdir()}
@@ -176,10 +166,5 @@ def test_the_sum_of_all_limits_is_less_than_eight_minutes():
 
 @pytest.mark.parametrize("arguments", [["--rehearse", ""], ["learn", "much"], ["everything"]])
 def test_unknown_arguments_are_refused_with_the_usage(tmp_path, arguments):
-    script = start(tmp_path, *arguments)
-    try:
-        assert script.wait(10) == 1
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(script.pid, signal.SIGKILL)
+    assert finish(start(tmp_path, *arguments), 10) == 1
     assert (tmp_path / "errors").read_text().startswith("usage: bench/gpu.sh ")

@@ -50,12 +50,6 @@ def test_missing_and_surplus_transitions_are_counted(path):
     assert bench.ledger.balance([(tag(0, 0), 5), (tag(1, 0), 3), (tag(2, 0), 6)]) == Balance(lost=7, twice=2)
 
 
-def test_an_empty_ledger_and_an_empty_store_balance(path):
-    bench = Bench(path)
-    bench.ledger.look()
-    assert bench.ledger.balance([]) == Balance(0, 0)
-
-
 def test_transitions_overwritten_uncounted_are_refused(path):
     bench = Bench(path)
     for number in range(3):

@@ -44,13 +44,6 @@ def test_n_step_returns_equal_their_definition_exactly(n, num_steps, seed):
     assert expected == {(t, e): tuple(field[t, e] for field in n_step) for t in range(num_steps) for e in range(3)}
 
 
-def test_window_sums_exactly_n_rewards():
-    n_step = returns_of([1, 10, 100, 1000], n=2)
-    assert n_step.n_step_return.tolist()[:3] == [1 + 5, 10 + 50, 100 + 500]
-    assert n_step.discount.tolist()[:3] == [0.25, 0.25, 0.25]
-    assert n_step.complete.tolist() == [True, True, True, False]
-
-
 def test_terminal_state_shortens_windows_and_sets_discount_0():
     n_step = returns_of([1, 10, 100, 1000], terminated=[3])
     assert n_step.n_step_return.tolist() == [1 + 5 + 25, 10 + 50 + 250, 100 + 500, 1000]
@@ -66,24 +59,8 @@ def test_time_limit_shortens_windows_and_still_bootstraps():
     assert n_step.complete.all()
 
 
-def test_terminated_takes_precedence_over_truncated():
-    assert returns_of([1], terminated=[0], truncated=[0]).discount.tolist() == [0]
-
-
-@pytest.mark.parametrize("kind", ["terminated", "truncated"])
-def test_no_window_extends_into_the_next_episode(kind):
-    n_step = returns_of([1, 10, 100, 1000, 10_000], **{kind: [1]})
-    assert n_step.n_step_return.tolist()[:3] == [1 + 5, 10, 100 + 500 + 2500]
-    assert n_step.length.tolist()[:3] == [2, 1, 3]
-
-
 def test_infinite_reward_after_the_end_is_ignored():
     assert returns_of([1, np.inf], terminated=[0, 1]).n_step_return.tolist() == [1, np.inf]
-
-
-def test_open_windows_are_incomplete():
-    assert returns_of([1, 10, 100, 1000]).complete.tolist() == [True, True, False, False]
-    assert returns_of([1, 10]).complete.tolist() == [False, False]
 
 
 def test_no_steps_give_no_windows():

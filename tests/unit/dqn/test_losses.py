@@ -187,9 +187,6 @@ def test_terminal_state_without_allowed_actions_has_value_0():
     assert torch.equal(double_q_errors(**rows, next_mask=mask), double_q_errors(**rows))
 
 
-# Munchausen targets and rescaled values
-
-
 def naive_munchausen(q, next_q, action, *, temperature=0.03, share=0.9, lowest=-1.0):
     """Equation 2 of Vieillard et al. 2020 in float64, with sums over actions."""
 

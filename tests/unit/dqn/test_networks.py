@@ -265,26 +265,14 @@ def test_published_parameters_share_no_memory_with_the_network(module):
     assert np.array_equal(flatten_parameters(module), before + 1)
 
 
-def test_loaded_parameters_share_no_memory_with_the_message():
-    module = nn.Linear(3, 2)
-    values = np.arange(8, dtype=np.float32)
-    load_parameters(module, values)
-    values += 5
-    assert np.array_equal(flatten_parameters(module), np.arange(8))
-
-
-def test_loading_keeps_the_tensors_that_an_optimizer_holds():
-    module = nn.Linear(3, 2)
+def test_loading_copies_into_the_tensors_that_an_optimizer_holds():
+    module, values = nn.Linear(3, 2), np.arange(8, dtype=np.float32)
     weight = module.weight
-    load_parameters(module, np.arange(8, dtype=np.float32))
+    load_parameters(module, np.frombuffer(values.tobytes(), np.float32))  # The bytes of a message are read-only.
     assert module.weight is weight
     assert weight.requires_grad
-    assert weight.detach().flatten().tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_parameters_load_from_the_bytes_of_a_message():
-    module = nn.Linear(3, 2)
-    load_parameters(module, np.frombuffer(np.arange(8, dtype=np.float32).tobytes(), np.float32))  # read-only
+    load_parameters(module, values)
+    values += 5
     assert np.array_equal(flatten_parameters(module), np.arange(8))
 
 
@@ -371,25 +359,14 @@ def custom(factory, schema=None, seed=1):
     return make_network(NetworkConfig(factory=factory), schema or vectors(), seed=seed)
 
 
-def test_factory_in_the_current_folder_gets_the_schema(folder):
+def test_factory_in_the_current_folder_gets_schema_and_seed(folder):
     network = custom("my_networks:good", vectors(4, stack=2, num_actions=5))
     assert network(torch.zeros(3, 2, 4)).shape == (3, 5)
     assert num_parameters(network) == (2 * 4 + 1) * 5
-
-
-def test_factory_for_images_is_checked_with_bytes(folder):
-    assert custom("my_networks:pixels", images())(observations(images())).shape == (3, 6)
-
-
-def test_custom_network_is_initialized_with_the_seed(folder):
+    assert custom("my_networks:pixels", images())(observations(images())).shape == (3, 6)  # It is checked with bytes.
     one, same, other = (flatten_parameters(custom("my_networks:good", seed=seed)) for seed in (7, 7, 8))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
-
-
-def test_current_folder_is_added_to_the_path_once(folder):
-    custom("my_networks:good")
-    custom("my_networks:good")
     assert sys.path.count(str(folder)) == 1
 
 

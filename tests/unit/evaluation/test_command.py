@@ -35,9 +35,6 @@ def refuse(capsys, *argv):
     return err
 
 
-# --- games ----------------------------------------------------------------------------------------------------------
-
-
 def test_last_line_with_json_is_one_object_with_all_results(tmp_path, capsys):
     run = make_run(tmp_path, best=70)
     result = evaluate(capsys, run.path, "--episodes", 7, "--envs", 3, "--epsilon", 0, "--seed", 5)
@@ -89,9 +86,6 @@ def test_random_policy_plays_continuous_actions(capsys):
     assert -1_600 < result["mean"] < -900  # about -1,220 with a standard deviation of 290 of one game
 
 
-# --- the function ---------------------------------------------------------------------------------------------------
-
-
 def test_function_returns_the_results_of_the_command(tmp_path, capsys):
     run = make_run(tmp_path, best=70)
     printed = evaluate(capsys, run.path, "--episodes", 6, "--envs", 2, "--seed", 3, "--epsilon", 0.5)
@@ -128,9 +122,6 @@ def test_function_refuses_invalid_arguments(tmp_path, options, message):
         apex.evaluate(run.path, **options)
 
 
-# --- which policy ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("best", "options", "updates"),
     [
@@ -161,9 +152,6 @@ def test_damaged_last_checkpoint_is_skipped(tmp_path, capsys):
     run = make_run(tmp_path, last=[80, 90])
     (run.checkpoints / "000000090" / "learner.safetensors").write_bytes(b"")
     assert evaluate(capsys, run.path, "--episodes", 1)["updates"] == 80
-
-
-# --- mistakes -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -228,9 +216,6 @@ def test_policy_of_other_observations_is_refused(tmp_path, capsys):
     error = refuse(capsys, run.path)
     assert str(run.checkpoints / BEST) in error
     assert "float32[1, 6] and 3 actions" in error
-
-
-# --- video ----------------------------------------------------------------------------------------------------------
 
 
 def read_video(path):

@@ -96,9 +96,6 @@ def test_stop_returns_the_games_played_so_far():
     assert games == [Episode(1.0, 1)]
 
 
-# --- summaries ------------------------------------------------------------------------------------------------------
-
-
 def test_summary_of_known_games():
     summary = summarize([Episode(1.0, 10), Episode(2.0, 20), Episode(6.0, 60)])
     assert (summary.episodes, summary.mean, summary.median, summary.min, summary.max) == (3, 3.0, 2.0, 1.0, 6.0)

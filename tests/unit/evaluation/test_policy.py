@@ -151,9 +151,6 @@ def test_source_without_a_policy_is_refused(tmp_path, monkeypatch, source, optio
         load_policy(source, **options)
 
 
-# --- the environment of a policy -----------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:.*infinity:UserWarning")  # The values of a vector have no bounds.
 def test_environment_passes_the_checks_of_gymnasium():
     env = AgentEnvironment(CARTPOLE, describe(CARTPOLE, 1))

@@ -36,9 +36,6 @@ def steps_of(line):
     return int(line.split(", ")[1].split()[0])
 
 
-# --- films ----------------------------------------------------------------------------------------------------------
-
-
 def test_gif_shows_one_game_at_its_speed(tmp_path, capsys):
     out = tmp_path / "game.gif"
     assert watch(make_run(tmp_path, last=[90]).path, "--out", out, "--seed", 1, "--epsilon", 0) == 0
@@ -89,9 +86,6 @@ def test_film_is_written_without_a_display(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "mine.gif").exists()
 
 
-# --- the window -----------------------------------------------------------------------------------------------------
-
-
 def test_window_shows_every_step_of_the_given_games(tmp_path, capsys, monkeypatch):
     import pygame
 
@@ -128,17 +122,13 @@ def test_missing_screen_or_pygame_is_refused_with_a_remedy(tmp_path, capsys, mon
     assert all(remedy in err for remedy in remedies)
 
 
-# --- the newest policy ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("best", "last", "version"), [(70, [80, 90], 90), (95, [80, 90], 95), (70, [], 70)])
+@pytest.mark.parametrize(
+    ("best", "last", "version"), [(70, [80, 90], 90), (95, [80, 90], 95), (70, [], 70), (None, [], None)]
+)
 def test_newest_policy_is_a_checkpoint_or_the_best(tmp_path, best, last, version):
     folder = make_run(tmp_path, best=best, last=last).checkpoints
-    assert load_newest(folder, None, 1).updates == version
-
-
-def test_run_without_a_policy_has_no_newest_one(tmp_path):
-    assert load_newest(make_run(tmp_path).checkpoints, None, 1) is None
+    newest = load_newest(folder, None, 1)
+    assert (newest and newest.updates) == version
 
 
 def test_damaged_policy_raises_an_error_with_its_name(tmp_path):
@@ -184,9 +174,6 @@ def test_previous_policy_plays_on_if_the_newer_one_is_damaged(capsys):
     player.end_game(Episode(1.0, 1))
     assert player.act(np.zeros((1, 4)), None).tolist() == [10]
     assert capsys.readouterr().err.startswith("x is damaged")
-
-
-# --- refused arguments ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

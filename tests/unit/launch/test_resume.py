@@ -133,9 +133,6 @@ def test_a_missing_run_is_refused(tmp_path, monkeypatch):
         assert name in refused.value.problem
 
 
-# --- saved files ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def saved(tmp_path):
     """A run of four saves, whose replay memory is lost."""

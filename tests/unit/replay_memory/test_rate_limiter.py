@@ -11,9 +11,13 @@ from apex.replay_memory.rate_limiter import RateLimiter
 LIMITER = RateLimiter(100, 2.0, 0.1, True)
 
 
-def test_nothing_is_sampled_before_the_minimum_arrived():
+def test_limits_begin_at_the_minimum_and_hold_inserts_only_if_configured():
     assert not LIMITER.may_sample(99, 0)
     assert LIMITER.may_sample(100, 0)
+    assert LIMITER.rebased(0, 10**9).may_insert(99, 0)
+    assert dataclasses.replace(LIMITER, inserts_wait=False).may_insert(10**9, 0)
+    free = RateLimiter(100, 0.0, 0.1, True)
+    assert (free.may_sample(99, 0), free.may_sample(100, 10**9), free.may_insert(10**9, 0)) == (False, True, True)
 
 
 @pytest.mark.parametrize(
@@ -31,21 +35,6 @@ def test_nothing_is_sampled_before_the_minimum_arrived():
 def test_cases_by_hand(num_inserted, num_sampled, may_sample, may_insert):
     assert LIMITER.may_sample(num_inserted, num_sampled) == may_sample
     assert LIMITER.may_insert(num_inserted, num_sampled) == may_insert
-
-
-def test_inserts_never_wait_by_default():
-    assert dataclasses.replace(LIMITER, inserts_wait=False).may_insert(10**9, 0)
-
-
-def test_inserts_never_wait_before_the_minimum_arrived():
-    assert LIMITER.rebased(0, 10**9).may_insert(99, 0)
-
-
-def test_without_a_ratio_both_run_free():
-    free = RateLimiter(100, 0.0, 0.1, True)
-    assert free.may_sample(100, 10**9)
-    assert free.may_insert(10**9, 0)
-    assert not free.may_sample(99, 0)
 
 
 @pytest.mark.parametrize("seed", range(5))

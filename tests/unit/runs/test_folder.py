@@ -32,9 +32,6 @@ def create(folder, *, started=NOON, **settings):
     return RunFolder.create(make_config(folder, **settings), SCHEMA, argv=["apex", "train"], started=started)
 
 
-# --- create ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_new_run_has_its_folders_its_configuration_and_its_manifest(tmp_path):
     run = create(tmp_path / "runs")
     names = ["checkpoints", "config.toml", "curves", "logs", "manifest.json", "tensorboard"]
@@ -102,9 +99,6 @@ def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path, name):
         with pytest.raises(UsageError, match=str(folder)) as refused:
             create(folder, name=name)
         assert "run.folder" in refused.value.remedy
-
-
-# --- open -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_is_opened_by_its_path_or_by_its_name(tmp_path, monkeypatch):
@@ -209,9 +203,6 @@ def test_a_folder_without_runs_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(UsageError, match=str(tmp_path)) as refused:
         RunFolder.find_latest(tmp_path)
     assert "apex train" in refused.value.remedy
-
-
-# --- what it records ------------------------------------------------------------------------------------------------
 
 
 def git(folder, *arguments):

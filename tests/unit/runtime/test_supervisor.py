@@ -77,19 +77,13 @@ def has_logged(folder, *roles, line="ready"):
 # --- the budget -------------------------------------------------------------------------------------------------------
 
 
-def test_a_budget_of_three_allows_three_restarts_with_growing_pauses():
+def test_a_budget_allows_restarts_with_growing_pauses_and_forgets_crashes():
     budget = CrashBudget(3.0)
     assert [budget.charge(1.0, 0.0) for _ in range(4)] == [0.5, 1.0, 2.0, None]
-
-
-def test_one_crash_is_forgotten_every_two_minutes():
     budget = CrashBudget(1.0)
     assert budget.charge(1.0, 0.0) == 0.5
     assert budget.charge(1.0, FORGET_SECONDS) == 0.5  # as if it were the first
     assert budget.charge(1.0, FORGET_SECONDS + 1.0) is None
-
-
-def test_a_pause_has_an_upper_bound():
     budget = CrashBudget(100.0)
     assert max(budget.charge(1.0, 0.0) for _ in range(50)) == 10.0
 

@@ -34,9 +34,6 @@ class Process:
         return found
 
 
-# --- stuck processes --------------------------------------------------------------------------------------------------
-
-
 def test_a_process_is_stuck_at_the_limit_and_not_before():
     process = Process()
     process.beat()
@@ -69,9 +66,6 @@ def test_a_limit_of_zero_allows_any_silence():
     assert not any(Process().check_every_second(1_000, limit=0.0))
 
 
-# --- heartbeats -------------------------------------------------------------------------------------------------------
-
-
 def test_polling_a_stop_is_a_heartbeat():
     pulse = Pulse()
     stop = Stop(pulse.tick)
@@ -87,9 +81,6 @@ def test_a_parent_counts_the_heartbeats_of_its_child():
         os._exit(0)
     os.waitpid(child, 0)
     assert pulse.count() == 5
-
-
-# --- sd_notify --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -206,6 +206,10 @@ def test_vectors_that_are_not_finite_are_refused():
 BATCH = CODEC.encode_batch(make_batch(PIXELS))
 
 
+def decode_ten(frames):
+    return CODEC.decode_parameters(frames, 10)
+
+
 def bad_batch(**fields):
     batch = make_batch(PIXELS)
     records = batch.records.copy()
@@ -239,23 +243,14 @@ def test_invalid_batches_are_refused(frames, reason):
         (CODEC.decode_receipt, with_body(CODEC.encode_receipt(Receipt(Stream(0, 0), 0, 0, 0)), b"x"), "length"),
         (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=65_537), "count"),
         (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=6), "length"),
+        (decode_ten, CODEC.encode_parameters(PARAMETERS._replace(values=np.array([np.nan] * 10, "<f4"))), "values"),
+        (decode_ten, reseal(CODEC.encode_parameters(PARAMETERS), count=9), "count"),
+        (decode_ten, with_body(CODEC.encode_parameters(PARAMETERS), b"abc"), "length"),
+        (decode_ten, reseal(CODEC.encode_parameters(PARAMETERS), number=2**40), "number"),
     ],
 )
-def test_invalid_receipts_and_priorities_are_refused(decode, frames, reason):
+def test_invalid_receipts_priorities_and_parameters_are_refused(decode, frames, reason):
     assert refusal(decode, frames) == reason
-
-
-@pytest.mark.parametrize(
-    ("frames", "reason"),
-    [
-        (CODEC.encode_parameters(PARAMETERS._replace(values=np.array([np.nan] * 10, "<f4"))), "values"),
-        (reseal(CODEC.encode_parameters(PARAMETERS), count=9), "count"),
-        (with_body(CODEC.encode_parameters(PARAMETERS), b"abc"), "length"),
-        (reseal(CODEC.encode_parameters(PARAMETERS), number=2**40), "number"),
-    ],
-)
-def test_invalid_parameters_are_refused(frames, reason):
-    assert refusal(CODEC.decode_parameters, frames, 10) == reason
 
 
 @pytest.mark.parametrize("seed", range(5))

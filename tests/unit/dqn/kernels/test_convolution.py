@@ -218,9 +218,6 @@ def test_traced_layer_uses_torch():
     torch.testing.assert_close(traced(make_images(seed=3)), layer(make_images(seed=3)), **TOLERANCE)
 
 
-# Missing library
-
-
 def problem():
     with pytest.raises(native.NativeError) as error:
         find_convolution()

@@ -163,9 +163,6 @@ def test_exported_policy_can_be_loaded(tmp_path):
     assert (again.q_values(observations(run.schema)) == policy.q_values(observations(run.schema))).all()
 
 
-# --- the card -------------------------------------------------------------------------------------------------------
-
-
 def card_of(run, **options):
     return (export(run.path, **options) / "README.md").read_text()
 
@@ -240,9 +237,6 @@ def test_configuration_is_exported_as_json(tmp_path):
     assert fields["config"]["learner"]["batch_size"] == 512
 
 
-# --- ONNX -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("environment", [PONG, CARTPOLE])
 def test_onnx_equals_torch_and_the_card_has_the_difference(tmp_path, environment):
     import onnxruntime
@@ -278,9 +272,6 @@ def test_missing_package_is_refused_with_the_command_that_installs_it(tmp_path, 
     error = capsys.readouterr().err
     assert missing in error
     assert "-m pip install onnx onnxruntime" in error
-
-
-# --- the command ----------------------------------------------------------------------------------------------------
 
 
 def test_command_prints_the_files_it_wrote(tmp_path, capsys):

@@ -67,9 +67,6 @@ def test_a_problem_is_never_split(text):
     assert refused("keys", UsageError(text, "fix; it: now"), "see --help").remedy == "fix; it: now"
 
 
-# The software
-
-
 @pytest.mark.parametrize(
     ("installed", "requirement", "usable"),
     [
@@ -144,9 +141,6 @@ def test_an_unusable_gpu_is_named_with_its_remedy(device, cuda, verdict, remedy)
     assert f"--device {device}" in check.note
     assert all(text in check.note for text in ("NVIDIA H200", "140.0 GiB", "12.4") if cuda.gpus)
     assert remedy in check.remedy
-
-
-# Room
 
 
 def test_one_core_is_a_warning():
@@ -258,9 +252,6 @@ def test_used_ports_are_a_warning_because_the_run_takes_others(taken, verdict, o
     if verdict != "short":
         ports = [*(port for _, port in config.ports), tensorboard]
         assert all(str(port) in check.note for port in ports)
-
-
-# Other runs
 
 
 def test_files_of_dead_runs_need_no_action():

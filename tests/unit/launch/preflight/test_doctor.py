@@ -57,9 +57,6 @@ def names(report):
     return [check.name for check in report.checks]
 
 
-# The command
-
-
 def test_doctor_takes_the_options_of_a_run_and_ends_with_json(tmp_path):
     done = run(tmp_path, "doctor", "--preset", "cartpole", "--actors", "3", "--device", "cpu", "--json")
     *lines, last = done.stdout.splitlines()
@@ -132,9 +129,6 @@ def test_a_run_to_resume_is_examined_with_its_own_configuration(tmp_path, capsys
     assert main(["--resume", str(tmp_path / "old"), "--seed", "5"]) == REFUSED
 
 
-# The checks
-
-
 def test_sizes_that_cannot_fit_are_short():
     config = Config(environment=EnvironmentConfig(id="CartPole-v1"), replay=ReplayConfig(max_bytes=2**50))
     found = examine(config)
@@ -161,9 +155,6 @@ def test_a_missing_rom_is_short(tmp_path, monkeypatch):
     assert (check.verdict, schema) == ("short", None)
     assert "pong" in check.note
     assert "ALE_ROMS_DIR" in check.remedy
-
-
-# The report
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])

@@ -100,9 +100,6 @@ def test_parts_of_a_batch_are_decoded_into_their_own_rows(schema):
         np.testing.assert_array_equal(stacks.view(np.uint8), expected.view(np.uint8))
 
 
-# --- frames that are still in the arena of a store --------------------------------------------------------------------
-
-
 @pytest.fixture(params=[NativeBlocks, Blocks])
 def make_decoder(request, monkeypatch):
     """Creates a decoder with the native code, or one that copies the frames out of the arena first."""

@@ -27,10 +27,21 @@ from apex.replay_memory.store.layout import CELLS_OFFSET, FIRST_BYTE, FIRST_KEY
 from apex.replay_memory.store.priority_weights import MAX_STORED_PRIORITY
 from apex.replay_memory.store.writer import StoreCounters
 
+WRITERS = []
+
+
+@pytest.fixture(autouse=True)
+def writers():
+    """Closes the writers of `make_store` at the end of a test."""
+    yield
+    while WRITERS:
+        WRITERS.pop().close()
+
 
 def make_store(path, *segments, **sizes):
     """A writer and a reader of the same store."""
     writer = create(path, **sizes)
+    WRITERS.append(writer)
     for segment in segments:
         assert writer.insert(segment) is InsertOutcome.STORED
     return writer, open_reader(path)
@@ -81,7 +92,6 @@ def test_random_operations_agree_with_a_dictionary(path, sizes, seed):
             writer = attach(path, **sizes)
             assert_same(writer, reader, naive, rng)
     assert writer.num_inserted > 3 * writer.size  # It went round and round.
-    writer.close()
 
 
 def test_counts_what_happened(path):
@@ -99,20 +109,14 @@ def test_counts_what_happened(path):
         "priority is negative": 2,
     }
     assert writer.counters == StoreCounters(stored=9, duplicates=1, evicted=5, stale_priorities=3, refused=refused)
-    assert (writer.capacity, writer.max_bytes, writer.store_incarnation, writer.priority_exponent) == (
-        40,
-        4000,
-        77,
-        1.0,
-    )
-    writer.close()
+    assert (writer.capacity, writer.max_bytes) == (40, 4000)
+    assert (writer.store_incarnation, writer.priority_exponent) == (77, 1.0)
 
 
 def test_an_empty_store_has_nothing_to_draw(path):
     writer, reader = make_store(path)
     assert reader.sample(3, np.random.default_rng(0)) is None
     assert (reader.size, reader.num_inserted, writer.bytes_used) == (0, 0, 0)
-    writer.close()
 
 
 def test_one_transition_is_a_whole_batch(path):
@@ -124,14 +128,12 @@ def test_one_transition_is_a_whole_batch(path):
         assert sample.records["probability"].tolist() == [1.0] * 5
         assert decode(sample) == {number: expect(make_segment(number, count=1), 0)}
     assert sample.num_transitions == 1
-    writer.close()
 
 
 def test_bytes_are_counted_from_the_oldest_blob_to_the_newest(path):
     segments = [make_segment(number) for number in range(3)]
     writer, _ = make_store(path, *segments)
     assert writer.bytes_used == sum(-(-len(segment.blob) // 8) * 8 for segment in segments)
-    writer.close()
 
 
 def test_a_draw_is_in_proportion_to_priority_to_the_exponent(path):
@@ -149,22 +151,19 @@ def test_a_draw_is_in_proportion_to_priority_to_the_exponent(path):
     assert ((observed - expected) ** 2 / expected).sum() < 96
     sample = reader.sample(64, rng).records
     assert sample["probability"].tolist() == pytest.approx((share / share.sum())[sample["key"]], rel=1e-12)
-    writer.close()
 
 
 def test_each_of_b_equal_ranges_is_drawn_from_once(path):
-    writer, reader = make_store(path, *[make_segment(n, count=4, priority=2) for n in range(4)])
+    _, reader = make_store(path, *[make_segment(n, count=4, priority=2) for n in range(4)])
     for seed in range(5):
         keys = reader.sample(8, np.random.default_rng(seed)).records["key"]
         assert (keys // 2).tolist() == list(range(8))
-    writer.close()
 
 
 def test_an_exponent_of_0_draws_uniformly(path):
     writer, reader = make_store(path, make_segment(0, count=5), priority_exponent=0.0)
     writer.update_priorities(make_update([1, 2, 3], [0, 1e30, np.inf]))
     assert weights_of(reader) == dict.fromkeys(range(5), 0.2)
-    writer.close()
 
 
 @pytest.mark.parametrize(
@@ -185,13 +184,11 @@ def test_a_priority_beyond_its_bounds_is_clamped(path, priority, counts_as):
     assert set(shares["probability"][shares["key"] == 1]) == {counts_as / total}
     assert set(shares["probability"][shares["key"] == 0]) == {MAX_STORED_PRIORITY / 1000 / total}
     assert writer.counters.refused == {}
-    writer.close()
 
 
 def test_transitions_with_the_smallest_priority_are_all_drawn(path):
-    writer, reader = make_store(path, make_segment(0, count=40, priority=0), min_priority=sys.float_info.min)
+    _, reader = make_store(path, make_segment(0, count=40, priority=0), min_priority=sys.float_info.min)
     assert weights_of(reader) == dict.fromkeys(range(40), 1 / 40)
-    writer.close()
 
 
 @pytest.mark.parametrize("priority", [np.nan, -1.0, -np.inf])
@@ -200,7 +197,6 @@ def test_refused_priority_keeps_the_old_priority(path, priority):
     writer.update_priorities(make_update([1, 2, 3], [priority, 10, priority]))
     assert weights_of(reader) == {0: 1 / 17, 1: 2 / 17, 2: 10 / 17, 3: 4 / 17}
     assert sum(writer.counters.refused.values()) == 2
-    writer.close()
 
 
 def test_invalid_initial_priority_counts_as_the_smallest(path):
@@ -209,21 +205,18 @@ def test_invalid_initial_priority_counts_as_the_smallest(path):
     total = 3e5 + MAX_STORED_PRIORITY
     assert weights_of(reader) == {0: 1e5 / total, 1: 1e5 / total, 2: MAX_STORED_PRIORITY / total, 3: 1e5 / total}
     assert writer.counters.refused == {"priority is not a number": 1, "priority is negative": 1}
-    writer.close()
 
 
 def test_last_priority_of_a_repeated_key_counts(path):
     writer, reader = make_store(path, make_segment(0, count=2, priority=1))
     writer.update_priorities(make_update([1, 1, 0, 1], [10, 100, 1, 3]))
     assert weights_of(reader) == {0: 0.25, 1: 0.75}
-    writer.close()
 
 
 def test_a_key_that_was_overwritten_is_counted_and_ignored(path):
     writer, reader = make_store(path, *[make_segment(n, count=5, priority=1) for n in range(3)], capacity=10)
     assert writer.update_priorities(make_update([0, 4, 5], [9, 9, 1])) == 2  # Slots of the live keys 10 and 14.
     assert weights_of(reader) == dict.fromkeys(range(5, 15), 0.1)
-    writer.close()
 
 
 def test_priorities_for_another_store_are_all_stale(path):
@@ -231,7 +224,6 @@ def test_priorities_for_another_store_are_all_stale(path):
     assert writer.update_priorities(make_update([0, 1], [9, np.nan], store_incarnation=76)) == 2
     assert weights_of(reader) == {0: 0.5, 1: 0.5}
     assert writer.counters == StoreCounters(1, 0, 0, 2, {})
-    writer.close()
 
 
 def test_new_incarnation_resets_the_row_of_its_stream(path):
@@ -240,7 +232,6 @@ def test_new_incarnation_resets_the_row_of_its_stream(path):
     assert writer.insert(make_segment(1, incarnation=5)) is InsertOutcome.STORED
     assert writer.receipt(0) == ((0, 5), 77, 0, 0b1)
     assert writer.insert(make_segment(2, incarnation=1)) is InsertOutcome.OLDER_INCARNATION
-    writer.close()
 
 
 def test_segments_acknowledged_by_an_earlier_store_are_not_expected(path):
@@ -249,7 +240,6 @@ def test_segments_acknowledged_by_an_earlier_store_are_not_expected(path):
     assert writer.insert(make_segment(104, base=102)) is InsertOutcome.STORED
     assert writer.receipt(0) == ((0, 1), 77, 105, 0)
     assert writer.insert(make_segment(101, base=100)) is InsertOutcome.DUPLICATE
-    writer.close()
 
 
 def test_bitmap_covers_64_segments_after_the_missing_one(path):
@@ -259,7 +249,6 @@ def test_bitmap_covers_64_segments_after_the_missing_one(path):
     for number in range(64):
         assert writer.insert(make_segment(number)) is InsertOutcome.STORED
     assert writer.receipt(0) == ((0, 1), 77, 65, 0)
-    writer.close()
 
 
 @pytest.mark.parametrize("actor_id", [-1, 3])
@@ -267,7 +256,6 @@ def test_receipt_of_an_unknown_actor_is_refused(path, actor_id):
     writer, _ = make_store(path)
     with pytest.raises(ValueError, match=r"0 \.\.\. 2"):
         writer.receipt(actor_id)
-    writer.close()
 
 
 @pytest.mark.parametrize(
@@ -280,7 +268,6 @@ def test_refuses_a_segment_that_does_not_fit(path, fields, message):
         writer.insert(make_segment(5)._replace(**fields))
     assert decode(reader.sample(100, np.random.default_rng(0))).keys() == set(range(writer.size))
     assert writer.receipt(0).contiguous == 1
-    writer.close()
 
 
 def test_blob_may_be_bytes_an_array_or_a_memoryview(path):
@@ -292,7 +279,6 @@ def test_blob_may_be_bytes_an_array_or_a_memoryview(path):
         writer.insert(segment._replace(blob=blob))
         naive.insert(segment)
     assert_same(writer, reader, naive, np.random.default_rng(0))
-    writer.close()
 
 
 def overwrite(writer, count):
@@ -323,7 +309,6 @@ def test_transitions_overwritten_during_the_draw_are_drawn_again(path, step, cou
         assert key >= writer.first_key
     if count <= 4:  # Something of what was there before has remained.
         assert (sample.records["key"] < before).any()
-    writer.close()
 
 
 def test_uncommitted_transitions_are_not_drawn(path):
@@ -348,13 +333,12 @@ def test_uncommitted_transitions_are_not_drawn(path):
 def test_transitions_below_the_watermark_are_not_drawn(path):
     """The writer moves one half, then the other; a reader may read in between."""
     segments = [make_segment(number, count=5) for number in range(4)]
-    writer, reader = make_store(path, *segments)
+    _, reader = make_store(path, *segments)
     rng, two = np.random.default_rng(0), sum(-(-len(segment.blob) // 8) * 8 for segment in segments[:2])
     write_number(path, CELLS_OFFSET + 8 * FIRST_KEY, 5)
     assert set(reader.sample(200, rng).records["key"].tolist()) == set(range(5, 20))
     write_number(path, CELLS_OFFSET + 8 * FIRST_BYTE, two)
     assert set(reader.sample(200, rng).records["key"].tolist()) == set(range(10, 20))
-    writer.close()
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -378,7 +362,6 @@ def test_reader_finds_only_intact_transitions_at_any_step_of_an_insert(path, ste
             contents[len(contents)] = (segment, index)
         writer.insert(segment)
     assert sum(looked) > 50
-    writer.close()
 
 
 def test_draw_gives_up_if_everything_is_overwritten(path):
@@ -393,16 +376,14 @@ def test_draw_gives_up_if_everything_is_overwritten(path):
     writer.insert(make_segment(1, count=6))
     assert samples == [None, None]
     assert reader.sample(10, np.random.default_rng(0), max_attempts=1) is not None
-    writer.close()
 
 
 def test_a_probability_is_the_leaf_by_the_root(path):
-    writer, reader = make_store(path, make_segment(0, count=4, priority=[1, 2, 3, 10]))
+    _, reader = make_store(path, make_segment(0, count=4, priority=[1, 2, 3, 10]))
     sample = reader.sample(64, np.random.default_rng(0))
     assert dict(zip(sample.records["key"], sample.records["probability"], strict=True)) == {
         key: weigh(priority) / 16 for key, priority in enumerate([1, 2, 3, 10])
     }
-    writer.close()
 
 
 def test_probability_is_at_most_1_if_a_leaf_grows_after_reading_the_root(path):
@@ -413,4 +394,3 @@ def test_probability_is_at_most_1_if_a_leaf_grows_after_reading_the_root(path):
     writer, _ = make_store(path, make_segment(0, count=1, priority=1))
     sample = open_reader(path, steps=Each(grow)).sample(1, np.random.default_rng(0))
     assert sample.records["probability"].tolist() == [1.0]
-    writer.close()

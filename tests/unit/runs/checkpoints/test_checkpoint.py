@@ -98,13 +98,6 @@ def test_resumed_training_equals_uninterrupted_training(tmp_path, name):
     assert np.array_equal(flatten_parameters(network), flatten_parameters(resumed))
 
 
-def test_unused_optimizer_round_trips(tmp_path):
-    optimizer = torch.optim.Adam(make_network(NETWORK, SCHEMA, seed=1).parameters())
-    assert same(
-        optimizer.state_dict(), load_checkpoint(save_checkpoint(tmp_path, make_state(optimizer=optimizer))).optimizer
-    )
-
-
 def test_tensor_layouts_and_similar_names_round_trip(tmp_path):
     transposed = torch.arange(6.0).reshape(2, 3).t()
     rng = {
@@ -175,7 +168,7 @@ def test_crash_at_any_step_leaves_the_new_or_the_old_checkpoint(tmp_path, again)
 
 
 @pytest.mark.parametrize("step", ["write a file", "rename a file", "write the manifest", "rename the manifest"])
-def test_disk_error_at_any_step_leaves_the_replaced_checkpoint(tmp_path, step):
+def test_disk_error_leaves_the_old_or_after_the_rename_the_new(tmp_path, step):
     (path,) = make_checkpoints(tmp_path, 2)
 
     def fail():
@@ -185,18 +178,9 @@ def test_disk_error_at_any_step_leaves_the_replaced_checkpoint(tmp_path, step):
         with pytest.raises(OSError, match="full"):
             save_checkpoint(tmp_path, make_state(number, progress=Progress(1)), steps=CallAt(step, fail))
         assert load_checkpoint(path).progress.num_steps == 200
-        assert (names(path), names(tmp_path)) == (
-            ["learner.safetensors", "manifest.json"],
-            ["000000002", "newest.json"],
-        )
-
-
-def test_disk_error_after_the_rename_leaves_the_new_checkpoint(tmp_path):
-    def fail():
-        raise OSError(errno.EIO, "lost")
-
-    (path,) = make_checkpoints(tmp_path, 2)
-    with pytest.raises(OSError, match="lost"):
+        assert names(path) == ["learner.safetensors", "manifest.json"]
+        assert names(tmp_path) == ["000000002", "newest.json"]
+    with pytest.raises(OSError, match="full"):
         save_checkpoint(tmp_path, make_state(2, progress=Progress(1)), steps=CallAt("flush the folder", fail))
     assert load_checkpoint(path).progress.num_steps == 1
     assert len(names(path)) == 2
@@ -275,9 +259,11 @@ DAMAGES = {  # damage: pattern of the error
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.items())
 def test_damaged_checkpoint_is_refused_by_name(tmp_path, damage, message):
     (path,) = make_checkpoints(tmp_path, 2)
+    verify(path)
     damage(path)
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(path)
+    for function, argument in ((load_checkpoint, path), (find_latest, tmp_path)):
+        with pytest.raises(CheckpointError, match=message if function is load_checkpoint else "000000002"):
+            function(argument)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -345,13 +331,6 @@ def test_damaged_checkpoints_are_set_aside_before_pruning(tmp_path):
     assert found.path == second
 
 
-def test_search_fails_if_all_checkpoints_are_damaged(tmp_path):
-    for path in make_checkpoints(tmp_path, 1, 2):
-        one_bit(path)
-    with pytest.raises(CheckpointError, match="000000002"):
-        find_latest(tmp_path)
-
-
 # --- pruning --------------------------------------------------------------------------------------------------------
 
 
@@ -365,6 +344,8 @@ def test_prune_keeps_the_newest_and_the_policies(tmp_path):
 def test_prune_removes_nothing_if_the_newest_is_damaged(tmp_path, caplog):
     *_, newest = make_checkpoints(tmp_path, 1, 2, 3)
     one_bit(newest)
+    with pytest.raises(CheckpointError, match="000000003"):
+        verify(newest)
     prune(tmp_path, keep=1)
     assert names(tmp_path) == ["000000001", "000000002", "000000003", "newest.json"]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
@@ -384,11 +365,3 @@ def test_prune_without_finished_checkpoints_does_nothing(tmp_path):
     (tmp_path / "000000001").mkdir()
     prune(tmp_path, keep=1)
     assert names(tmp_path) == ["000000001"]
-
-
-def test_verify_refuses_only_the_damaged_checkpoint(tmp_path):
-    whole, damaged = make_checkpoints(tmp_path, 1, 2)
-    one_bit(damaged)
-    with pytest.raises(CheckpointError, match="000000002"):
-        verify(damaged)
-    verify(whole)

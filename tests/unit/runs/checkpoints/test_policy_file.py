@@ -152,9 +152,6 @@ def test_every_flipped_bit_of_a_policy_is_noticed(tmp_path):
             read_policy(tmp_path / BEST)
 
 
-# --- the best -------------------------------------------------------------------------------------------------------
-
-
 def keep_best(folder, *scores):
     for score in scores:
         network, info = make_policy(int(score), score=score)

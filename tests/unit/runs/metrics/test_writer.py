@@ -49,9 +49,6 @@ def read_events(folder):
     return events
 
 
-# --- contents -------------------------------------------------------------------------------------------------------
-
-
 def test_tensorboard_reads_tag_value_steps_and_time_of_a_row(tmp_path):
     histogram = {"replay/priority": make_histogram([4.0, 0.0, 1.0], [0.5, 1.5, 2.0, 4.0])}
     write(tmp_path, make_row(1), make_row(2, scalars={"learner/loss": 0.5}, histograms=histogram))
@@ -75,10 +72,11 @@ def test_texts_are_in_tensorboard_and_in_the_curve(tmp_path):
 
 def test_each_row_is_one_json_line_in_the_curve_of_its_role(tmp_path):
     first, second = make_row(1), make_row(2, role="replay", histograms={"replay/priority": make_histogram()})
-    write(tmp_path, first, second)
+    write(tmp_path, first, make_row(np.int64(3), scalars={"a": np.float32(0.5), "b": np.int32(4)}), second)
     assert sorted(path.name for path in (tmp_path / "curves").iterdir()) == ["learner.jsonl", "replay.jsonl"]
     assert read_curve(tmp_path / "curves/learner.jsonl") == [
-        {"steps": 1, "time": 1000.5, "scalars": {"learner/loss": 0.25}}
+        {"steps": 1, "time": 1000.5, "scalars": {"learner/loss": 0.25}},
+        {"steps": 3, "time": 1000.5, "scalars": {"a": 0.5, "b": 4.0}},
     ]
     assert read_curve(tmp_path / "curves/replay.jsonl")[0]["histograms"] == {
         "replay/priority": {"counts": [1, 2], "edges": [0.5, 1, 3]}
@@ -102,24 +100,6 @@ def test_latest_returns_the_newest_value_of_a_tag(tmp_path):
     writer.close()
 
 
-def test_numpy_numbers_are_written_as_numbers(tmp_path):
-    write(tmp_path, make_row(np.int64(3), scalars={"a": np.float32(0.5), "b": np.int32(4)}))
-    assert read_curve(tmp_path / "curves/learner.jsonl") == [
-        {"steps": 3, "time": 1000.5, "scalars": {"a": 0.5, "b": 4.0}}
-    ]
-
-
-def test_second_writer_appends_to_the_files_of_the_first(tmp_path):
-    write(tmp_path, make_row(1))
-    write(tmp_path, make_row(2))
-    assert [line["steps"] for line in read_curve(tmp_path / "curves/learner.jsonl")] == [1, 2]
-    shown = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload()
-    assert [event.step for event in shown.Scalars("learner/loss")] == [1, 2]
-
-
-# --- flushing -------------------------------------------------------------------------------------------------------
-
-
 def test_rows_are_flushed_within_a_second(tmp_path):
     now = [50.0]
     writer = MetricsWriter(tmp_path, clock=lambda: now[0])
@@ -134,9 +114,6 @@ def test_rows_are_flushed_within_a_second(tmp_path):
     writer.flush()
     assert len(read_curve(curve)) == 3
     writer.close()
-
-
-# --- disk failures --------------------------------------------------------------------------------------------------
 
 
 def test_full_disk_is_logged_once_and_loses_no_row_if_space_returns(tmp_path, caplog):
@@ -214,9 +191,6 @@ def test_removed_file_is_created_again(tmp_path):
     writer.accept(make_row(2))
     writer.close()
     assert [line["steps"] for line in read_curve(tmp_path / "curves/learner.jsonl")] == [2]
-
-
-# --- curves of resumed runs -----------------------------------------------------------------------------------------
 
 
 def write_start(folder, first, *later):

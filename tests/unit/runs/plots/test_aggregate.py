@@ -19,9 +19,6 @@ def group(*runs):
     return [(each.label, len(each.curves)) for each in group_runs([read_run(run) for run in runs])]
 
 
-# --- groups ---------------------------------------------------------------------------------------------------------
-
-
 def test_runs_that_differ_in_seed_name_ports_and_limits_are_one_group(tmp_path):
     runs = [
         make_run(tmp_path, SCORES, name="one"),
@@ -91,9 +88,6 @@ def test_title_counts_the_seeds():
     assert CurveGroup("DQN", [curve((1, 2, 3))] * 3, "raw").title == "DQN · 3 seeds · raw"
 
 
-# --- bands ----------------------------------------------------------------------------------------------------------
-
-
 def test_band_has_median_lowest_and_highest_at_every_evaluation():
     seeds = [
         curve((0, 0, 0), (10, 100, 10)),
@@ -131,9 +125,6 @@ def test_ended_seed_keeps_its_last_score():
 def test_threshold_is_reached_by_the_first_evaluation_that_is_as_high():
     scores = curve((1, 10, 400), (2, 20, 475), (3, 30, 480))
     assert (reached(scores, 475), reached(scores, 481)) == ((2, 20), None)
-
-
-# --- CSV ------------------------------------------------------------------------------------------------------------
 
 
 def test_csv_file_is_read(tmp_path):

@@ -80,9 +80,6 @@ def test_same_data_gives_the_same_file(tmp_path):
     assert files[0].read_bytes().startswith(b"<?xml")
 
 
-# --- charts ---------------------------------------------------------------------------------------------------------
-
-
 def read(svg):
     """The element, with the namespaces that a page implies."""
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
@@ -108,6 +105,11 @@ def test_chart_has_its_curve_and_labels():
     assert (one[1] - two[1]) * 1.5 == pytest.approx(two[1] - three[1], abs=0.01)  # SVG counts downward.
     assert {"0", "500", "50k", "100k", "steps (agent decisions)", "475"} <= set(texts(svg))
     assert read(svg).get("aria-label") == "Score against steps"
+    assert "<use " in chart([line((5, 1))], "steps", "")  # a dot
+    for value in (0.0, -20.5, 1e-9, 1e9):
+        ((one, two),) = curves(chart([line((0, value), (10, value))], "steps", ""))
+        assert one[1] == two[1]
+        assert 10 <= one[1] <= 190
 
 
 @pytest.mark.parametrize(
@@ -116,17 +118,6 @@ def test_chart_has_its_curve_and_labels():
 )
 def test_time_axis_has_a_fitting_unit(seconds, label, tick):
     assert {f"wall clock ({label})", tick} <= set(texts(chart([line((0, 1), (seconds, 2))], "seconds", "")))
-
-
-def test_single_point_is_a_dot():
-    assert "<use " in chart([line((5, 1))], "steps", "")
-
-
-@pytest.mark.parametrize("value", [0.0, -20.5, 1e-9, 1e9])
-def test_flat_curve_is_inside_the_panel(value):
-    ((one, two),) = curves(chart([line((0, value), (10, value))], "steps", ""))
-    assert one[1] == two[1]
-    assert 10 <= one[1] <= 190
 
 
 def test_simplified_curve_keeps_its_peaks():

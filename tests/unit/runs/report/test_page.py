@@ -54,23 +54,14 @@ def make_whole_run(folder, **config):
     run = make_run(folder, SCORES, **config)
     add_rows(run, "actor", [(6, 1_100, {ACTOR: 8, "actors/episodes": 40}), (66, 21_000, {ACTOR: 500})])
     for i in range(10):
-        limit = {
-            f"limited_by/{part}": float(part == ("actors" if i < 3 else "learner")) for part in ("actors", "learner")
-        }
-        figures = {
-            "learner/updates": 20 * i,
-            "learner/updates_per_second": 20,
-            "learner/loss": 0.5,
-            "learner/mean_q": i,
-        }
+        limit = {"limited_by/actors": float(i < 3), "limited_by/learner": float(i >= 3)}
+        figures = {"learner/updates": 20 * i, "learner/updates_per_second": 20}
+        figures |= {"learner/loss": 0.5, "learner/mean_q": i}
         steps, seconds = 1_000 * i, 10 + i
         add_rows(run, "learner", [(seconds, steps, {**figures, **limit, "learner/policy_lag": 30})])
         stored = {"replay/num_inserted": steps, "replay/inserts_per_second": 1_000, "replay/size": steps}
         add_rows(run, "replay", [(seconds, steps, stored)])
     return run
-
-
-# --- facts ----------------------------------------------------------------------------------------------------------
 
 
 def test_run_with_a_held_lock_is_running(tmp_path):
@@ -125,22 +116,15 @@ def test_best_and_last_score_have_place_games_and_interval(tmp_path):
     assert "33 games (95 %: 480.5 ... 497.2), at 31,000" in Page(build_page(run, "")).text
 
 
-def test_run_without_evaluations_has_no_score(tmp_path):
-    run = make_run(tmp_path)
-    assert find_scores(RunHistory(run)) is None
-
-
 def test_totals_have_rates_over_the_recorded_time(tmp_path):
     run = make_whole_run(tmp_path)
     assert find_totals(RunHistory(run)) == [("steps", 9_000, 1_000), ("updates", 180, 20)]
+    assert find_limits(RunHistory(run)) == [("learner", 0.7), ("actors", 0.3)]
     page = Page(build_page(run, "")).text
     for figure in ("wall clock 0:01:10", "steps per second 1,000.0", "all actors 40", "policy lag, updates 30"):
         assert figure in page, figure
-    assert find_totals(RunHistory(make_run(tmp_path))) == []
-
-
-def test_limits_have_their_share_of_the_time(tmp_path):
-    assert find_limits(RunHistory(make_whole_run(tmp_path))) == [("learner", 0.7), ("actors", 0.3)]
+    empty = RunHistory(make_run(tmp_path))
+    assert (find_totals(empty), find_scores(empty)) == ([], None)
 
 
 def test_command_is_the_one_that_started_the_run(tmp_path):
@@ -171,9 +155,6 @@ def test_finished_run_continues_with_another_limit(tmp_path):
     assert "another limit" not in page
     run.end = EndReason("score", 475.0)
     assert "another limit" in Page(build_page(run, "")).text
-
-
-# --- the page -------------------------------------------------------------------------------------------------------
 
 
 def test_page_has_scores_charts_video_settings_and_commands(tmp_path):
@@ -208,17 +189,6 @@ def test_unprintable_character_is_a_white_square(tmp_path):
     assert "\N{WHITE SQUARE}[31mred" in build_page(run, "")
 
 
-def test_same_run_gives_the_same_page(tmp_path):
-    run = make_whole_run(tmp_path)
-    assert build_page(run, VIDEO) == build_page(run, VIDEO)
-
-
-def test_ids_of_the_page_are_unique(tmp_path):
-    ids = [value for _, key, value in Page(build_page(make_whole_run(tmp_path), "")).attributes if key == "id"]
-    assert ids
-    assert len(ids) == len(set(ids))
-
-
 def test_page_of_a_run_without_games(tmp_path):
     page = Page(build_page(make_run(tmp_path), "REASON"))
     assert "no game" in page.text
@@ -233,8 +203,12 @@ def test_page_without_evaluations_shows_the_games_of_an_actor(tmp_path):
 
 
 def test_page_loads_nothing_from_elsewhere(tmp_path):
-    text = build_page(make_whole_run(tmp_path), VIDEO)
+    run = make_whole_run(tmp_path)
+    text = build_page(run, VIDEO)
+    assert build_page(run, VIDEO) == text
     page = Page(text)
+    ids = [value for _, key, value in page.attributes if key == "id"]
+    assert 0 < len(ids) == len(set(ids))
     loaders = ("src", "href", "action", "poster", "data", "srcset")
     addresses = [value for _, key, value in page.attributes if key in loaders]
     assert addresses
@@ -257,9 +231,6 @@ def test_text_of_the_run_is_escaped(tmp_path):
         assert html.escape(EVIL) in text
         assert not {"script", "img"} & set(Page(text).elements)
         assert not [key for _, key, _ in Page(text).attributes if key.startswith("on")]
-
-
-# --- the video ------------------------------------------------------------------------------------------------------
 
 
 def write_video(path, num_pictures, *, height=640, width=402):
@@ -294,9 +265,6 @@ def test_missing_video_has_the_error_of_the_evaluation(tmp_path, script, reason)
     with pytest.raises(NoVideoError) as error:
         film(tmp_path, 0.0, apex=("sh", "-c", script))
     assert str(error.value).endswith(reason)
-
-
-# --- the command ----------------------------------------------------------------------------------------------------
 
 
 def test_report_has_a_video_of_the_best_policy(tmp_path, capfd):
