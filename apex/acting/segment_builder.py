@@ -79,21 +79,15 @@ class SegmentBuilder:
         self._schema = schema
         self._compress_frame = COMPRESS[schema.codec]
         self._num_streams = num_streams
-        self._gamma = actor.gamma
-        self._segment_length = actor.segment_length
-        self._reward_scale = environment.reward_scale
-        self._clip_rewards = environment.clip_rewards
-        self._life_loss_terminates = environment.life_loss_terminates
+        self._actor, self._environment = actor, environment
         self._streams = np.arange(num_streams)
 
     def begin(self, observation: Array) -> None:
         """Starts all streams at `observation`, frame_dtype[E, S, *F], after a reset. Call this first."""
         dtype, shape = self._schema.frame_dtype, (self._num_streams, *self._schema.observation_shape)
-        require(
-            observation.shape == shape and observation.dtype == dtype,
-            f"observations must be {dtype}{list(shape)}, got {observation.dtype}{list(observation.shape)}",
-            remedy="change the environment to match its observation space",
-        )
+        problem = f"observations must be {dtype}{list(shape)}, got {observation.dtype}{list(observation.shape)}"
+        fits = observation.shape == shape and observation.dtype == dtype
+        require(fits, problem, remedy="change the environment to match its observation space")
         self._rows: list[_Row] = []  # steps, from the oldest that any stream still needs on
         self._first = np.zeros(self._num_streams, np.int64)  # [E]  row of the oldest step that is not yet a transition
         self._num_steps = 0  # steps since the last cut
@@ -105,7 +99,7 @@ class SegmentBuilder:
     @property
     def ready(self) -> bool:
         """Whether `segment_length` steps were appended since the last cut; the next call must then be `cut`."""
-        return self._num_steps >= self._segment_length
+        return self._num_steps >= self._actor.segment_length
 
     def append(
         self,
@@ -126,7 +120,7 @@ class SegmentBuilder:
             if bootstrapped.any():
                 raise ValueError("an episode was truncated: pass final_value, the value of its final observation")
             final_value = np.zeros(self._num_streams, np.float32)
-        reward = step.reward.astype(np.float64) * self._reward_scale
+        reward = step.reward.astype(np.float64) * self._environment.reward_scale
         failed = np.zeros(self._num_streams, np.bool_) if step.failed is None else step.failed.copy()
         if self._rows and step.failed is not None:
             before = self._rows[-1]
@@ -137,8 +131,8 @@ class SegmentBuilder:
         self._rows.append(
             _Row(
                 action=action.copy(),
-                reward=np.clip(reward, -1.0, 1.0) if self._clip_rewards else reward,
-                terminated=step.terminated | (step.life_lost & self._life_loss_terminates) | failed,
+                reward=np.clip(reward, -1.0, 1.0) if self._environment.clip_rewards else reward,
+                terminated=step.terminated | (step.life_lost & self._environment.life_loss_terminates) | failed,
                 truncated=step.truncated.copy(),
                 value=value.copy(),
                 state_value=state_value.copy(),
@@ -169,10 +163,10 @@ class SegmentBuilder:
         if not self._rows:
             return []
         rows = _Row(*map(np.stack, zip(*self._rows, strict=True)))
-        n_step = n_step_returns(rows.reward, rows.terminated, rows.truncated, self._schema.n_step, self._gamma)
+        n_step = n_step_returns(rows.reward, rows.terminated, rows.truncated, self._schema.n_step, self._actor.gamma)
         last = np.arange(len(self._rows))[:, None] + n_step.length - 1  # index of the row of r_{t+m}
         priority = _priorities(rows, n_step, last, state_value, self._rescaled)
-        step_discount = np.where(rows.terminated, 0.0, self._gamma)
+        step_discount = np.where(rows.terminated, 0.0, self._actor.gamma)
         # Closed windows come before open ones, so a stream's new transitions are the rows first ... stop - 1.
         is_new = np.arange(len(self._rows))[:, None] >= self._first
         num_new = (n_step.complete & is_new).sum(0)

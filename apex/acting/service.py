@@ -57,12 +57,8 @@ def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int | No
             session.check()
 
         with open_context(read_keys(welcome.config.transport.keys, Role.ACTOR)) as context:
-            subscriber = ParameterSubscriber(
-                context,
-                welcome.endpoint("parameters"),
-                Codec(welcome.run_id, welcome.schema),
-                num_parameters=welcome.num_parameters,
-            )
+            endpoint, codec = welcome.endpoint("parameters"), Codec(welcome.run_id, welcome.schema)
+            subscriber = ParameterSubscriber(context, endpoint, codec, num_parameters=welcome.num_parameters)
             host.run(subscriber, stop, check)
         if session.moved and not session.finished:
             return None

@@ -51,23 +51,14 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
     torch.set_num_threads(config.actor.num_threads)
     codec = Codec(welcome.run_id, schema)
     environment, rng = make_environments(config, streams)
-    connect = connect or partial(ReliableSender, streams, codec, window=config.actor.window)
+    window, shards = config.actor.window, welcome.replay
+    connect = connect or partial(ReliableSender, streams, codec, window=window)
     with open_context(read_keys(config.transport.keys, Role.ACTOR)) as context:
-        actor = make_actor(
-            config,
-            schema,
-            environment,
-            streams,
-            link=connect(
-                [
-                    ExperienceSender(context, shard["experience"], num_messages=len(streams) * config.actor.window)
-                    for shard in welcome.replay
-                ],
-                ReceiptReceiver(context, [shard["receipts"] for shard in welcome.replay], codec, streams),
-            ),
-            parameters=task.shared,
-            rng=rng,
-        )
+        most = len(streams) * window
+        outlets = [ExperienceSender(context, shard["experience"], num_messages=most) for shard in shards]
+        receipts = ReceiptReceiver(context, [shard["receipts"] for shard in shards], codec, streams)
+        link = connect(outlets, receipts)
+        actor = make_actor(config, schema, environment, streams, link=link, parameters=task.shared, rng=rng)
         try:
             explore(stop, actor, task.reports, task.number)
         except EnvironmentFailure as failure:

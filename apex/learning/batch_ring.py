@@ -19,6 +19,7 @@ from apex.types import Array, BatchMessage, PriorityUpdate, Schema, unpack_mask
 NUM_SLOTS = 3  # slots: one in training, one ready, one being filled; each further loader needs one more
 MAX_BEHIND = 2  # updates that a GPU may be behind: one being computed, one queued; their slots must not change
 MOST_LOADERS = 64
+ROW_FIELDS = ("keys", "probability", "action", "n_step_return", "discount", "version")  # of every `Batch`
 MAX_RETURN = 1e15  # largest usable |n_step_return|: beyond it, squares of TD errors and gradients overflow
 
 
@@ -58,13 +59,9 @@ class Batch(NamedTuple):
 
     def updates(self, priorities: Array) -> list[PriorityUpdate]:
         """Returns one update per part with the new `priorities`, float32[B]. Send each update to the part's shard."""
-        size = len(self.keys) // len(self.parts)
-        priorities = np.where(self.usable, priorities, np.float32(0))
-        rows = [slice(size * index, size * (index + 1)) for index in range(len(self.parts))]
-        return [
-            PriorityUpdate(*part, self.keys[own].copy(), priorities[own])
-            for part, own in zip(self.parts, rows, strict=True)
-        ]
+        shape = len(self.parts), -1
+        keys, values = self.keys.reshape(shape).copy(), np.where(self.usable, priorities, np.float32(0)).reshape(shape)
+        return [PriorityUpdate(*part, *own) for part, *own in zip(self.parts, keys, values, strict=True)]
 
 
 class LoaderFigures(NamedTuple):
@@ -121,18 +118,13 @@ class BatchRing:
     @classmethod
     def configured(cls, learner: LearnerConfig, num_shards: int, schema: Schema, *, cuda: bool) -> BatchRing:
         """Creates the ring of a learner from its sized configuration."""
-        num_slots = slots_needed(learner.num_loaders, cuda=cuda)
-        return cls(schema, learner.batch_size, num_slots, num_shards)
+        return cls(schema, learner.batch_size, slots_needed(learner.num_loaders, cuda=cuda), num_shards)
 
     # --- the filling side -------------------------------------------------------------------------------------------
 
     def take_free(self, timeout: float) -> int | None:
         """Returns a slot to fill, or None after `timeout` seconds without a free slot."""
         return _read_byte(self._free[0], timeout)
-
-    def part_rows(self, shard: int) -> NDArray[np.int64]:
-        """Returns the rows of a shard's part in a batch."""
-        return np.arange(shard * self.part_size, (shard + 1) * self.part_size)
 
     def put(self, slot: int, part: BatchMessage, decoded: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:
         """Writes all fields of a part except its stacks. `decoded`: which stacks could be decoded; `rows`: of each."""
@@ -145,13 +137,7 @@ class BatchRing:
         usable = decoded & (np.abs(records["n_step_return"]) <= MAX_RETURN)
         fields["n_step_return"][rows] = np.where(usable, records["n_step_return"], 0)
         fields["probability"][rows] = np.where(usable, records["probability"], np.inf)
-        fields["parts"][part.shard] = (
-            part.shard,
-            part.store_incarnation,
-            part.sampler,
-            part.number,
-            part.num_transitions,
-        )
+        fields["parts"][part.shard] = part[:5]  # up to `num_transitions`
 
     def hand_over(self, slot: int) -> None:
         """Passes a slot to the reading side; all parts of its batch must be filled."""
@@ -168,12 +154,7 @@ class BatchRing:
         parts = fields["parts"].tolist()
         return Batch(
             stacks=self.stacks[slot],
-            keys=fields["keys"],
-            probability=fields["probability"],
-            action=fields["action"],
-            n_step_return=fields["n_step_return"],
-            discount=fields["discount"],
-            version=fields["version"],
+            **{name: fields[name] for name in ROW_FIELDS},
             next_mask=fields["next_mask"] if self._num_masked else None,
             num_transitions=sum(num_transitions for *_, num_transitions in parts),
             parts=[BatchPart(*part) for *part, _ in parts],
@@ -196,7 +177,7 @@ class BatchSlot(NamedTuple):
     @property
     def rows(self) -> NDArray[np.int64]:
         """The rows of the part, int64[B/R]."""
-        return self.ring.part_rows(self.shard)
+        return np.arange(self.shard * self.ring.part_size, (self.shard + 1) * self.ring.part_size)
 
     def put(self, part: BatchMessage, decoded: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:
         """Writes the part, whose frames are decoded already; see `BatchRing.put`."""

@@ -10,6 +10,7 @@ import ctypes
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -60,20 +61,17 @@ class HostTransfer:
         """Does nothing: no result is in transit."""
 
 
-class _Fetching(NamedTuple):
+class _Copy(NamedTuple):
     """A tensor that is being copied to the host."""
 
     tensor: Tensor
     done: torch.cuda.Event
     receive: Receive
 
-
-class _Returning(NamedTuple):
-    """The result of a batch's update, which is being copied to the host."""
-
-    batch: Batch
-    result: Tensor
-    done: torch.cuda.Event
+    def finish(self) -> None:
+        """Waits for the end of the copy, and passes the values on."""
+        self.done.synchronize()
+        self.receive(self.tensor.numpy())
 
 
 class CudaTransfer:
@@ -87,8 +85,8 @@ class CudaTransfer:
         self._buffers: list[list[Tensor]] = []
         self._free = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
         self._num_loaded = 0
-        self._returning: deque[_Returning] = deque()
-        self._fetching: deque[_Fetching] = deque()
+        self._returning: deque[_Copy] = deque()  # results of updates
+        self._fetching: deque[_Copy] = deque()
 
     def load(self, batch: Batch, weights: Array) -> DeviceBatch:
         """Starts a copy to the GPU. The current stream waits for it; this thread does not. `weights`: float32[B]."""
@@ -111,12 +109,12 @@ class CudaTransfer:
     def give_back(self, batch: Batch, result: Tensor) -> None:
         """Starts to copy the result to the host. Sends the results that have arrived, and releases their slots."""
         self._free[(self._num_loaded - 1) % 2].record(torch.cuda.current_stream(self._device))
-        self._returning.append(_Returning(batch, result.to("cpu", non_blocking=True), self._note()))
+        self._returning.append(self._copy(result, partial(self._return, batch)))
         self._collect(MAX_BEHIND)
 
     def fetch(self, tensor: Tensor, receive: Receive) -> None:
         """Starts to copy a tensor to the host. `collect`, `give_back` or `flush` calls `receive` after its arrival."""
-        self._fetching.append(_Fetching(tensor.to("cpu", non_blocking=True), self._note(), receive))
+        self._fetching.append(self._copy(tensor, receive))
 
     def mark(self) -> Callable[[], None]:
         """Returns a function that waits, on any thread, for the copies to the host that were started before."""
@@ -135,14 +133,16 @@ class CudaTransfer:
     def _collect(self, most: int) -> None:
         """Sends the results that have arrived. Waits until at most `most` results of batches are in transit."""
         while self._fetching and (not most or _is_done(self._fetching[0].done)):
-            fetching = self._fetching.popleft()
-            fetching.done.synchronize()
-            fetching.receive(fetching.tensor.numpy())
+            self._fetching.popleft().finish()
         while self._returning and (len(self._returning) > most or _is_done(self._returning[0].done)):
-            returning = self._returning.popleft()
-            returning.done.synchronize()
-            self._send(returning.batch, returning.result.numpy())
-            self._release(returning.batch.slot)
+            self._returning.popleft().finish()
+
+    def _copy(self, tensor: Tensor, receive: Receive) -> _Copy:
+        return _Copy(tensor.to("cpu", non_blocking=True), self._note(), receive)
+
+    def _return(self, batch: Batch, result: NDArray[Any]) -> None:
+        self._send(batch, result)
+        self._release(batch.slot)
 
     def _note(self) -> torch.cuda.Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -178,11 +178,7 @@ def copy_to_host(tree: Any) -> Any:
 
 
 def make_transfer(
-    device: torch.device,
-    memory: Array,
-    send: Return,
-    release: Release,
-    lock: Callable[[Array], None] = lock_memory,
+    device: torch.device, memory: Array, send: Return, release: Release, lock: Callable[[Array], None] = lock_memory
 ) -> HostTransfer | CudaTransfer:
     """Returns the transfer for `device`. `memory` contains all slots; for a GPU, it is page-locked if possible."""
     if device.type == "cpu":

@@ -101,22 +101,14 @@ class LoaderTask(NamedTuple):
             BatchDrawer(reader, counters, row, settings, np.random.default_rng([config.seed, row, inode]))
         )
 
-    def listen(self, context: Context, index: int) -> BatchReceiver:
-        """Binds the socket of loader `index` for batches from other hosts."""
-        return BatchReceiver(
-            context,
-            self.config.transport.endpoint("batches", index=index),
-            Codec(self.run_id, self.schema),
-            batch_size=self.ring.part_size,
-            max_bytes=max_batch_bytes(self.schema, self.ring.part_size),
-            num_shards=self.ring.num_shards,
-        )
-
-    def receive_from(self, receiver: BatchReceiver) -> RemoteSource:
-        """Returns the source of the batches that arrive at `receiver`."""
-        replay = self.config.replay
+    def listen(self, context: Context, index: int) -> tuple[BatchReceiver, RemoteSource]:
+        """Binds the socket of loader `index` for batches from other hosts; also returns the source of these batches."""
+        replay, size, num_shards = self.config.replay, self.ring.part_size, self.ring.num_shards
+        endpoint, codec = self.config.transport.endpoint("batches", index=index), Codec(self.run_id, self.schema)
+        most = max_batch_bytes(self.schema, size)
+        receiver = BatchReceiver(context, endpoint, codec, batch_size=size, max_bytes=most, num_shards=num_shards)
         credit = replay.num_samplers * replay.batches_in_flight
-        return RemoteSource(receiver.receive, num_shards=self.ring.num_shards, credit=credit)
+        return receiver, RemoteSource(receiver.receive, num_shards=num_shards, credit=credit)
 
 
 def start_loaders(task: LoaderTask) -> list[BaseProcess]:
@@ -152,8 +144,7 @@ def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
                     for monitor, here in zip(monitors, joined, strict=True)
                 ]
                 if remote is None and any(here and source is None for here, source in zip(joined, local, strict=True)):
-                    receiver = task.listen(context, index)
-                    remote = task.receive_from(receiver)
+                    receiver, remote = task.listen(context, index)
                 ring.loaders.draws[index] = None not in local
                 load(loader, local, remote)
 

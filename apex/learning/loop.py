@@ -177,13 +177,9 @@ class LearnerLoop:
 
         Does nothing while updates are skipped, because a new checkpoint would replace an older, good one.
         """
-        count = self._trainer.num_skipped_in_row
-        if count:
-            log.error(
-                "no checkpoint at update %d: the last %d updates were skipped; older checkpoints are kept",
-                self._trainer.num_updates,
-                count,
-            )
+        if count := self._trainer.num_skipped_in_row:
+            problem = "no checkpoint at update %d: the last %d updates were skipped; older checkpoints are kept"
+            log.error(problem, self._trainer.num_updates, count)
             return
         if self._begin_save(self._coordinator.progress):
             self._save_due, self._saved_at = False, self._clock()

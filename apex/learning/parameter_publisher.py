@@ -38,8 +38,7 @@ class PublishingThread:
         with open_context(self._keys) as context:
             publisher = ParameterPublisher(context, self._endpoint, self._codec)
             while True:
-                closing = self._closing
-                newest = self._newest
+                closing, newest = self._closing, self._newest
                 if newest is not None and newest is not published:
                     publisher.publish(newest)
                     published = newest

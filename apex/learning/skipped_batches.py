@@ -7,7 +7,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from apex.learning.batch_ring import MAX_RETURN, Batch
+from apex.learning.batch_ring import MAX_RETURN, ROW_FIELDS, Batch
 from apex.runtime.atomic_files import replace_file
 from apex.types import PriorityUpdate
 
@@ -44,20 +44,12 @@ class SkippedBatches:
         """
         if count >= self._warn_at:
             self._warn_at = 2 * count
-            log.warning(
-                "%d updates were skipped: loss or gradient was not finite; look at the batches in %s",
-                count,
-                self._folder,
-            )
+            log.warning("skipped %d updates: loss or gradient was not finite; see the files in %s", count, self._folder)
         try:
             if self._folder.is_dir() and len(list(self._folder.glob("*.safetensors"))) >= MAX_FILES:
                 return
-            arrays = {
-                name: np.ascontiguousarray(getattr(batch, name))
-                for name in ("stacks", "keys", "probability", "action", "n_step_return", "discount", "version")
-            }
-            if batch.next_mask is not None:
-                arrays["next_mask"] = np.ascontiguousarray(batch.next_mask)
+            names = ("stacks", *ROW_FIELDS, *([] if batch.next_mask is None else ["next_mask"]))
+            arrays = {name: np.ascontiguousarray(getattr(batch, name)) for name in names}
             name = f"{max(batch.version.tolist(), default=0):09d}-{batch.keys[0]:012d}.safetensors"
             replace_file(self._folder / name, safetensors.numpy.save({**arrays, "td_errors": td_errors.copy()}))
         except OSError as error:

@@ -168,9 +168,8 @@ class Trainer:
         return self._batches.receive(max(0.0, deadline - time.monotonic()))
 
     def _train(self, batch: Batch) -> None:
-        weights = importance_weights(
-            batch.probability, batch.num_transitions, self._config.importance_sampling_exponent
-        )
+        exponent = self._config.importance_sampling_exponent
+        weights = importance_weights(batch.probability, batch.num_transitions, exponent)
         self._count_unusable(int((~batch.usable).sum()))
         on_device = self._transfer.load(batch, weights)
         if has_schedule(self._config):

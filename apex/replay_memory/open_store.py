@@ -12,17 +12,9 @@ from apex.errors import DamagedMemoryError, UsageError
 from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import restore
+from apex.replay_memory.store import location
 from apex.replay_memory.store.file import is_whole
 from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.location import (
-    beside,
-    counters_path,
-    has_owner,
-    is_same_run,
-    is_wanted,
-    remove,
-    store_path,
-)
 from apex.replay_memory.store.writer import StoreWriter
 from apex.transport.hello import Welcome, host_name
 from apex.transport.messages.control import WaitAnswer
@@ -40,20 +32,20 @@ def open_store(
     config, schema = welcome.config, welcome.schema
     settings = store_settings(config.replay, config.actor.num_actors)
     num_rows = counter_rows(config.replay, config.learner)
-    if path.exists() and not is_whole(path) and not has_owner(path):
+    if path.exists() and not is_whole(path) and not location.has_owner(path):
         log.error("removed %s: it was incomplete, because its creation was interrupted", path)
-        remove(path)
+        location.remove(path)
     if path.exists():
         try:
             store = StoreWriter.attach(path, schema, settings)
         except DamagedMemoryError as error:
             require_snapshot(error, snapshots)
             log.error("%s; removing the file and restoring the newest snapshot, without later transitions", error)
-            remove(path)
+            location.remove(path)
         else:
             log.info("attached to %s: %d transitions", path, store.size)
-            return store, SamplerCounters(num_rows, counters_path(path))
-    counters_path(path).unlink(missing_ok=True)  # The counts of an earlier store.
+            return store, SamplerCounters(num_rows, location.counters_path(path))
+    location.counters_path(path).unlink(missing_ok=True)  # The counts of an earlier store.
     incarnation = secrets.randbits(62) + 1
     log.info("allocating %.1f GB in %s; restoring a snapshot if there is one", settings.max_bytes / 1e9, path)
     restored = None
@@ -62,8 +54,8 @@ def open_store(
     if restored is None:
         store = StoreWriter.create(path, schema, settings, store_incarnation=incarnation)
         log.info("created %s", path)
-        return store, SamplerCounters(num_rows, counters_path(path))
-    store, counters = restored.store, SamplerCounters(num_rows, counters_path(path))
+        return store, SamplerCounters(num_rows, location.counters_path(path))
+    store, counters = restored.store, SamplerCounters(num_rows, location.counters_path(path))
     counters.continue_from(restored.num_drawn)  # Otherwise the limiter would allow a burst of samples.
     log.info("restored %s: %d transitions (%d inserted in total)", path, store.size, store.num_inserted)
     return store, counters
@@ -72,9 +64,8 @@ def open_store(
 def require_snapshot(damage: DamagedMemoryError, snapshots: SnapshotFolder | None) -> None:
     """Raises UsageError unless there is a snapshot that can replace the damaged memory."""
     if snapshots is None or snapshots.newest() is None:
-        raise UsageError(
-            f"{damage}, and there is no snapshot", "remove the file to start with no transitions"
-        ) from damage
+        remedy = "remove the file to start with no transitions"
+        raise UsageError(f"{damage}, and there is no snapshot", remedy) from damage
 
 
 def store_settings(replay: ReplayConfig, num_streams: int) -> StoreSettings:
@@ -87,16 +78,16 @@ def reclaim(own: Path) -> None:
     """Removes the memories of crashed runs. Keeps memories that a process still uses or whose run continues, and those
     of the same run as `own`, the path of this server's store."""
     for path in own.parent.glob("apex-*.replay"):
-        if not is_same_run(path, own) and not is_wanted(path):
+        if not location.is_same_run(path, own) and not location.is_wanted(path):
             try:
-                removed = remove(path)
+                removed = location.remove(path)
             except UsageError:
                 continue
             if removed:  # False: another process has just removed it.
                 log.info("removed %s, left behind by a run that was killed", path)
     for counters in own.parent.glob("apex-*.counters"):
         store = counters.with_suffix(".replay")
-        if not store.exists() and not is_same_run(store, own) and not is_wanted(store):
+        if not store.exists() and not location.is_same_run(store, own) and not location.is_wanted(store):
             counters.unlink(missing_ok=True)
 
 
@@ -105,6 +96,6 @@ def predecessor_is_dead(shard: int, answer: WaitAnswer) -> bool:
 
     `answer`: the learner's answer that the shard already has a replay server.
     """
-    path = store_path(answer.run_id, shard)
-    left = path.exists() or beside(path).exists()
-    return answer.host == host_name() and left and not has_owner(path)
+    path = location.store_path(answer.run_id, shard)
+    left = path.exists() or location.beside(path).exists()
+    return answer.host == host_name() and left and not location.has_owner(path)

@@ -50,9 +50,7 @@ class Codec:
 
     def encode_segment(self, segment: Segment, shard: int = 0) -> list[bytes]:
         """Returns one frame: header, base and version, records, blob. `shard` is the shard that stores the segment."""
-        body = b"".join(
-            [_SEGMENT.pack(segment.base, segment.version), segment.records.tobytes(), memoryview(segment.blob)]
-        )
+        body = b"".join([_SEGMENT.pack(segment.base, segment.version), segment.records.tobytes(), segment.blob])
         return self._seal(MessageKind.SEGMENT, segment.stream, segment.number, len(segment.records), body, shard=shard)
 
     def decode_segment(self, frames: Sequence[Frame], shard: int = 0) -> Segment:
@@ -80,7 +78,8 @@ class Codec:
     def encode_receipt(self, receipt: Receipt, shard: int = 0) -> list[bytes]:
         """Returns one frame. Its first bytes are the topic of the stream."""
         body = _RECEIPT.pack(receipt.store_incarnation, receipt.bitmap)
-        return self._seal(MessageKind.RECEIPT, receipt.stream, receipt.contiguous, 0, body, shard=shard, schema=0)
+        header = pack(MessageKind.RECEIPT, shard, self.run_id, receipt.stream, 0, receipt.contiguous, 0, [body])
+        return [header + body]
 
     def decode_receipt(self, frames: Sequence[Frame]) -> Receipt:
         """Decodes what `encode_receipt` wrote."""
@@ -93,11 +92,8 @@ class Codec:
     def encode_batch(self, batch: BatchMessage) -> list[Any]:
         """Returns two frames: the header with the records, and the blob. The blob is not copied."""
         body = _BATCH.pack(batch.num_transitions) + batch.records.tobytes()
-        blob = memoryview(batch.blob)
-        stream, count = Stream(batch.sampler, batch.store_incarnation), len(batch.records)
-        bodies: list[Frame] = [body, blob]
-        head = pack(MessageKind.BATCH, batch.shard, self.run_id, stream, self._fingerprint, batch.number, count, bodies)
-        return [head + body, blob]
+        stream, count, blob = Stream(batch.sampler, batch.store_incarnation), len(batch.records), memoryview(batch.blob)
+        return self._seal(MessageKind.BATCH, stream, batch.number, count, body, blob, shard=batch.shard)
 
     def decode_batch(self, frames: Sequence[Frame], batch_size: int, num_shards: int = 1) -> BatchMessage:
         """Decodes what `encode_batch` wrote. The frames in the blob are checked later, when they are decompressed."""
@@ -136,9 +132,7 @@ class Codec:
         require_field(header.shard == shard, "shard", f"the priorities are for shard {header.shard}, not {shard}")
         count = header.num_items
         require_field(count <= MAX_PRIORITIES, "count", f"{count} priorities, expected at most {MAX_PRIORITIES}")
-        require_field(
-            len(body) == 12 * count, "length", f"{len(body)} bytes, expected 12 for each of {count} priorities"
-        )
+        require_field(len(body) == 12 * count, "length", f"{len(body)} bytes, expected 12 for each of {count} keys")
         keys = np.frombuffer(body, "<i8", count)
         priorities = np.frombuffer(body, "<f4", count, 8 * count)
         return PriorityUpdate(header.shard, header.incarnation, header.sender, header.number, keys, priorities)
@@ -178,19 +172,11 @@ class Codec:
         return result, Parameters(version, _finite(body[:cut])) if count else None
 
     def _seal(
-        self,
-        kind: MessageKind,
-        stream: Stream,
-        number: int,
-        count: int,
-        body: bytes,
-        *,
-        shard: int = 0,
-        schema: int = -1,
-    ) -> list[bytes]:
-        """Returns one frame: header, body. `schema`: a fingerprint; -1: the fingerprint of this run's schema."""
-        schema = self._fingerprint if schema < 0 else schema
-        return [pack(kind, shard, self.run_id, stream, schema, number, count, [body]) + body]
+        self, kind: MessageKind, stream: Stream, number: int, count: int, body: bytes, *more: Frame, shard: int = 0
+    ) -> list[Any]:
+        """Returns the frames of a message: header and body, then `more`."""
+        header = pack(kind, shard, self.run_id, stream, self._fingerprint, number, count, [body, *more])
+        return [header + body, *more]
 
     def _check(
         self, frames: Sequence[Frame], kind: MessageKind, num_frames: int, *, schema: int | None = None

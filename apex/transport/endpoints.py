@@ -134,14 +134,7 @@ class BatchReceiver(Reader):
     """Receives batches, or parts of batches, for a loader. Samplers connect to the socket and keep a few in flight."""
 
     def __init__(
-        self,
-        context: Context,
-        endpoint: str,
-        codec: Codec,
-        *,
-        batch_size: int,
-        max_bytes: int,
-        num_shards: int = 1,
+        self, context: Context, endpoint: str, codec: Codec, *, batch_size: int, max_bytes: int, num_shards: int = 1
     ) -> None:
         """Binds the socket. `batch_size`: transitions per message; `max_bytes`: maximum bytes per message part."""
         super().__init__()
@@ -166,11 +159,8 @@ class BatchReceiver(Reader):
         """Counts one more invalid message; warns when the count is 1, 2, 4, 8 ..."""
         super().refuse(error)
         if self.num_refused.bit_count() == 1:
-            log.warning(
-                "dropped %d messages that are not valid batches; counts by reason: %s",
-                self.num_refused,
-                dict(self.refused),
-            )
+            counts = dict(self.refused)
+            log.warning("dropped %d messages that are not valid batches; by reason: %s", self.num_refused, counts)
 
 
 class PrioritySender:

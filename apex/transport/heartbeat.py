@@ -124,14 +124,11 @@ class Session:
 
     def _watch_main_thread(self) -> Waiting | None:
         """Returns a wait for the status if the main loop makes no progress, else None. Aborts a stuck program."""
-        if self._detector.check(STUCK_FACTOR * self._welcome.config.run.stuck_seconds):
-            log.critical(
-                "%s: the main thread made no progress for %.0f s; aborting this process as stuck",
-                self._role,
-                self._detector.silence,
-            )
-            os.abort()  # faulthandler logs the stack of each thread.
+        is_stuck = self._detector.check(STUCK_FACTOR * self._welcome.config.run.stuck_seconds)
         seconds = self._detector.silence
+        if is_stuck:
+            log.critical("%s: aborting, because the main thread made no progress for %.0f s", self._role, seconds)
+            os.abort()  # faulthandler logs the stack of each thread.
         if seconds <= EXPLAIN_SECONDS:
             return None
         return Waiting("own_main_thread", who=self._role, seconds=seconds)
@@ -163,8 +160,7 @@ class Session:
         if isinstance(answer, control.StateAnswer):
             self.inserts_wanted, self.final = answer.inserts_wanted, answer.final
             self.moved = answer.generation not in (0, control.generation_of(self._welcome.replay))
-            if answer.stop:
-                self.finished = True
+            self.finished = answer.stop
             if answer.stop or self.moved:
                 self._stop.request()
         elif isinstance(answer, control.RefusedAnswer):

@@ -18,19 +18,10 @@ import zmq
 from apex.config import TransportConfig
 from apex.errors import AddressError, UsageError, require
 from apex.runtime.lifecycle import POLL_SECONDS
+from apex.transport import timing
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.transport.curve.zap_handler import ZapHandler
 from apex.transport.header import Frame, WireError
-from apex.transport.timing import (
-    HANDSHAKE_SECONDS,
-    KEEPALIVE_PROBES,
-    KEEPALIVE_SECONDS,
-    MOST_RECONNECT_SECONDS,
-    PROBE_SECONDS,
-    RECONNECT_SECONDS,
-    RENEW_SECONDS,
-    UNACKNOWLEDGED_SECONDS,
-)
 
 CURVE_BYTES = 1_024  # above the 33 bytes that CURVE adds to a message, and above its longest handshake message
 BIND_SECONDS = 3.0  # maximum time to retry a bind, because the program that had the port may just be ending
@@ -92,12 +83,12 @@ class ReconnectBackoff:
     """
 
     def __init__(self) -> None:
-        self._limit = RENEW_SECONDS
+        self._limit = timing.RENEW_SECONDS
 
     def is_due(self, silence: float) -> bool:
         """Returns whether to reconnect now. `silence`: seconds since an answer became due."""
-        if silence < RENEW_SECONDS:
-            self._limit = RENEW_SECONDS
+        if silence < timing.RENEW_SECONDS:
+            self._limit = timing.RENEW_SECONDS
         if silence < self._limit:
             return False
         self._limit *= 2
@@ -163,12 +154,13 @@ def prepare(
     """
     socket.sndhwm = socket.rcvhwm = high_water_mark
     socket.linger = int(linger * 1000)
-    socket.reconnect_ivl, socket.reconnect_ivl_max = int(1000 * RECONNECT_SECONDS), int(1000 * MOST_RECONNECT_SECONDS)
-    socket.tcp_keepalive, socket.tcp_keepalive_cnt = 1, KEEPALIVE_PROBES
-    socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = KEEPALIVE_SECONDS, PROBE_SECONDS
+    socket.reconnect_ivl = int(1000 * timing.RECONNECT_SECONDS)
+    socket.reconnect_ivl_max = int(1000 * timing.MOST_RECONNECT_SECONDS)
+    socket.tcp_keepalive, socket.tcp_keepalive_cnt = 1, timing.KEEPALIVE_PROBES
+    socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = timing.KEEPALIVE_SECONDS, timing.PROBE_SECONDS
     if not reader_may_pause:
-        socket.tcp_maxrt = int(1000 * UNACKNOWLEDGED_SECONDS)
-    socket.handshake_ivl = socket.connect_timeout = int(1000 * HANDSHAKE_SECONDS)
+        socket.tcp_maxrt = int(1000 * timing.UNACKNOWLEDGED_SECONDS)
+    socket.handshake_ivl = socket.connect_timeout = int(1000 * timing.HANDSHAKE_SECONDS)
     if max_bytes:
         socket.maxmsgsize = max_bytes + (CURVE_BYTES if socket.context.keys is not None else 0)
 

@@ -57,15 +57,11 @@ def find_limit_of_filling(
 
 def _busy_learner(share: float, ratio: float | None) -> Bottleneck:
     """`ratio`: the samples per insert for which inserts wait; None if they do not wait."""
-    if ratio is not None:
-        decrease = ("learner.batch_size", "replay.samples_per_insert")
-        return Bottleneck(
-            part="learner", cause="busy_learner_delays_inserts", share=share, need=ratio, decrease=decrease
-        )
-    increase = ("learner.num_threads",)
-    return Bottleneck(
-        part="learner", cause="busy_learner", share=share, increase=increase, decrease=("learner.batch_size",)
-    )
+    found = partial(Bottleneck, part="learner", share=share)
+    if ratio is None:
+        return found(cause="busy_learner", increase=("learner.num_threads",), decrease=("learner.batch_size",))
+    decrease = ("learner.batch_size", "replay.samples_per_insert")
+    return found(cause="busy_learner_delays_inserts", need=ratio, decrease=decrease)
 
 
 def _between(actors: Sequence[ActorStatus], replay: ReplayStatus, learner: LearnerStatus, waits: float) -> Bottleneck:

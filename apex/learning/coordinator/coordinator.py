@@ -36,12 +36,7 @@ class Coordinator:
     """Answers programs, keeps curves and the best policy, and decides when the run is over."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        *,
-        epoch: int,
-        deterministic: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        self, folder: RunFolder, *, epoch: int, deterministic: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`epoch`: number of this start of the learner, see `RunFolder.next_epoch`.
 

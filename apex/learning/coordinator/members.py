@@ -9,13 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from apex.config import Config
-from apex.transport.messages.control import (
-    ActorHeartbeat,
-    AnyHeartbeat,
-    EvaluatorHeartbeat,
-    ReplayHeartbeat,
-    generation_of,
-)
+from apex.transport.messages import control
 from apex.transport.messages.histogram import merge
 from apex.transport.messages.run_status import RoleRow
 from apex.transport.messages.status import ActorStatus, ReplayStatus, Resources
@@ -26,7 +20,7 @@ MAX_MEMBERS = 2_000  # maximum processes; heartbeats of any further process are 
 MAX_ROWS = 300
 MAX_REASONS = 64  # maximum number of reasons, of at most 820 bytes each, for refused connections or messages
 RATES = ("steps_per_second", "inserts_per_second", "samples_per_second", "num_evaluations")  # fields of a RoleRow
-H = TypeVar("H", bound=AnyHeartbeat)
+H = TypeVar("H", bound=control.AnyHeartbeat)
 SUMMED = (
     *("num_inserted", "num_drawn", "size", "bytes", "max_bytes", "inserts_per_second", "samples_per_second"),
     *("stale_priorities", "duplicate_segments", "refused"),
@@ -49,7 +43,7 @@ class Members:
         self._replay = config.replay
         self._heartbeat_seconds = config.transport.heartbeat_seconds
         self._clock = clock
-        self._members: dict[int, Member[AnyHeartbeat]] = {}
+        self._members: dict[int, Member[control.AnyHeartbeat]] = {}
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._members)
@@ -57,19 +51,19 @@ class Members:
     def __len__(self) -> int:
         return len(self._members)
 
-    def update(self, heartbeat: AnyHeartbeat) -> None:
+    def update(self, heartbeat: control.AnyHeartbeat) -> None:
         """Stores a heartbeat; raises ValueError if there are MAX_MEMBERS already, or if the shard does not exist."""
         if heartbeat.session not in self._members and len(self._members) >= MAX_MEMBERS:
             raise ValueError(f"{MAX_MEMBERS} processes have joined already, which is the maximum")
-        if isinstance(heartbeat, ReplayHeartbeat):
+        if isinstance(heartbeat, control.ReplayHeartbeat):
             if not 0 <= heartbeat.shard < self._replay.num_shards:
                 raise ValueError(f"there is no shard {heartbeat.shard}: the run has {self._replay.num_shards} shards")
             if heartbeat.endpoints not in ({}, self.replay_endpoints[heartbeat.shard]):
                 self.replay_endpoints[heartbeat.shard] = heartbeat.endpoints
-                self.generation = generation_of(self.all_replay_endpoints)
+                self.generation = control.generation_of(self.all_replay_endpoints)
         self._members[heartbeat.session] = Member(heartbeat, self._clock())
 
-    def find(self, session: int) -> AnyHeartbeat | None:
+    def find(self, session: int) -> control.AnyHeartbeat | None:
         """Returns the newest heartbeat of a process; None if the session is unknown."""
         member = self._members.get(session)
         return None if member is None else member.heartbeat
@@ -91,7 +85,7 @@ class Members:
         shown = [
             RoleRow(
                 role=beat.role,
-                shard=beat.shard if isinstance(beat, ReplayHeartbeat) else None,
+                shard=beat.shard if isinstance(beat, control.ReplayHeartbeat) else None,
                 host=beat.host,
                 pid=beat.pid,
                 last_seen_seconds=self._clock() - seen_at,
@@ -119,20 +113,20 @@ class Members:
     @property
     def has_evaluator(self) -> bool:
         """Whether an evaluator has joined the run."""
-        return any(isinstance(beat, EvaluatorHeartbeat) for beat, _ in self._members.values())
+        return any(isinstance(beat, control.EvaluatorHeartbeat) for beat, _ in self._members.values())
 
     # --- actors and replay servers ----------------------------------------------------------------------------------
 
     @property
     def actors(self) -> list[ActorStatus]:
         """The newest status of each actor host."""
-        return [beat.status for beat, _ in self._members.values() if isinstance(beat, ActorHeartbeat)]
+        return [beat.status for beat, _ in self._members.values() if isinstance(beat, control.ActorHeartbeat)]
 
     @property
-    def replay_servers(self) -> dict[int, Member[ReplayHeartbeat]]:
+    def replay_servers(self) -> dict[int, Member[control.ReplayHeartbeat]]:
         """Each shard's server: the one with the newest heartbeat, as a killed server stays listed for a while."""
         members = sorted(self._members.values(), key=lambda member: member.seen_at)
-        return {beat.shard: Member(beat, at) for beat, at in members if isinstance(beat, ReplayHeartbeat)}
+        return {beat.shard: Member(beat, at) for beat, at in members if isinstance(beat, control.ReplayHeartbeat)}
 
     @property
     def replay(self) -> ReplayStatus | None:

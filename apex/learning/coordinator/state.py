@@ -133,9 +133,7 @@ class RunState:
     def scalars(self) -> dict[str, float]:
         """Returns metrics by TensorBoard tag: those of processes that send no metrics, and the bottleneck."""
         scalars = {f"actors/{name}": value for name, value in self.actor_figures().items()}
-        scalars |= {
-            f"refused/{socket_name}": float(sum(counts.values())) for socket_name, counts in self.refusals.items()
-        }
+        scalars |= {f"refused/{name}": float(sum(counts.values())) for name, counts in self.refusals.items()}
         used = self.members.resources
         if self.learner_resources is not None:
             used["learner"] = self.learner_resources
@@ -154,8 +152,7 @@ class RunState:
         members, phase = self.members, self.phase
         silence = self._clock() - self._learner_seen_at
         if phase == "training" and silence > TRAINER_SILENCE_SECONDS:
-            settings = ("run.stuck_seconds",)
-            return Bottleneck(part="learner", cause="silent_trainer", have=silence, increase=settings)
+            return Bottleneck(part="learner", cause="silent_trainer", have=silence, increase=("run.stuck_seconds",))
         if phase == "filling_replay":
             return find_limit_of_filling(self.config, members.actors, members.replay, members.absent_replay)
         if phase == "training" and self.learner is not None:

@@ -101,18 +101,9 @@ class NativeBlocks(Blocks):
     def _decompress(
         self, source: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
     ) -> int:
-        return int(
-            self._native.decompress(
-                self._native.lz4,
-                _address(source),
-                _address(starts),
-                _address(stops),
-                _address(places),
-                len(starts),
-                _address(self._target),
-                self._frame_bytes,
-            )
-        )
+        addresses = [_address(array) for array in (source, starts, stops, places)]
+        target, decompress = _address(self._target), self._native.decompress
+        return int(decompress(self._native.lz4, *addresses, len(starts), target, self._frame_bytes))
 
     def decode_located(self, located: Located, stack: int) -> NDArray[np.bool_]:
         """Decodes frames from the arena into the target, whose rows form stacks [2, B, S].

@@ -33,11 +33,6 @@ class SnapshotFile(NamedTuple):
     first_key: int  # first key in the file
     end_key: int  # last key in the file + 1
 
-    @property
-    def sealed(self) -> SealedFile:
-        """The entry without the keys."""
-        return SealedFile(*self[:3])
-
 
 class Snapshot(NamedTuple):
     """The content of a manifest: describes the transitions `first_key` ... `end_key` - 1 of a store."""
@@ -104,7 +99,7 @@ class SnapshotFolder:
 
     def read(self, file: SnapshotFile) -> bytes:
         """Returns the content of a file; raises SnapshotError if it is missing or differs from its SHA-256."""
-        return self._folder.read(file.sealed)
+        return self._folder.read(SealedFile(*file[:3]))  # the entry without the keys
 
     def load_latest(self) -> Snapshot | None:
         """Returns the best snapshot to restore, with all its files verified; None if none was ever finished.

@@ -1,6 +1,7 @@
 """Restores a new replay memory from the newest usable snapshot on disk."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,17 +9,7 @@ import numpy as np
 
 from apex.errors import require
 from apex.replay_memory.snapshots.folder import Snapshot, SnapshotFolder
-from apex.replay_memory.store.layout import (
-    COMMIT,
-    END_BYTE,
-    FIRST_BYTE,
-    FIRST_KEY,
-    STREAM_ROW,
-    Regions,
-    Sizes,
-    StoreSettings,
-    stored_record_dtype,
-)
+from apex.replay_memory.store import layout
 from apex.replay_memory.store.writer import StoreWriter
 from apex.types import Schema
 
@@ -36,7 +27,7 @@ def restore(
     folder: SnapshotFolder,
     path: Path,
     schema: Schema,
-    settings: StoreSettings,
+    settings: layout.StoreSettings,
     *,
     run_id: int,
     store_incarnation: int,
@@ -51,35 +42,18 @@ def restore(
     if snapshot is None:
         return None
     where = f"the snapshot of the replay memory in {folder.path}"
-    require(
-        snapshot.run_id == run_id,
-        f"{where} belongs to another run ({snapshot.run_id:016x})",
-        remedy="choose another folder",
-    )
-    require(
-        snapshot.schema == schema.fingerprint,
-        f"{where} has schema {snapshot.schema:08x}, but this run has schema {schema.fingerprint:08x}",
-        remedy="choose another folder",
-    )
-    require(
-        snapshot.priority_exponent == settings.priority_exponent,
-        f"{where} was created with priority_exponent {snapshot.priority_exponent}, but replay.priority_exponent is "
-        f"{settings.priority_exponent}",
-        remedy="use the same value",
-    )
-    require(
-        snapshot.num_streams <= settings.num_streams,
-        f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {settings.num_streams}",
-        remedy="raise it",
-    )
+    remedy = "choose another folder"
+    require(snapshot.run_id == run_id, f"{where} belongs to another run ({snapshot.run_id:016x})", remedy=remedy)
+    problem = f"{where} has schema {snapshot.schema:08x}, but this run has schema {schema.fingerprint:08x}"
+    require(snapshot.schema == schema.fingerprint, problem, remedy=remedy)
+    saved, exponent = snapshot.priority_exponent, settings.priority_exponent
+    problem = f"{where} has priority_exponent {saved}, but replay.priority_exponent is {exponent}"
+    require(saved == exponent, problem, remedy="use the same value")
+    problem = f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {settings.num_streams}"
+    require(snapshot.num_streams <= settings.num_streams, problem, remedy="raise it")
     require_room(folder, snapshot, schema, capacity=settings.capacity, max_bytes=settings.max_bytes)
-    store = StoreWriter.create(
-        path,
-        schema,
-        settings,
-        store_incarnation=store_incarnation,
-        fill=lambda regions: _fill(regions, folder, snapshot),
-    )
+    fill = partial(_fill, folder, snapshot)
+    store = StoreWriter.create(path, schema, settings, store_incarnation=store_incarnation, fill=fill)
     try:  # Lists the files as a snapshot of the new store, so that the next one reuses them.
         folder.commit(snapshot._replace(number=folder.next_number(), store_incarnation=store_incarnation))
     except OSError as error:
@@ -91,24 +65,24 @@ def require_room(folder: SnapshotFolder, snapshot: Snapshot, schema: Schema, *, 
     """Raises UsageError if a memory with these limits cannot hold the snapshot. Reads the snapshot's oldest file."""
     needed = f"at least {snapshot.size}, the size of the snapshot"
     require(snapshot.size <= capacity, f"replay.capacity {capacity} must be {needed}", remedy="raise it")
-    oldest, dtype = snapshot.segments[0], stored_record_dtype(schema)
+    oldest, dtype = snapshot.segments[0], layout.stored_record_dtype(schema)
     records = np.frombuffer(folder.read(oldest), dtype, oldest.end_key - oldest.first_key)
     dead = int(records["segment"][max(0, snapshot.first_key - oldest.first_key)])  # bytes of blobs before `first_key`
     num_bytes = sum(file.num_bytes - dtype.itemsize * (file.end_key - file.first_key) for file in snapshot.segments)
     require(
-        num_bytes - dead <= Sizes(capacity, max_bytes, snapshot.num_streams).arena_bytes,
+        num_bytes - dead <= layout.Sizes(capacity, max_bytes, snapshot.num_streams).arena_bytes,
         f"replay.max_bytes {max_bytes} is too small for the snapshot, whose frames take {num_bytes - dead} B",
         remedy="raise it",
     )
 
 
-def _fill(regions: Regions, folder: SnapshotFolder, snapshot: Snapshot) -> None:
+def _fill(folder: SnapshotFolder, snapshot: Snapshot, regions: layout.Regions) -> None:
     """Copies the snapshot into an empty store, with the blobs next to each other from the start of the arena."""
     capacity, cells, dtype = regions.sizes.capacity, regions.cells, regions.records.dtype
     state = folder.read(snapshot.state)
     num_weights = snapshot.state.end_key - snapshot.state.first_key
     weights = np.frombuffer(state, np.float64, num_weights)[snapshot.first_key - snapshot.state.first_key :]
-    rows = np.frombuffer(state, STREAM_ROW, snapshot.num_streams, 8 * num_weights)
+    rows = np.frombuffer(state, layout.STREAM_ROW, snapshot.num_streams, 8 * num_weights)
     end = 0
     for file in snapshot.segments:
         data = folder.read(file)
@@ -124,5 +98,5 @@ def _fill(regions: Regions, folder: SnapshotFolder, snapshot: Snapshot) -> None:
         regions.records[slots] = records
         regions.tree.set(slots, weights[first_key - snapshot.first_key :][: len(slots)])
     regions.streams[: len(rows), 0] = rows
-    cells[END_BYTE], cells[FIRST_BYTE] = end, 0
-    cells[FIRST_KEY], cells[COMMIT] = snapshot.first_key, snapshot.end_key
+    cells[layout.END_BYTE], cells[layout.FIRST_BYTE] = end, 0
+    cells[layout.FIRST_KEY], cells[layout.COMMIT] = snapshot.first_key, snapshot.end_key

@@ -40,9 +40,8 @@ def create_file(
         raise DataError(f"cannot create the replay memory {path}: {error.strerror}") from error
     try:
         # Checked after creating `partial`, so that no other process can create `path` between check and rename.
-        require(
-            not path.exists(), f"the replay memory {path} already exists", remedy="resume its run, or remove the file"
-        )
+        remedy = "resume its run, or remove the file"
+        require(not path.exists(), f"the replay memory {path} already exists", remedy=remedy)
         ownership = FileLock(partial, LOCK_ATTEMPTS, in_use(partial))
         try:
             num_bytes = sizes.file_bytes(schema)
@@ -85,11 +84,10 @@ def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
             raise DamagedMemoryError(f"{path} is not a replay memory, or its creation was interrupted")
         mismatch = f"{path} has format {header['format']}, but this version uses format {FORMAT}"
         require(header["format"] == FORMAT, mismatch, remedy="remove the file")
-        require(
-            header["schema"] == schema.fingerprint,
-            f"{path} has schema {header['schema']:08x}, but this environment has schema {schema.fingerprint:08x}",
-            remedy="use the same environment as before, or remove the file",
-        )
+        found, expected = f"schema {header['schema']:08x}", f"schema {schema.fingerprint:08x}"
+        mismatch = f"{path} has {found}, but this environment has {expected}"
+        remedy = "use the same environment as before, or remove the file"
+        require(header["schema"] == schema.fingerprint, mismatch, remedy=remedy)
         sizes = Sizes(*(int(header[name]) for name in Sizes._fields))
         if min(sizes) < 1 or sizes.file_bytes(schema) != num_bytes:
             raise DamagedMemoryError(f"{path} is damaged: its size of {num_bytes} bytes does not match its header")

@@ -16,11 +16,9 @@ class PriorityWeights:
     def __init__(self, min_priority: float, exponent: float) -> None:
         """Raises UsageError if the smallest weight would be 0 or denormal."""
         # Denormal weights have few digits, and their share of the sum may round to 0.
-        require(
-            min_priority > 0 and min_priority**exponent >= sys.float_info.min,
-            f"replay.min_priority {min_priority} ** replay.priority_exponent {exponent} is too close to 0",
-            remedy="raise replay.min_priority",
-        )
+        is_normal = min_priority > 0 and min_priority**exponent >= sys.float_info.min
+        problem = f"replay.min_priority {min_priority} ** replay.priority_exponent {exponent} is too close to 0"
+        require(is_normal, problem, remedy="raise replay.min_priority")
         self._min_priority = min_priority
         self._exponent = exponent
 

@@ -28,7 +28,6 @@ class Draw(NamedTuple):
 class Sample(NamedTuple):
     """A batch of transitions with a copy of their frames."""
 
-    store_incarnation: int
     num_transitions: int  # live transitions when the batch was drawn
     records: Array  # batch_record_dtype[B]
     blob: bytes  # frames of all transitions, see `frame_blob`
@@ -71,7 +70,7 @@ class StoreReader(Store):
             missing -= len(copied)
             if not missing:
                 batch = records[0] if len(records) == 1 else np.concatenate(records)
-                return Sample(self.store_incarnation, num_transitions, batch, CopiedFrames.join(frames))
+                return Sample(num_transitions, batch, CopiedFrames.join(frames))
         return None
 
     def draw(self, count: int, rng: np.random.Generator) -> Draw:

@@ -12,15 +12,7 @@ import numpy as np
 from apex.errors import LostMemoryError, require
 from apex.replay_memory.store.deduplication import InsertOutcome, StreamRow
 from apex.replay_memory.store.file import create_file, open_file, require_sound
-from apex.replay_memory.store.layout import (
-    COMMIT,
-    END_BYTE,
-    FIRST_BYTE,
-    FIRST_KEY,
-    Regions,
-    Store,
-    StoreSettings,
-)
+from apex.replay_memory.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, Regions, Store, StoreSettings
 from apex.replay_memory.store.location import beside, in_use
 from apex.replay_memory.store.priority_weights import PriorityWeights, count_refused
 from apex.runtime.atomic_files import UNINTERRUPTED, Steps

@@ -51,11 +51,7 @@ class BestPolicy:
 
     def _write(self, score: float, parameters: Parameters, games: PlayedGames | None) -> bool:
         info = PolicyInfo(
-            schema=self._schema,
-            config=self._config,
-            num_updates=parameters.version,
-            score=float(score),
-            games=games,
+            schema=self._schema, config=self._config, num_updates=parameters.version, score=float(score), games=games
         )
         try:
             save_best(self._folder, parameters.values, info)

@@ -73,17 +73,9 @@ def save_checkpoint(
     sealed, data = sealed_folder(path, steps), _encode(state)
     try:
         file = sealed.write(_unused_name(path), data)
-        sealed.seal(
-            MANIFEST,
-            {
-                "num_updates": state.num_updates,
-                "progress": state.progress._asdict(),
-                "file": file.name,
-                "num_bytes": file.num_bytes,
-                "sha256": file.sha256,
-                "replay": [part._asdict() for part in replay],
-            },
-        )
+        listed = {"file": file.name, "num_bytes": file.num_bytes, "sha256": file.sha256}
+        progress, parts = state.progress._asdict(), [part._asdict() for part in replay]
+        sealed.seal(MANIFEST, {"num_updates": state.num_updates, "progress": progress, **listed, "replay": parts})
     except OSError:
         _keep_listed(sealed)
         raise
@@ -140,12 +132,8 @@ def _keep_listed(sealed: SealedFolder) -> None:
 
 def _encode(state: LearnerState) -> bytes:
     tensors: dict[str, Tensor] = {}
-    tree = {
-        **state._asdict(),
-        "progress": state.progress._asdict(),
-        "config": to_dict(state.config),
-        "schema": state.schema.to_dict(),
-    }
+    progress, config, schema = state.progress._asdict(), to_dict(state.config), state.schema.to_dict()
+    tree = {**state._asdict(), "progress": progress, "config": config, "schema": schema}
     packed = json.dumps(pack(tree, tensors, ""))  # Fills `tensors`.
     return encode(tensors, {"format": str(FORMAT), "state": packed})
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from apex.algorithms.interface import Agent, make_algorithm
 from apex.algorithms.parameters import load_parameters
-from apex.config import Config, EnvironmentConfig, NetworkConfig, from_saved
+from apex.config import Config, EnvironmentConfig, from_saved
 from apex.errors import CheckpointError
 from apex.runs.checkpoints.checkpoint import load_checkpoint
 from apex.runs.checkpoints.tensor_file import decode, digest_of, encode
@@ -61,11 +61,6 @@ class PolicyInfo:
         """The environment that the policy was trained in."""
         return self.config.environment
 
-    @property
-    def network(self) -> NetworkConfig:
-        """The settings of the network."""
-        return self.config.network
-
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields, with branches of the configuration in the place of `config`.
 
@@ -89,11 +84,7 @@ def save_policy(path: Path, values: NDArray[np.float32], info: PolicyInfo) -> No
 def encode_policy(network: nn.Module, info: PolicyInfo, names: Mapping[str, str] = MappingProxyType({})) -> bytes:
     """Returns the bytes of a policy file. `names`: for each renamed tensor of the state dict, its name in the file."""
     tensors = {names.get(name, name): tensor.contiguous().clone() for name, tensor in network.state_dict().items()}
-    manifest = {
-        **info.to_dict(),
-        "names": {new: old for old, new in names.items()},
-        "sha256": digest_of(tensors),
-    }
+    manifest = {**info.to_dict(), "names": {new: old for old, new in names.items()}, "sha256": digest_of(tensors)}
     return encode(tensors, {"format": str(FORMAT), "policy": seal(manifest).decode()})
 
 

@@ -34,12 +34,8 @@ The learner and the replay server each have one key, which the other roles expec
 @reports_errors("apex keys")
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `apex keys` with these arguments; returns its exit status."""
-    parser = Parser(
-        prog="apex keys",
-        description="Creates the keys that encrypt and authenticate connections between hosts.",
-        epilog=GUIDE,
-        formatter_class=Formatter,
-    )
+    about = "Creates the keys that encrypt and authenticate connections between hosts."
+    parser = Parser(prog="apex keys", description=about, epilog=GUIDE, formatter_class=Formatter)
     commands = parser.add_subparsers(dest="command", required=True)
     new = commands.add_parser("new", help="create a folder with a key pair for every role")
     new.add_argument("folder", type=Path, metavar="DIR", help="folder to create; must not exist yet")
@@ -47,11 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bundle.add_argument("folder", type=Path, metavar="DIR", help="folder created by apex keys new")
     bundle.add_argument("out", type=Path, metavar="OUT", help="folder to create; must not exist yet")
     bundle.add_argument("--role", required=True, choices=[str(role) for role in Role])
-    bundle.add_argument(
-        "--name",
-        default="",
-        help="name of the host that gets this folder; its key is then its own, to be revoked alone",
-    )
+    bundle.add_argument("--name", default="", help="name of the host, which then gets a key that can be revoked alone")
     arguments = parser.parse_args(argv)
     if arguments.command == "new":
         new_folder(arguments.folder)
@@ -76,9 +68,8 @@ def new_folder(folder: Path) -> None:
 def bundle_for(folder: Path, role: Role, out: Path, name: str = "") -> None:
     """Creates `out` with the keys that a host of this role needs. With a `name` the host gets a separate key."""
     require(not name or role not in PINNED, f"--name cannot be used with --role {role}: this role has only one key")
-    require(
-        re.fullmatch(r"[^/\s]*", name) is not None, f"--name must be a plain word without / or spaces, got {name!r}"
-    )
+    is_plain = re.fullmatch(r"[^/\s]*", name) is not None
+    require(is_plain, f"--name must be a plain word without / or spaces, got {name!r}")
     Keys(folder, role)
     own = folder / f"{role}.{name}.key"
     require(not own.exists(), f"--name {name}: {own} exists already", remedy="choose another name")

@@ -53,10 +53,8 @@ class Keys:
     def __init__(self, folder: Path, role: Role) -> None:
         """Raises UsageError if a key is missing or invalid, or if other users can write a key or read a secret key."""
         require(folder.is_dir(), f"key folder {folder} does not exist", remedy=f"run apex keys new {folder}")
-        is_old = any(folder.glob("*.secret"))
-        require(
-            not is_old, f"{folder} has keys in an older format (ROLE.secret)", remedy="run apex keys new, then bundle"
-        )
+        remedy = "run apex keys new, then bundle"
+        require(not any(folder.glob("*.secret")), f"{folder} has keys in an older format (ROLE.secret)", remedy=remedy)
         _refuse_open(folder, stat.S_IWGRP | stat.S_IWOTH, "written")
         self.role = role
         self.public, secret = _load(folder / f"{role}.key_secret", stat.S_IRWXG | stat.S_IRWXO, "read")
@@ -83,11 +81,8 @@ class Keys:
 
     def _only_key(self, role: Role) -> bytes:
         keys = list(self.accepted(role))
-        require(
-            len(keys) == 1,
-            f"{self._folder} must have exactly one public key of the {role}, but has {len(keys)}",
-            remedy="create the folder with apex keys bundle",
-        )
+        problem = f"{self._folder} must have exactly one public key of the {role}, but has {len(keys)}"
+        require(len(keys) == 1, problem, remedy="create the folder with apex keys bundle")
         return keys[0]
 
 
@@ -150,8 +145,5 @@ def _load(path: Path, forbidden: int, verb: str) -> tuple[bytes, bytes | None]:
 
 def _refuse_open(path: Path, bits: int, verb: str) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
-    require(
-        not mode & bits,
-        f"{path} can be {verb} by other users (mode {mode:04o})",
-        remedy=f"run chmod {mode & ~bits & 0o777:o} {path}; if another user may have {verb} it, create new keys",
-    )
+    remedy = f"run chmod {mode & ~bits & 0o777:o} {path}; if another user may have {verb} it, create new keys"
+    require(not mode & bits, f"{path} can be {verb} by other users (mode {mode:04o})", remedy=remedy)

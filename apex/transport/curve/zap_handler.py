@@ -71,9 +71,8 @@ class ZapHandler:
     def check(self) -> None:
         """Raises ZapHandlerError if the thread has ended."""
         if self._failure is not None or not self._thread.is_alive():
-            raise ZapHandlerError(
-                f"the authenticator thread has failed, so no peer can connect: {self._failure!r}"
-            ) from self._failure
+            problem = f"the authenticator thread has failed, so no peer can connect: {self._failure!r}"
+            raise ZapHandlerError(problem) from self._failure
 
     def close(self) -> None:
         """Ends the thread. After that all new connections are refused."""
@@ -139,20 +138,12 @@ class ZapHandler:
             return
         for role, keys in before.items():
             self._removed |= set(keys) - set(self._lists[role])
-        gone = [
-            (socket_name, key)
-            for (socket_name, key), role in self._admitted.items()
-            if self._judge(socket_name, key)[0] != role
-        ]
+        gone = [entry for entry, role in self._admitted.items() if self._judge(*entry)[0] != role]
         for entry in gone:
             del self._admitted[entry]
         for socket_name in sorted({socket_name for socket_name, _ in gone}):
             count = cut(self._ports.get(socket_name, ()))
-            log.warning(
-                "a key that was used on socket %s was removed: closed its %d connections; other peers will reconnect",
-                socket_name,
-                count,
-            )
+            log.warning("a key of socket %s was removed: closed its %d connections", socket_name, count)
 
     def _read(self, role: Role) -> dict[bytes, str]:
         """Returns the accepted keys of a role; {} if they cannot be read. The next check reads them again."""

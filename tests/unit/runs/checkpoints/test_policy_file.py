@@ -58,7 +58,7 @@ def test_checkpoint_can_be_read_as_a_policy_without_a_score(tmp_path):
     state = make_state(7)
     info, agent = read_policy(save_checkpoint(tmp_path, state))
     assert same(dict(state.online), dict(agent.network.state_dict()))
-    assert (info.num_updates, info.score, info.network) == (7, None, NETWORK)
+    assert (info.num_updates, info.score, info.config.network) == (7, None, NETWORK)
 
 
 def test_refuses_values_that_do_not_fit_the_network(tmp_path):
