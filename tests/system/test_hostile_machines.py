@@ -19,13 +19,11 @@ from apex.launch.preflight.checks import check_tmpfs
 from apex.launch.preflight.leftovers import find_orphans
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricRow, MetricsWriter, read_curve
-from apex.runtime.gpu import Cuda
 from apex.runtime.hardware import available_memory, core_limits, has_bfloat16, memory_limits, read_space
 from apex.runtime.lifecycle import Stop
 from apex.runtime.logs import LogTail
 from apex.runtime.supervisor import Program, supervise
 
-NO_GPU = Cuda(0, 0, [])
 ODD = "Läufe mit Leerzeichen 😀"
 FULL = Path("/dev/full")
 
