@@ -57,11 +57,9 @@ class GraphUpdate(Update):
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
                 return self._update(inputs)
         except RuntimeError as error:
-            log.warning(
-                "Cannot capture the update as a CUDA graph (%s). Updates will be slower. Check whether the network "
-                "waits for the GPU, for example by .item(), or uses CPU tensors.",
-                str(error).strip().partition("\n")[0],
-            )
+            remedy = "Check whether the network waits for the GPU, for example by .item(), or uses CPU tensors."
+            message = "Cannot capture the update as a CUDA graph (%s). Updates will be slower. %s"
+            log.warning(message, str(error).strip().partition("\n")[0], remedy)
             return None
 
 

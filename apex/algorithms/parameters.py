@@ -28,11 +28,9 @@ def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
     """Copies `values`, as from `flatten_parameters`, into the module. Raises UsageError if the size does not match."""
     tensors = _tensors(module)
     sizes = [tensor.numel() for tensor in tensors]
-    require(
-        values.shape == (sum(sizes),),
-        f"received parameters of shape {list(values.shape)}, but this network has {sum(sizes)} parameters",
-        remedy="use the same network.* settings and the same code for network.factory on every host",
-    )
+    problem = f"received parameters of shape {list(values.shape)}, but this network has {sum(sizes)} parameters"
+    remedy = "use the same network.* settings and the same code for network.factory on every host"
+    require(values.shape == (sum(sizes),), problem, remedy=remedy)
     flat = torch.from_numpy(np.require(values, np.float32, ["C", "W"]))  # copies a read-only array: torch would warn
     for tensor, part in zip(tensors, torch.split(flat, sizes), strict=True):
         tensor.copy_(part.view(tensor.shape))
@@ -41,10 +39,8 @@ def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
 def _tensors(module: nn.Module) -> list[Tensor]:
     """Returns the tensors of the state dict, detached, without a copy. Raises UsageError unless all are float32."""
     state = module.state_dict()
+    remedy = "convert it, keep it out of the state dict (persistent=False), or replace BatchNorm by LayerNorm"
     for name, tensor in state.items():
-        require(
-            tensor.dtype is torch.float32,
-            f"the network's tensor {name!r} is {str(tensor.dtype).removeprefix('torch.')}, but must be float32",
-            remedy="convert it, keep it out of the state dict (persistent=False), or replace BatchNorm by LayerNorm",
-        )
+        problem = f"the network's tensor {name!r} is {str(tensor.dtype).removeprefix('torch.')}, but must be float32"
+        require(tensor.dtype is torch.float32, problem, remedy=remedy)
     return list(state.values())

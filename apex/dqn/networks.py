@@ -138,11 +138,9 @@ def _convolutional_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Seque
     smallest = 1
     for _, kernel, stride in reversed(CONVOLUTIONS):
         smallest = (smallest - 1) * stride + kernel
-    require(
-        min(height, width) >= smallest,
-        f"frames of {height} x {width} pixels are too small for the convolutions, which need {smallest} x {smallest}",
-        remedy="raise environment.image_size, or set network.factory to a custom network",
-    )
+    problem = f"frames of {height} x {width} pixels, but the convolutions need at least {smallest} x {smallest}"
+    remedy = "raise environment.image_size, or set network.factory to a custom network"
+    require(min(height, width) >= smallest, problem, remedy=remedy)
     for channels, kernel, stride in CONVOLUTIONS:
         out_channels = _scaled(channels, config.width)
         convolution = (nn.Conv2d if layers else PixelConvolution)(in_channels, out_channels, kernel, stride)

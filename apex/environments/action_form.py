@@ -70,11 +70,9 @@ def _read_box(space: spaces.Box, subject: str) -> ActionForm:
     is_float = np.issubdtype(space.dtype, np.floating)
     require(is_float, f"{subject}: integers are not supported", remedy="declare a Box of float32, or a MultiDiscrete")
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    require(
-        bool((np.abs([low, high]) <= MAX_BOUND).all()),
-        f"{subject} with a bound that is infinite or beyond {MAX_BOUND:g}, but actions are scaled to low ... high",
-        remedy="set the real bounds with a wrapper (gymnasium.wrappers.TransformAction)",
-    )
+    problem = f"{subject} with a bound that is infinite or beyond {MAX_BOUND:g}, but actions are scaled to low ... high"
+    remedy = "set the real bounds with a wrapper (gymnasium.wrappers.TransformAction)"
+    require(bool((np.abs([low, high]) <= MAX_BOUND).all()), problem, remedy=remedy)
 
     def convert(action: Array) -> Array:
         share = (action.reshape(space.shape).astype(np.float64) + 1) / 2

@@ -28,10 +28,8 @@ def action_names(config: EnvironmentConfig, game: str) -> list[str]:
     try:
         emulator.loadROM(str(roms.get_rom_path(game)))
     except OSError as error:
-        raise UsageError(
-            f"the ROM of {game} cannot be read: {error}",
-            "unset ALE_ROMS_DIR, or run pip install --force-reinstall ale-py, which includes the ROMs",
-        ) from error
+        remedy = "unset ALE_ROMS_DIR, or run pip install --force-reinstall ale-py, which includes the ROMs"
+        raise UsageError(f"the ROM of {game} cannot be read: {error}", remedy) from error
     actions = emulator.getLegalActionSet() if config.full_action_space else emulator.getMinimalActionSet()
     return [action.name.lower() for action in actions]
 

@@ -99,11 +99,9 @@ class Policy:
         the observation has another shape or dtype, or if the policy was trained with masks and `mask` is None.
         """
         batch, is_one = self._batch(observation)
-        require(
-            mask is not None or not self.info.schema.masked,
-            f"{self.info.environment.id} has action masks, but no mask is given",
-            remedy='pass info["action_mask"] as the second argument',
-        )
+        problem = f"{self.info.environment.id} has action masks, but no mask is given"
+        is_complete = mask is not None or not self.info.schema.masked
+        require(is_complete, problem, remedy='pass info["action_mask"] as the second argument')
         allowed = None if mask is None else self._mask(mask, len(batch))
         actions = self._agent.act(batch, allowed, self.epsilon, self._rng)
         if not is_one:

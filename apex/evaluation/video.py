@@ -68,11 +68,8 @@ class Mp4:
         found = int(video.get(cv2.CAP_PROP_FRAME_COUNT)) if video.isOpened() else 0
         readable = found > 0 and video.read()[0]
         video.release()
-        require(
-            readable and found == self._num_pictures,
-            f"{self._option} {self._path}: only {found} of {self._num_pictures} pictures can be read",
-            remedy="check whether the disk is full",
-        )
+        problem = f"{self._option} {self._path}: only {found} of {self._num_pictures} pictures can be read"
+        require(readable and found == self._num_pictures, problem, remedy="check whether the disk is full")
 
 
 class Gif:

@@ -129,10 +129,8 @@ def to_onnx(network: nn.Module, schema: Schema, output: str = "q") -> tuple[byte
             expected = network(torch.from_numpy(batch)).numpy()
         difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else np.inf
         if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
-            raise ExportError(
-                f"the outputs of the ONNX network differ from torch by {difference:g} for a batch of {len(batch)}",
-                "remove branches that depend on the size or the values of the batch from the network's code",
-            )
+            problem = f"the outputs of the ONNX network differ from torch by {difference:g} for a batch of {len(batch)}"
+            raise ExportError(problem, "remove branches that depend on the size or the values of the batch")
         largest = max(largest, difference)
         num_differing += int((found.argmax(1) != expected.argmax(1)).sum())
     return data, OnnxFacts(OPSET, largest, sum(BATCHES), num_differing, runtime.__version__)
