@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.builders import CONTINUOUS, PIXELS
 from support.store_builders import SCHEMA, SETTINGS, attach, create, make_segment, open_reader, write_number
 
 from apex.errors import DamagedMemoryError, LostMemoryError, UsageError
@@ -350,3 +351,8 @@ def test_writer_locks_its_file_despite_concurrent_owner_checks(path):
     assert has_owner(path)
     store.close()
     looker.join()
+
+
+def test_a_schema_describes_its_actions_by_number_or_size():
+    assert str(PIXELS.num_actions) in PIXELS.actions
+    assert str(CONTINUOUS.action_size) in CONTINUOUS.actions
