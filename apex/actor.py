@@ -14,10 +14,11 @@ from apex.acting.service import join, run_service
 from apex.acting.worker import Work, run_worker
 from apex.config.arguments import Parser, non_negative_int
 from apex.errors import FINISHED
+from apex.runs.live import find_route
 from apex.runtime.lifecycle import reports_errors, sleep, stop_on_signals
 from apex.runtime.logs import configure_logging
 from apex.runtime.watchdog import take_notifier
-from apex.transport.hello import add_route_options, greet_in_child, read_route
+from apex.transport.hello import add_route_options, greet_in_child
 from apex.types import Role
 
 REJOIN_SECONDS = 1.0  # pause before joining again, because a learner announces the end of its run for some seconds
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None, work: Work = run_worker) -> int:
     parser.add_argument("--wait-for-runs", action="store_true", help="after a run, wait for the next run at HOST")
     arguments = parser.parse_args(argv)
     configure_logging(Role.ACTOR)
-    route = read_route(arguments)
+    route = find_route(arguments)
     greet = partial(join, route=route, processes=arguments.processes, envs=arguments.envs)
     with stop_on_signals(take_notifier()) as signals:
         while True:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from apex.config.arguments import Parser
 from apex.errors import FINISHED
 from apex.evaluation.service import run_service
+from apex.runs.live import find_route
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.logs import configure_logging
 from apex.runtime.watchdog import take_notifier
-from apex.transport.hello import add_route_options, greet, read_route
+from apex.transport.hello import add_route_options, greet
 from apex.types import Role
 
 
@@ -22,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_route_options(parser)
     arguments = parser.parse_args(argv)
     configure_logging(Role.EVALUATOR)
-    route = read_route(arguments)
+    route = find_route(arguments)
     with stop_on_signals(take_notifier()) as stop:
         welcome = greet(route, Role.EVALUATOR, stop)
         return run_service(welcome, stop) if welcome is not None else FINISHED

@@ -142,16 +142,35 @@ class Bottleneck(Record, frozen=True, kw_only=True):
     decrease: tuple[str, ...] = ()  # settings that remedy it if they are decreased
 
 
-RestoreSource = Literal["checkpoint", "memory", "snapshot", "nothing", "unknown"]
+RestoreSource = Literal["checkpoint", "memory", "snapshot", "nothing"]
+_MemoryLoss = Literal["memory_gone", "memory_damaged", "memory_incomplete", "memory_older"]
+LossCause = Literal[_MemoryLoss, "snapshot_older", "snapshot_gone"]
 
 
 class Restored(Record, frozen=True, kw_only=True):
-    """From what a part of a resumed run starts. "memory" is a file that is still in tmpfs; "unknown": another host."""
+    """From what a part of a resumed run starts. "memory" is a file that is still in tmpfs."""
 
     part: str  # "learner", "replay" or, with several shards, "replay 1"
     source: RestoreSource
     number: int = 0  # checkpoint: its update; snapshot: its number
     size: int = 0  # checkpoint: its steps; memory and snapshot: their transitions
+    count: int = 0  # memory and snapshot: transitions stored until then, including overwritten ones
+    causes: tuple[LossCause, ...] = ()  # why a part of the replay memory may lack transitions
     path: str = ""  # memory: its file; nothing: the folder in which a saved file is missing, "" if none was ever saved
     other_number: int = 0  # memory: a newer snapshot; else: the missing snapshot of the checkpoint; 0: none
     other_size: int = 0  # memory: the newer transitions of that snapshot; else: its transitions
+
+
+class Missing(Record, frozen=True, kw_only=True):
+    """Acknowledged transitions that a resumed run lacks. More may be missing: those of the last two seconds."""
+
+    transitions: int  # how many of the transitions that the replay memory held when the run stopped
+    of: int  # transitions that the replay memory held then
+    causes: tuple[LossCause, ...]
+
+
+class OtherVersion(Record, frozen=True):
+    """Another version of this package than the present one has started the run last: commits, or version numbers."""
+
+    saved: str
+    present: str

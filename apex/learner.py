@@ -12,6 +12,7 @@ from apex.config.arguments import Parser
 from apex.environments.factory import describe
 from apex.errors import require
 from apex.learning.service import run_service
+from apex.replay_memory.store.location import claim_run
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
 from apex.runtime.hardware import read_machine
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging(Role.LEARNER)
     with stop_on_signals(take_notifier()) as stop:
         folder = open_run(arguments)
-        with hold(folder.path, or_parent=True):  # The parent may be a launcher that holds the lock.
+        # The parent may be a launcher that holds the lock.
+        with hold(folder.path, or_parent=True), claim_run(folder.run_id, folder.path):
             return run_service(folder, stop)
 
 

@@ -17,10 +17,11 @@ from apex.config.arguments import Parser, non_negative_int
 from apex.errors import FINISHED
 from apex.replay_memory.open_store import predecessor_is_dead
 from apex.replay_memory.service import run_service
+from apex.runs.live import find_route
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.logs import configure_logging
 from apex.runtime.watchdog import take_notifier
-from apex.transport.hello import add_route_options, greet, greet_in_child, read_route
+from apex.transport.hello import add_route_options, greet, greet_in_child
 from apex.transport.messages.fields import HOST
 from apex.types import Role
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     configure_logging(Role.REPLAY)
-    route = read_route(arguments)
+    route = find_route(arguments)
     with stop_on_signals(take_notifier()) as stop:
         is_dead = partial(predecessor_is_dead, arguments.shard)
         hello = partial(greet, route, Role.REPLAY, shard=arguments.shard, holder_is_dead=is_dead)

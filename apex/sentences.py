@@ -12,6 +12,9 @@ from apex.facts import (
     EndReason,
     Failure,
     LogEntry,
+    LossCause,
+    Missing,
+    OtherVersion,
     Phase,
     ProgramEvent,
     Record,
@@ -115,7 +118,6 @@ def describe_restored(found: Restored) -> str:
         "memory": f"{found.size:,} transitions from {found.path}",
         "snapshot": f"{found.size:,} transitions of snapshot {found.number}",
         "nothing": f"starts {'at update 0' if found.part == 'learner' else 'with an empty memory'}; {why}",
-        "unknown": "no memory on this host; a server on another host resumes from its own --snapshots, or starts empty",
     }[found.source]
     other = ""
     if found.other_number and found.source == "memory":
@@ -123,6 +125,28 @@ def describe_restored(found: Restored) -> str:
     elif found.other_number:
         other = f"; the checkpoint was saved with snapshot {found.other_number} ({found.other_size:,} transitions)"
     return f"{found.part}: {begin}{other}"
+
+
+LOSSES: dict[LossCause, str] = {
+    "memory_gone": "the replay memory is gone",
+    "memory_damaged": "the replay memory is damaged",
+    "memory_incomplete": "the creation of the replay memory was interrupted",
+    "memory_older": "the replay memory is older than the newest snapshot",
+    "snapshot_older": "the newest snapshot is gone, damaged or unfinished",
+    "snapshot_gone": "there is no snapshot",
+}
+
+
+def describe_missing(missing: Missing) -> str:
+    """Returns how many acknowledged transitions a resumed run lacks, and why."""
+    why = ", and ".join(LOSSES[cause] for cause in missing.causes)
+    share = f"at least {missing.transitions:,} of {missing.of:,} acknowledged transitions are missing"
+    return f"{share}: {why}" if why else share
+
+
+def describe_other_version(other: OtherVersion) -> str:
+    """Returns which version of this package started the run last, and which one resumes it."""
+    return f"the run was last started with apex {other.saved}, and this is apex {other.present}: results may differ"
 
 
 def describe_disk(folder: str, flaw: str) -> str:
@@ -236,6 +260,8 @@ _SENTENCES: dict[type[Record], Callable[[Any], str]] = {
     ProgramEvent: describe_event,
     UnitEvent: describe_unit,
     Restored: describe_restored,
+    Missing: describe_missing,
+    OtherVersion: describe_other_version,
 }
 
 

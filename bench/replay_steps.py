@@ -18,7 +18,7 @@ from apex.replay_memory.frames.lz4_blocks import make_blocks
 from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.location import MEMORY, remove
+from apex.replay_memory.store.location import memory_folder, remove
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.sum_tree import SumTree
 from apex.replay_memory.store.writer import StoreWriter
@@ -42,8 +42,8 @@ class StoreTimes(NamedTuple):
 
 def time_store(num_slots: int, batch_size: int) -> StoreTimes:
     """Draws from a full store of `num_slots` transitions, and updates priorities of random keys."""
-    # If this process is killed, the next run removes the file of this name.
-    path = MEMORY / f"apex-{os.getpid():016x}-t.replay"
+    # If this process is killed, `apex doctor --clean` removes the file of this name.
+    path = memory_folder() / f"apex-{os.getpid():016x}-t.replay"
     rng = np.random.default_rng(0)
     length = min(SEGMENT_RECORDS, num_slots)
     writer = StoreWriter.create(

@@ -17,7 +17,7 @@ from apex.replay_memory.snapshots.process import SnapshotProcess
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.location import MEMORY
+from apex.replay_memory.store.location import memory_folder
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.children import start_child, stop_children
@@ -42,7 +42,7 @@ def measure_snapshot(
     Snapshots are written to `folder`. The longest calls are in milliseconds and include delays by other programs;
     compare only figures of one run.
     """
-    with tempfile.TemporaryDirectory(dir=MEMORY, prefix="apex-timing-") as memory:
+    with tempfile.TemporaryDirectory(dir=memory_folder(), prefix="apex-timing-") as memory:
         path = Path(memory) / "store"
         settings = StoreSettings(
             capacity=num_transitions,

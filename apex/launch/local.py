@@ -12,7 +12,7 @@ from apex.facts import EndReason
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
 from apex.launch.programs import make_programs
-from apex.launch.resume import find_saved
+from apex.launch.resume import find_saved, report_losses
 from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import open_view, print_line
@@ -42,12 +42,14 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
             if stop.poll():
                 return None
             folder = RunFolder.create(config, schema, argv=start.argv)
-            lock.enter_context(hold(folder.path))
+            _claim(lock, folder)
         else:
             folder = RunFolder.open(start.folder)
-            lock.enter_context(hold(folder.path))
-            for found in find_saved(folder, config, accept=start.accept_changes):
+            _claim(lock, folder)
+            saved = find_saved(folder, config, accept=start.accept_changes)
+            for found in saved:
                 tell(describe_restored(found))
+            report_losses(folder, saved, ask=start.asks and not start.accept_changes)
             config, sizes = fit(config, folder.schema, tell, store_path(folder.run_id), free=claims.claim)
             if stop.poll():
                 return None
@@ -55,6 +57,12 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
         for line in _introduce(config, folder, sizes):
             tell(line)
         return _run_programs(start, config, folder, stop, out or sys.stdout)
+
+
+def _claim(lock: ExitStack, folder: RunFolder) -> None:
+    """Makes this process the only launcher of the run, and keeps the run's replay memory until `lock` is closed."""
+    lock.enter_context(hold(folder.path))
+    lock.enter_context(claim_run(folder.run_id, folder.path))
 
 
 def _introduce(config: Config, folder: RunFolder, sizes: list[str]) -> list[str]:
@@ -77,7 +85,6 @@ def _curves(config: Config) -> str:
 def _run_programs(start: Start, config: Config, folder: RunFolder, stop: Stop, out: TextIO) -> RunOutcome:
     transport = config.transport
     with (
-        claim_run(folder.run_id),
         log_to(folder.logs / "launcher.log"),
         open_context(read_keys(transport.keys, Role.OBSERVER)) as context,
         open_view(out) as view,

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from apex.command_line import parse_config
 from apex.config import Config, flatten
 from apex.config.arguments import Parser
-from apex.environments.factory import describe
+from apex.environments import factory
 from apex.errors import DamagedMemoryError, require
-from apex.facts import Restored, RestoreSource
+from apex.facts import LossCause, Missing, OtherVersion, Restored
 from apex.replay_memory.open_store import require_snapshot
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import require_room
@@ -23,7 +23,10 @@ from apex.replay_memory.store.file import is_whole, open_file, require_sound
 from apex.replay_memory.store.layout import Store
 from apex.replay_memory.store.location import has_owner, store_path
 from apex.runs.folder import RunFolder
+from apex.runtime.provenance import describe_checkout
+from apex.sentences import describe
 from apex.types import Schema
+from apex.version import VERSION
 
 if TYPE_CHECKING:
     from apex.runs.checkpoints.checkpoint import ReplayPart
@@ -101,7 +104,7 @@ def reopen(name: str, arguments: Sequence[str], *, accept: bool = False) -> tupl
         remedy=f"remove the other options, add {ACCEPT}, or start a new run",
     )
     require(
-        describe(config.environment, config.actor.n_step) == folder.schema,
+        factory.describe(config.environment, config.actor.n_step) == folder.schema,
         f"{run}: {config.environment.id} has changed since the run was saved",
         remedy="install the package versions that the run was started with",
     )
@@ -136,6 +139,44 @@ def find_saved(folder: RunFolder, config: Config, *, accept: bool) -> list[Resto
     return [learner, *(_find_memory(folder, config, shard, saved.get(shard), is_new, accept) for shard in shards)]
 
 
+def report_losses(folder: RunFolder, found: Sequence[Restored], *, ask: bool) -> None:
+    """Logs what the run lacks if it starts from `found`. With `ask`, raises UsageError instead if it lacks anything."""
+    losses = [describe(loss) for loss in (find_missing(folder, found), find_other_version(folder)) if loss is not None]
+    require(not ask or not losses, f"{OPTION} {folder.name}: {'; '.join(losses)}", remedy=f"add {ACCEPT} to continue")
+    for loss in losses:
+        log.warning("%s", loss)
+
+
+def find_missing(folder: RunFolder, found: Sequence[Restored]) -> Missing | None:
+    """Returns which acknowledged transitions the run lacks if it starts from `found`; None: it lacks none.
+
+    Compares with the last row of the curves, which counts the transitions until at most two seconds before the end of
+    the run; without such a row, with the checkpoint.
+    """
+    from apex.runs.metrics.writer import read_last_row  # Imported here because new runs do not need it.
+
+    learner, *parts = found
+    figures = read_last_row(folder.curves / "replay.jsonl").get("scalars", {})
+    stored = int(figures.get("replay/num_inserted") or learner.size)
+    held = int(figures.get("replay/size") or stored)
+    missing = min(held, stored - sum(part.count for part in parts))
+    causes = dict.fromkeys(cause for part in parts for cause in part.causes)
+    return Missing(transitions=missing, of=held, causes=tuple(causes)) if missing > 0 else None
+
+
+def find_other_version(folder: RunFolder) -> OtherVersion | None:
+    """Returns the version of this package that started the run last, and the present one; None if they are the same.
+
+    Compares commits if both are known, else version numbers.
+    """
+    last = [folder.manifest, *folder.manifest.get("resumed", [])][-1]
+    git, checkout = last.get("git"), describe_checkout(Path(__file__).parent)
+    saved, present = (last.get("versions") or {}).get("apex") or "?", VERSION
+    if git and checkout:
+        saved, present = git["commit"], checkout["commit"]
+    return None if saved == present else OtherVersion(saved, present)
+
+
 def _find_memory(
     folder: RunFolder, config: Config, shard: int, saved: ReplayPart | None, is_new: bool, accept: bool
 ) -> Restored:
@@ -146,7 +187,8 @@ def _find_memory(
     sizes, snapshots = config.replay.per_shard(), snapshot_folder(folder.checkpoints, config.replay.num_shards, shard)
     path = store_path(folder.run_id, shard)
     store = _open_memory(path, folder.schema, snapshots if config.checkpoint.replay else None)
-    if store is not None:
+    newest = snapshots.newest() if config.checkpoint.replay else None
+    if isinstance(store, Store):
         made = store.capacity, store.max_bytes if sizes.max_bytes else 0
         require(
             made == (sizes.capacity, sizes.max_bytes),
@@ -154,39 +196,43 @@ def _find_memory(
             f"{sizes.capacity} and {sizes.max_bytes}",
             remedy="use the sizes of the file, or remove the file",
         )
-        found = Restored(part=part, source="memory", size=store.size, path=str(path))
-        newest = snapshots.newest() if config.checkpoint.replay else None
+        found = Restored(part=part, source="memory", size=store.size, count=store.num_inserted, path=str(path))
         if newest is None or newest.end_key <= store.num_inserted:
             return found
-        return replace(found, other_number=newest.number, other_size=newest.end_key - store.num_inserted)
+        more = newest.end_key - store.num_inserted
+        return replace(found, other_number=newest.number, other_size=more, causes=("memory_older",))
     other = {} if saved is None else {"other_number": saved.number, "other_size": saved.size}
     snapshot = snapshots.load_latest() if config.checkpoint.replay else None
     if snapshot is not None:
         max_bytes = sizes.max_bytes or sys.maxsize  # If 0, the replay server chooses the size from its free memory.
         require_room(snapshots, snapshot, folder.schema, capacity=sizes.capacity, max_bytes=max_bytes)
-        found = Restored(part=part, source="snapshot", number=snapshot.number, size=snapshot.size)
-        return found if saved is None or snapshot.number >= saved.number else replace(found, **other)
+        damaged = newest.size - snapshot.size if newest is not None and newest.number == snapshot.number else 0
+        is_older = damaged > 0 or snapshot.number < snapshots.next_number() - 1
+        is_oldest = saved is not None and snapshot.number < saved.number
+        causes: tuple[LossCause, ...] = (store, "snapshot_older") if is_older or is_oldest else (store,)
+        found = Restored(part=part, source="snapshot", number=snapshot.number, size=snapshot.size, causes=causes)
+        return replace(found, count=snapshot.end_key - damaged, **(other if is_oldest else {}))
     require(
         accept or saved is None,
         f"{OPTION} {folder.name}: {snapshots.path} has no snapshot, but the checkpoint was saved with one",
         remedy=f"copy it back, or add {ACCEPT} to continue with an empty memory",
     )
-    source: RestoreSource = "nothing" if saved is not None or is_new else "unknown"
-    return Restored(part=part, source=source, path="" if is_new else str(snapshots.path), **other)
+    where = "" if is_new else str(snapshots.path)
+    return Restored(part=part, source="nothing", path=where, causes=(store, "snapshot_gone"), **other)
 
 
-def _open_memory(path: Path, schema: Schema, snapshots: SnapshotFolder | None) -> Store | None:
-    """Opens the replay memory that is still in tmpfs; returns None if there is none, or if the server cannot use it."""
+def _open_memory(path: Path, schema: Schema, snapshots: SnapshotFolder | None) -> Store | LossCause:
+    """Opens the replay memory that is still in tmpfs; returns why if there is none that the server can use."""
     if not path.exists():
-        return None
+        return "memory_gone"
     if not is_whole(path):
         log.warning("skipped %s: its creation was interrupted; the replay server will remove it", path)
-        return None
+        return "memory_incomplete"
     try:
         regions = open_file(path, schema, writable=False)
         require_sound(path, regions)
     except DamagedMemoryError as error:
         require_snapshot(error, snapshots)
         log.warning("skipped: %s; the replay server will remove this file", error)
-        return None
+        return "memory_damaged"
     return Store(regions)

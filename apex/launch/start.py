@@ -20,6 +20,7 @@ class Start:
     argv: Sequence[str]  # command line of the user, for the run's manifest
     folder: Path | None = None  # run to resume: its folder or, on Ray, the driver's folder of it; None: a new run
     accept_changes: bool = False  # a resumed run may lose saved data
+    asks: bool = False  # a person at a terminal must accept that a resumed run lacks transitions
     engine: RayEngine | None = None  # None: this machine
     environment: Mapping[str, str] = field(default_factory=dict)  # additional variables for the programs
     edit_programs: Callable[[list[Program]], list[Program]] = list  # fault tests change the programs of the run

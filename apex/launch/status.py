@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from apex.config import Config
 from apex.config.arguments import Parser, positive_float
 from apex.errors import FINISHED, NEIGHBOUR_GONE
 from apex.launch.terminal.view import show_once
+from apex.runs.live import find_route
 from apex.runtime.lifecycle import reports_errors
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import Keys, read_keys
 from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
-from apex.transport.sockets import open_context, split_address
+from apex.transport.sockets import open_context
 from apex.types import Role
 
 
@@ -23,18 +23,19 @@ from apex.types import Role
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `apex status`; returns the exit status, 75 if no learner answers."""
     parser = Parser(prog="apex status", description="Prints the status of the run whose learner is at HOST.")
-    parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="control address of the learner")
+    learner = "control address of the learner; default: the newest run in ./runs that is running on this host"
+    parser.add_argument("--learner", metavar="HOST[:PORT]", help=learner)
     parser.add_argument("--keys", default="", metavar="DIR", help="folder with the keys of an observer, see apex keys")
+    parser.set_defaults(insecure_no_auth=False)
     parser.add_argument("--json", action="store_true", help="print the whole status as one JSON object")
     parser.add_argument(
         "--timeout", type=positive_float, default=3.0, metavar="SECONDS", help="how long to wait for an answer"
     )
     arguments = parser.parse_args(argv)
-    host, port = split_address(arguments.learner, Config().transport.control_port)
-    endpoint = f"tcp://{host}:{port}"
-    status = ask(endpoint, arguments.timeout, read_keys(arguments.keys, Role.OBSERVER))
+    route = find_route(arguments)
+    status = ask(route.endpoint, arguments.timeout, read_keys(route.keys, Role.OBSERVER))
     if status is None:
-        text = f"apex status: no learner answered at {endpoint} within {arguments.timeout:g} s"
+        text = f"apex status: no learner answered at {route.endpoint} within {arguments.timeout:g} s"
         print(f"{text}; for a run elsewhere or with keys, give --learner and --keys", file=sys.stderr)
         return NEIGHBOUR_GONE
     if arguments.json:

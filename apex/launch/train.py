@@ -38,7 +38,8 @@ def read_start(arguments: Sequence[str]) -> Start:
     require_engine(options)
     if options.resume is not None and options.engine != RAY:
         folder, config = reopen(options.resume, rest, accept=options.accept_changes)
-        return Start(config=config, argv=arguments, folder=folder.path, accept_changes=options.accept_changes)
+        accept, asks = options.accept_changes, sys.stdin is not None and sys.stdin.isatty()
+        return Start(config=config, argv=arguments, folder=folder.path, accept_changes=accept, asks=asks)
     about = "Trains on this machine or on a cluster: runs replay, learner, actors, evaluator and TensorBoard."
     config = parse_config(rest, prog="apex train", description=about, own=[parser])
     if options.engine != RAY:

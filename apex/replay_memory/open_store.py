@@ -1,10 +1,12 @@
 """Opens the memory of a replay server, which may be an existing file, a restored snapshot or a new file.
 
-Also removes the memories of crashed runs.
+Also removes memories that no run can use any more and, if tmpfs is short, those of killed runs.
 """
 
 import logging
+import mmap
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from apex.config import ReplayConfig
@@ -16,6 +18,8 @@ from apex.replay_memory.store import location
 from apex.replay_memory.store.file import is_whole
 from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.writer import StoreWriter
+from apex.runtime.hardware import read_available_memory, read_space
+from apex.runtime.text import size
 from apex.transport.hello import Welcome, host_name
 from apex.transport.messages.control import WaitAnswer
 
@@ -74,21 +78,37 @@ def store_settings(replay: ReplayConfig, num_streams: int) -> StoreSettings:
     return StoreSettings(own.capacity, own.max_bytes, num_streams, own.priority_exponent, own.min_priority)
 
 
-def reclaim(own: Path) -> None:
-    """Removes the memories of crashed runs. Keeps memories that a process still uses or whose run continues, and those
-    of the same run as `own`, the path of this server's store."""
-    for path in own.parent.glob("apex-*.replay"):
-        if not location.is_same_run(path, own) and not location.is_wanted(path):
-            try:
-                removed = location.remove(path)
-            except UsageError:
-                continue
-            if removed:  # False: another process has just removed it.
-                log.info("removed %s, left behind by a run that was killed", path)
-    for counters in own.parent.glob("apex-*.counters"):
-        store = counters.with_suffix(".replay")
-        if not store.exists() and not location.is_same_run(store, own) and not location.is_wanted(store):
-            counters.unlink(missing_ok=True)
+def reclaim(own: Path, num_bytes: int) -> None:
+    """Removes what no run can use any more, to make room for `own`, the path of a store of `num_bytes`.
+
+    If that is not enough and `own` does not exist, also removes memories of killed runs, the run started first before
+    the others. Keeps the files of active runs and of the run of `own`.
+    """
+    for path in location.find_old_files():
+        path.unlink(missing_ok=True)
+        log.info("removed %s, left behind by an earlier version", path)
+    kept: dict[Path, int] = {}
+    for store in location.find_stores(own.parent):
+        if location.is_same_run(store, own) or location.is_wanted(store):
+            continue
+        if not location.is_abandoned(store):
+            with suppress(FileNotFoundError):  # Another process has just removed it.
+                kept[store] = store.stat().st_size
+        elif location.discard(store):
+            log.info("removed %s: its run folder is gone, or it was never completed", store)
+    for claim in own.parent.glob("apex-*.run"):
+        location.forget_run(claim)
+    for store, freed in kept.items():
+        if own.exists() or not 0 < _missing_bytes(own.parent, num_bytes) <= sum(kept.values()):
+            break
+        run = location.read_run_folder(store) or "another host"
+        if location.discard(store):
+            log.warning("removed %s (%s) of the killed run %s, for space", store, size(freed), run)
+
+
+def _missing_bytes(folder: Path, num_bytes: int) -> int:
+    """Returns how many bytes tmpfs, or the memory of this host, lacks for a store of this size and its counters."""
+    return num_bytes + mmap.PAGESIZE - min(read_space(folder).free, read_available_memory())
 
 
 def predecessor_is_dead(shard: int, answer: WaitAnswer) -> bool:

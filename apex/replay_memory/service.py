@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from apex.config.addresses import REPLAY_SOCKETS
 from apex.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError
 from apex.replay_memory.batch_drawer import DrawSettings
-from apex.replay_memory.open_store import open_store, reclaim
+from apex.replay_memory.open_store import open_store, reclaim, store_settings
 from apex.replay_memory.sampler import SamplerTask, run_sampler
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer
@@ -49,7 +49,7 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
     """
     config = welcome.config
     path = store_path(welcome.run_id, shard)
-    reclaim(path)
+    reclaim(path, store_settings(config.replay, config.actor.num_actors).sizes.file_bytes(welcome.schema))
     folder: SnapshotFolder | None = None
     if snapshots is not None and config.checkpoint.replay:
         own = shard_folder(snapshots, config.replay.num_shards, shard)

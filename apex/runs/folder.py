@@ -191,7 +191,7 @@ class RunFolder:
         here = next((p for p in (named, Path(folder) / named) if (p / _MANIFEST).is_file()), None)
         if here is None:
             problem = f"{path} is not a run folder: {f'no {_MANIFEST}' if named.is_dir() else 'no such folder'}"
-            newest = ", ".join(run.name for run in _list_runs(Path(folder))[:3])
+            newest = ", ".join(run.name for run in list_runs(folder)[:3])
             raise DataError(problem, f"choose one of the newest runs in {folder}: {newest}" if newest else "")
         try:
             manifest = unseal((here / _MANIFEST).read_bytes())
@@ -208,7 +208,7 @@ class RunFolder:
     @classmethod
     def find_latest(cls, folder: str | Path = "runs") -> Self:
         """Opens the run below `folder` that was started last; raises UsageError if there is none."""
-        for path in _list_runs(Path(folder)):
+        for path in list_runs(folder):
             return cls.open(path)
         raise UsageError(f"no run in {folder}", "start one with apex train")
 
@@ -255,10 +255,10 @@ def _maker(manifest: dict[str, Any]) -> str:
     return f"apex {version or 'of an unknown version'}" + (f" (commit {git['commit'][:12]})" if git else "")
 
 
-def _list_runs(folder: Path) -> list[Path]:
+def list_runs(folder: str | Path) -> list[Path]:
     """Returns the folders of runs, newest start first; omits folders whose manifest has no readable start time."""
     runs = []
-    for file in folder.glob(f"*/{_MANIFEST}"):
+    for file in Path(folder).glob(f"*/{_MANIFEST}"):
         try:
             started = datetime.fromisoformat(unseal(file.read_bytes())["started"])
             runs.append((started.timestamp(), file.parent.stat().st_mtime_ns, file.parent))

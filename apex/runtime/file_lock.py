@@ -19,15 +19,18 @@ class FileLock:
 
     _descriptors: set[int] = set()  # noqa: RUF012 - shared on purpose: one set per process
 
-    def __init__(self, path: Path, attempts: int = 1, in_use: UsageError | None = None) -> None:
+    def __init__(
+        self, path: Path, attempts: int = 1, in_use: UsageError | None = None, *, shared: bool = False
+    ) -> None:
         """Locks the file at `path`; raises `in_use`, a UsageError, if each attempt finds another owner.
 
-        Several attempts are needed if another process calls `is_owned`, which holds the lock for a moment.
+        Several attempts are needed if another process calls `is_owned`, which holds the lock for a moment. A `shared`
+        lock can have several owners.
         """
         self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         while True:
             try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 break
             except BlockingIOError as error:
                 attempts -= 1

@@ -1,10 +1,13 @@
-"""Opens files in folders that every user can write, such as /dev/shm, only if no other user can access the file."""
+"""Files and folders that no other user can access, in folders that every user can write, such as /dev/shm."""
 
 import os
 import stat
+import tempfile
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from apex.errors import ForeignFileError
+from apex.errors import DataError, ForeignFileError, require
 
 
 def open_private(path: Path, flags: int) -> int:
@@ -25,3 +28,25 @@ def open_private(path: Path, flags: int) -> int:
         "mode 600 are required: another user may have planted it",
         "remove it",
     )
+
+
+def private_folder(root: Path, name: str) -> Path:
+    """Returns this user's folder in `root`, and creates it if needed: `name`, or `name-...` if others have that name.
+
+    No other user can replace the folder if `root` has the sticky bit. Raises ForeignFileError if others can access it.
+    """
+    make = [partial(os.mkdir, root / name, 0o700), partial(tempfile.mkdtemp, prefix=f"{name}-", dir=root)]
+    while True:
+        for path in [root / name, *sorted(root.glob(f"{name}-*"))]:
+            with suppress(FileNotFoundError):
+                facts = path.lstat()
+                if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
+                    problem = f"other users can access {path}, which has mode {facts.st_mode & 0o777:o}"
+                    require(not facts.st_mode & 0o077, problem, ForeignFileError, remedy=f"chmod 700 {path}")
+                    return path
+        try:
+            with suppress(FileExistsError):
+                make.pop(0)()
+        except OSError as error:
+            problem = f"cannot create the folder {root / name}: {error.strerror}"
+            raise DataError(problem, f"make {root} writable, or free some space there") from error

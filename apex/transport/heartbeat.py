@@ -78,6 +78,7 @@ class Session:
         self._closing = False
         self._meter = ResourceMeter()
         self._detector = StuckDetector(lambda: stop.ticks)  # watches the main thread's loop
+        log.info("joined the run %s of %s, learner at %s", welcome.run, welcome.owner, welcome.route.endpoint)
         self._helper = Helper(f"{role} heartbeats", self._run, stop)
         self._helper.start()
 

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import pwd
 import secrets
 import socket
 import time
@@ -53,6 +54,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     config: Config  # configuration of the run, but with this program's keys
     schema: Schema
     num_parameters: int
+    run: str = ""  # name of the run folder
+    owner: str = ""  # user and host of the learner
     memory: str = ""  # identifies the learner's host, see `location.memory_id`
     replay: list[dict[str, str]] = []  # endpoints by name for each shard; empty until all shards have joined
     streams: list[Stream] = []
@@ -74,7 +77,8 @@ def local_host(transport: TransportConfig) -> str:
 
 def add_route_options(parser: Parser) -> None:
     """Adds the options that a program needs to join a run."""
-    parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
+    learner = "the learner's control address; default: the newest run in ./runs that is running on this host"
+    parser.add_argument("--learner", metavar="HOST[:PORT]", help=learner)
     parser.add_argument("--keys", default="", metavar="DIR", help="folder with this role's keys (see apex keys --help)")
     parser.add_argument(
         "--insecure-no-auth",
@@ -171,11 +175,22 @@ def _read_welcome(answer: control.WelcomeAnswer, route: Route, session: int) -> 
         config=from_dict(answer.config),
         schema=answer.schema,
         num_parameters=answer.num_parameters,
+        run=answer.run,
+        owner=answer.owner,
         memory=answer.memory,
         replay=answer.replay,
         streams=answer.streams,
     )
     return welcome.with_transport(keys=route.keys, insecure_no_auth=route.insecure_no_auth)
+
+
+def owner_name() -> str:
+    """Returns the name of this process's user and of this host, as USER@HOST."""
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # The user has no name, as in some containers.
+        user = str(os.geteuid())
+    return printable(f"{user}@{host_name()}")
 
 
 def host_name() -> str:

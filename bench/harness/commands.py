@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.replay_memory.store.location import MEMORY
+from apex.replay_memory.store.location import MEMORY, memory_folder
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.spawn import spawn
 
@@ -101,8 +101,10 @@ class Runner:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             for manifest in (self._folder / "tmp").rglob("manifest.json"):  # manifests of runs that were killed
-                for store in MEMORY.glob(f"apex-{json.loads(manifest.read_text())['run_id']:016x}*"):
-                    store.unlink(missing_ok=True)
+                run_id = json.loads(manifest.read_text())["run_id"]
+                for folder in (MEMORY, memory_folder()):  # Commits before the folder per user do not have it.
+                    for store in folder.glob(f"apex-{run_id:016x}*"):
+                        store.unlink(missing_ok=True)
             shutil.rmtree(self._folder / "tmp", ignore_errors=True)
 
     def _processes(self) -> list[int]:

@@ -15,7 +15,7 @@ from apex.config import Config
 from apex.errors import ChildDiedError, UsageError
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import Store
-from apex.replay_memory.store.location import MEMORY, store_path
+from apex.replay_memory.store.location import memory_folder, store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.spawn import spawn
@@ -93,7 +93,7 @@ def open_programs(folder: Path, stop: Stop) -> Iterator[Programs]:
     finally:
         programs.end_all()
         for manifest in folder.glob("*/manifest.json"):
-            for path in MEMORY.glob(f"apex-{RunFolder.open(manifest.parent).run_id:016x}*"):
+            for path in memory_folder().glob(f"apex-{RunFolder.open(manifest.parent).run_id:016x}*"):
                 path.unlink(missing_ok=True)
 
 

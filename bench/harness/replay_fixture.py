@@ -26,7 +26,7 @@ from apex.learning.batch_ring import Batch, BatchRing
 from apex.learning.coordinator.link import CoordinatorLink, TrainerEnd, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
 from apex.learning.loader import LoaderTask, start_loaders
-from apex.replay_memory.store.location import MEMORY
+from apex.replay_memory.store.location import memory_folder
 from apex.runs.folder import RunFolder
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
@@ -70,7 +70,7 @@ class ReplayFixture:
     @property
     def store(self) -> Path:
         """Path of the replay memory's file."""
-        return next(MEMORY.glob(f"apex-{self.run_id:016x}*.replay"))
+        return next(memory_folder().glob(f"apex-{self.run_id:016x}*.replay"))
 
     @property
     def processes(self) -> list[int]:
@@ -178,5 +178,5 @@ def _end_server(server: subprocess.Popen[bytes], coordinator: CoordinatorLink) -
 
 
 def _remove_memory(run_id: int) -> None:
-    for path in MEMORY.glob(f"apex-{run_id:016x}*"):
+    for path in memory_folder().glob(f"apex-{run_id:016x}*"):
         path.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ import torch
 from apex.config.arguments import Parser, non_negative_int
 from apex.errors import FAILED, FINISHED, UsageError
 from apex.learning.run_save import snapshot_folder
-from apex.replay_memory.store.location import MEMORY
+from apex.replay_memory.store.location import memory_folder
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST
 from apex.runs.checkpoints.policy_file import BEST
 from apex.runs.folder import RunFolder
@@ -270,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def report(sentence: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {sentence}", file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory(dir=MEMORY, prefix="apex-chaos-") as place:
+    with tempfile.TemporaryDirectory(dir=memory_folder(), prefix="apex-chaos-") as place:
         for name in ("kills", "damage"):
             (Path(place) / name).mkdir()
         with _collect_messages():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import COMMIT
-from apex.replay_memory.store.location import store_path
+from apex.replay_memory.store.location import MEMORY
 from apex.runs.folder import RunFolder
 
 
@@ -30,7 +30,8 @@ class Memory(NamedTuple):
 def read_memory(root: Path, run: Path) -> Memory:
     """Reads the store on the machine whose file system is at `root`; `run` is the learner's run folder."""
     folder = RunFolder.open(run)
-    regions = open_file(root / store_path(folder.run_id).relative_to("/"), folder.schema, writable=False)
+    (path,) = (root / MEMORY.relative_to("/")).glob(f"apex-*/apex-{folder.run_id:016x}-0.replay")  # of any user
+    regions = open_file(path, folder.schema, writable=False)
     while True:
         commit = int(regions.cells[COMMIT])
         rows = [max(row for row in versions if row[0] <= commit) for versions in regions.streams.tolist()]

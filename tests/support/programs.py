@@ -12,6 +12,7 @@ import pytest
 
 from apex.config import Config, RunConfig
 from apex.launch.status import ask
+from apex.replay_memory.store.location import memory_folder
 from apex.runtime.ports import choose_ports, is_free
 
 DEADLINE = 120.0
@@ -95,7 +96,7 @@ def programs(tmp_path, offset):
     programs = Programs(tmp_path, offset)
     yield programs
     programs.end()
-    for path in Path("/dev/shm").glob("apex-*"):  # the files of this test's killed replay servers
+    for path in memory_folder().iterdir():  # the files of this test's killed replay servers
         runs = list((tmp_path / "runs").glob("*/manifest.json"))
         if any(f"{json.loads(run.read_text())['run_id']:016x}" in path.name for run in runs):
             path.unlink()

@@ -9,6 +9,7 @@ import pytest
 
 from apex.command_line import parse_config
 from apex.environments.factory import describe
+from apex.replay_memory.store.location import memory_folder
 from apex.runs.folder import RunFolder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,7 +34,7 @@ def test_an_example_trains_and_plays(name, tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     run = RunFolder.open(folder)
     assert run.config.run.max_updates == 30
-    assert not list(Path("/dev/shm").glob(f"apex-{run.run_id:016x}*"))
+    assert not list(memory_folder().glob(f"apex-{run.run_id:016x}*"))
 
 
 def test_the_notebook_is_of_a_notebooks_size():

@@ -19,9 +19,9 @@ from support.ray_clusters import RAY, RayCluster, apex_processes, needs_ray
 from support.waiting import slowdown, until
 
 from apex.facts import INTERRUPTED
-from apex.launch.preflight.leftovers import find_leftovers
+from apex.launch.preflight.leftovers import find_leftovers, remove_leftovers
 from apex.launch.ray.cluster import lets_anybody_in
-from apex.replay_memory.store.location import store_path
+from apex.replay_memory.store.location import memory_folder, store_path
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from chaos.audit import Follower, judge
@@ -194,10 +194,9 @@ def test_no_program_outlives_a_killed_driver_and_doctor_names_its_files(clusters
     secrets = set(cluster.folder.rglob("*.key_secret"))
     assert secrets == set((cluster.folder / "runs/ray/run/secrets").rglob("*.key_secret"))
     run_id = json.loads((cluster.folder / "runs/run/manifest.json").read_text())["run_id"]
-    left = [path for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
-    until(lambda: set(left) <= set(find_leftovers().dead), "entry of the doctor", seconds=10.0)
-    for path in left:
-        path.unlink()
+    left = set(memory_folder().glob(f"apex-{run_id:016x}*.replay"))
+    until(lambda: left <= set(find_leftovers().kept), "entry of the doctor", seconds=10.0)
+    assert left <= {path for path, *_ in remove_leftovers()}
 
 
 def test_a_run_without_its_control_service_is_saved_and_ends(clusters):

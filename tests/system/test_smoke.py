@@ -20,11 +20,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from apex.facts import EndReason
 from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.layout import COMMIT
-from apex.replay_memory.store.location import is_claimed, store_path
+from apex.replay_memory.store.layout import COMMIT, Store
+from apex.replay_memory.store.location import claim_path, memory_folder, store_path
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
 from apex.runs.metrics.writer import read_curve
+from apex.runtime.file_lock import is_owned
 from apex.sentences import PHASES
 
 pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
@@ -55,7 +56,7 @@ def test_three_programs_in_any_order_train_and_end_together(programs, order, bat
     shown = EventAccumulator(str(folder.path / "tensorboard" / "by-hand")).Reload()
     assert shown.Histograms("replay/priority")[0].histogram_value.num > 0
     assert b": " in shown.Tensors("limited_by/setting/text_summary")[0].tensor_proto.string_val[0]
-    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+    assert not list(memory_folder().glob(f"apex-{folder.run_id:016x}*"))
 
 
 def test_a_late_actor_host_leases_the_free_ids(programs):
@@ -107,7 +108,7 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing(programs):
     tags = {tag for file in folder.curves.glob("*.jsonl") for line in read_curve(file) for tag in line["scalars"]}
     charts = [tag for chart in LAYOUT[GLANCE].values() for tag in chart if not tag.startswith("evaluator/")]
     assert [tag for tag in charts if not any(re.match(tag, each) for each in tags)] == []
-    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+    assert not list(memory_folder().glob(f"apex-{folder.run_id:016x}*"))
     programs.start("evaluate", "evaluate", "runs/one", "--episodes", "3", "--json")
     assert programs.wait("evaluate") == 0, programs.output("evaluate")
     assert json.loads(programs.output("evaluate").splitlines()[-1])["episodes"] == 3
@@ -142,7 +143,7 @@ def test_a_run_that_a_signal_stops_is_saved_and_resumed(programs):
     assert "train --resume" in programs.output("train")
     assert [int(path.name) > 0 for path in folder.checkpoints.glob("[0-9]*")] == [True]
     assert list((folder.checkpoints / "replay").rglob("*.segments"))
-    assert not list(Path("/dev/shm").glob(memory))
+    assert not list(memory_folder().glob(memory))
     before = steps_and_updates(folder)
 
     programs.start("refused", "train", "--resume", "one", "--learner.batch-size", "64", "--max-minutes", "1")
@@ -173,7 +174,7 @@ def test_a_run_that_a_signal_stops_is_saved_and_resumed(programs):
     ratio = 32 * (all_updates[-1] - updates[-1]) / (all_steps[-1] - steps[-1])
     assert ratio < 1.5 * 8  # The learner does not catch up for the pause.
     assert (folder.logs / "replay.log").read_text().count("restored") == 2
-    assert not list(Path("/dev/shm").glob(memory))
+    assert not list(memory_folder().glob(memory))
 
 
 def kill_launcher(programs, name):
@@ -184,7 +185,7 @@ def kill_launcher(programs, name):
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
 
 
-def test_the_memory_outlives_a_killed_run_until_another_run_starts(programs):
+def test_the_memory_outlives_a_killed_run_and_the_start_of_another(programs):
     programs.start("train", "train", *CALM, *programs.offset, "--name", "one")
     programs.status(lambda status: status.updates > 10)
     kill_launcher(programs, "train")
@@ -203,8 +204,16 @@ def test_the_memory_outlives_a_killed_run_until_another_run_starts(programs):
     assert store_path(folder.run_id).exists()
     programs.start("other", "train", *CALM, *programs.offset, "--name", "other", "--run.no-tensorboard")
     programs.status(lambda status: status.run == "other" and status.steps)
-    assert not store_path(folder.run_id).exists()
+    found = Store(open_file(store_path(folder.run_id), folder.schema, writable=False))
+    assert found.num_inserted >= all_steps[-1]  # Nothing that was acknowledged is lost.
+    programs.start("status", "status", "--json")  # without --learner: of the newest live run in ./runs
+    assert programs.wait("status") == 0, programs.output("status")
+    assert json.loads(programs.output("status").splitlines()[-1])["run"] == "other"
     stop(programs, "other")
+    folder.path.rename(programs.folder / "elsewhere")
+    programs.start("clean", "doctor", "--clean")
+    assert programs.wait("clean") == 0, programs.output("clean")
+    assert not list(memory_folder().glob(f"apex-{folder.run_id:016x}*"))
 
 
 def test_a_launcher_killed_during_the_start_leaves_no_process(programs):
@@ -260,7 +269,7 @@ def test_a_run_survives_a_kill_of_each_program_and_the_loss_of_its_memory(progra
     for role in ("replay", "actor", "evaluator", "learner"):
         pid = learner_of(programs.folder) if role == "learner" else member(programs, role).pid
         os.kill(pid, signal.SIGKILL)
-        assert is_claimed(folder.run_id)  # Another run that starts now does not remove this memory.
+        assert is_owned(claim_path(store_path(folder.run_id)))  # No other run removes this memory.
         steps = status.steps
         status = programs.status(
             lambda status, steps=steps, pid=pid: (
@@ -278,7 +287,7 @@ def test_a_run_survives_a_kill_of_each_program_and_the_loss_of_its_memory(progra
     assert restored is not None
     assert int(restored[1]) >= status.steps
     stop(programs)
-    assert not is_claimed(folder.run_id)
+    assert not claim_path(store_path(folder.run_id)).exists()
 
 
 @pytest.mark.parametrize("batches", ["--transport.shared-memory", "--transport.no-shared-memory"])
@@ -316,7 +325,7 @@ def test_a_run_survives_a_kill_of_one_replay_shard(programs, batches):
     all_steps, all_updates = steps_and_updates(folder)
     assert all_steps == sorted(all_steps)
     assert all_updates[-1] > updates[-1]
-    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+    assert not list(memory_folder().glob(f"apex-{folder.run_id:016x}*"))
 
 
 def learner_of(folder):
@@ -420,4 +429,4 @@ def test_a_taken_port_is_named_and_ends_the_program(programs, offset):
     stop(programs, "learner")
     for manifest in (programs.folder / "runs").glob("*/manifest.json"):
         run_id = json.loads(manifest.read_text())["run_id"]
-        assert not list(Path("/dev/shm").glob(f"apex-{run_id:016x}*"))
+        assert not list(memory_folder().glob(f"apex-{run_id:016x}*"))

@@ -15,7 +15,7 @@ from apex.launch.preflight.leftovers import Leftovers, bytes_to_come
 from apex.launch.preflight.report import Check
 from apex.launch.preflight.requirements import files_needed, gpu_bytes, memory_needed, store_bytes
 from apex.replay_memory.store.file import require_processor
-from apex.replay_memory.store.location import MEMORY
+from apex.replay_memory.store.location import MEMORY, read_run_folder
 from apex.runtime.gpu import Cuda, version_name
 from apex.runtime.hardware import FileLimit, Machine, Space, read_available_memory, read_file_limit, read_space
 from apex.runtime.native import NativeError
@@ -32,7 +32,7 @@ class Room(NamedTuple):
 
     memory: int  # bytes of memory that this process may use in total
     available: int  # bytes of unused memory, including the bytes that the start of a run would free
-    tmpfs: Space  # its free space includes the bytes that the start of a run would free
+    tmpfs: Space  # its free space includes the bytes that the start of a run would free, if needed
     files: FileLimit
     gpu: int  # bytes of memory of the learner's GPU; 0: the learner uses no GPU
 
@@ -203,12 +203,20 @@ def check_ports(config: Config, free: Callable[[str, int], bool]) -> tuple[Check
     return Check("ports", int(chosen == config), want=1, note=note, remedy=remedy), chosen
 
 
+def check_kept(kept: Mapping[Path, int]) -> Check:
+    """Reports the memories of killed runs, which take memory until the runs are resumed."""
+    names = [f"{read_run_folder(path) or path.name} ({size(num_bytes)})" for path, num_bytes in kept.items()]
+    note = f"of runs that were killed; a start removes them if it needs the space: {', '.join(names) or 'none'}"
+    remedy = "continue these runs with apex train --resume RUN, or remove the memories with apex doctor --clean"
+    return Check("killed runs", int(not kept), want=1, note=note, remedy=remedy)
+
+
 def check_leftovers(leftovers: Leftovers) -> list[Check]:
-    """Reports the files of dead runs, programs without a launcher, and other runs on the host."""
+    """Reports the files that no run can use, programs without a launcher, and other runs on the host."""
     orphans = ", ".join(f"{role} ({pid})" for pid, role in leftovers.orphans)
     kill = f"kill {' '.join(str(pid) for pid, _ in leftovers.orphans)}, unless systemd manages these processes"
     wait = "use fewer --actors for one of the runs, or wait until the other run ends"
-    freed = "the next start removes files of dead runs, but --resume keeps those of its run: "
+    freed = "the next start removes files that no run can use any more: "
     return [
         Check("dead runs", 1, note=freed + _names(leftovers.dead)),
         Check(

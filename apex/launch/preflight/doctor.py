@@ -1,6 +1,6 @@
 """`apex doctor`: checks whether `apex train` could start here with the same options, and names the remedies.
 
-The command starts no program and leaves no file.
+The command starts no program and leaves no file. `--clean` removes the replay memories of killed runs.
 """
 
 import importlib.metadata
@@ -25,8 +25,8 @@ from apex.dqn.kernels.convolution import find_convolution
 from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, UsageError
 from apex.launch.preflight import checks
-from apex.launch.preflight.fit import require_keys
-from apex.launch.preflight.leftovers import find_leftovers
+from apex.launch.preflight.fit import require_keys, size_beside
+from apex.launch.preflight.leftovers import find_leftovers, remove_leftovers
 from apex.launch.preflight.logind import find_affected
 from apex.launch.preflight.report import Check, describe_check, describe_sizes
 from apex.launch.preflight.requirements import disk_needed
@@ -38,8 +38,8 @@ from apex.runtime.hardware import ROOT, core_limits, read_machine, read_membersh
 from apex.runtime.lifecycle import reports_errors
 from apex.runtime.ports import is_free
 from apex.runtime.provenance import describe_versions
-from apex.runtime.text import MAX_COLUMNS, clean
-from apex.sizing import Sized, size_to_machine
+from apex.runtime.text import MAX_COLUMNS, clean, size
+from apex.sizing import Sized
 from apex.types import Schema
 
 STYLES = {"ok": "green", "warning": "yellow", "short": "bold red"}
@@ -64,7 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs `apex doctor`; returns 0 if training can start, 1 if a check is short, 2 for wrong options."""
     parser = resume_parser("apex doctor")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--clean", action="store_true", help="only remove the replay memories of killed runs, and end")
     options, rest = parser.parse_known_args(argv)
+    if options.clean:
+        return clean_memory()
     own = None
     if options.resume is None:
         about = "Checks whether apex train can start here with the same options, and names the remedies."
@@ -77,6 +80,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(describe_report(config, report)))
     return FAILED if report.short else FINISHED
+
+
+def clean_memory() -> int:
+    """Removes what is left of killed runs in tmpfs, and prints each file and the freed bytes; returns the status."""
+    freed = 0
+    for path, run, num_bytes in remove_leftovers():
+        freed += num_bytes
+        print(f"removed {path} ({size(num_bytes)}), the replay memory of {run or 'another host'}")
+    print(f"freed {size(freed)}")
+    return FINISHED
 
 
 def examine(config: Config, own: Path | None = None) -> Report:
@@ -99,7 +112,7 @@ def examine(config: Config, own: Path | None = None) -> Report:
     sized = None
     if schema is not None and gpu.verdict != "short":
         try:
-            sized = size_to_machine(config, machine, schema)
+            sized = size_beside(leftovers.kept_beside(own), config, machine, schema)
         except UsageError as error:
             results.append(checks.refused("sizes", error))
     if schema is not None and sized is not None:
@@ -114,7 +127,7 @@ def examine(config: Config, own: Path | None = None) -> Report:
         sized = sized._replace(config=chosen)
     if config.transport.keys:
         results.append(check_keys(config))
-    return Report([*results, *checks.check_leftovers(leftovers)], sized)
+    return Report([*results, checks.check_kept(leftovers.kept_beside(own)), *checks.check_leftovers(leftovers)], sized)
 
 
 def check_environment(config: Config) -> tuple[Check, Schema | None]:

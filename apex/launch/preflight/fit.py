@@ -1,21 +1,22 @@
 """Chooses a run's sizes for this host before any program starts. Refuses the run if a check of `apex doctor` fails."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from apex.config import Config
-from apex.errors import require
-from apex.launch.preflight.checks import check_gpu, check_room, check_sizes, read_room
+from apex.errors import UsageError, require
+from apex.launch.preflight.checks import check_gpu, check_kept, check_room, check_sizes, read_room
 from apex.launch.preflight.leftovers import find_leftovers
 from apex.launch.preflight.report import describe_check, describe_sizes, require_all
 from apex.launch.preflight.requirements import files_needed
 from apex.runtime.gpu import read_cuda
-from apex.runtime.hardware import raise_file_limit, read_machine
+from apex.runtime.hardware import Machine, raise_file_limit, read_machine
 from apex.runtime.ports import choose_ports, is_free
 from apex.runtime.provenance import describe_versions
 from apex.sentences import plural
-from apex.sizing import size_to_machine
+from apex.sizing import Sized, size_to_machine
 from apex.transport.curve.key_store import read_keys
 from apex.types import Role, Schema
 
@@ -38,13 +39,14 @@ def fit(
     `free(host, port)` returns whether a port is free.
     """
     cuda = read_cuda()
-    machine = read_machine(cuda)
+    machine, leftovers = read_machine(cuda), find_leftovers()
+    kept = leftovers.kept_beside(own)
     checks = [check_gpu(config.learner.device, cuda, describe_versions()["torch"] or "")]
     require_all(checks)
-    sized = size_to_machine(config, machine, schema)
+    sized = size_beside(kept, config, machine, schema)
     config = choose_ports(sized.config, free, tell)
-    room = read_room(machine, cuda, find_leftovers(), own, config.learner.device)
-    checks += [*check_sizes(sized), *check_room(config, schema, room)]
+    room = read_room(machine, cuda, leftovers, own, config.learner.device)
+    checks += [*check_sizes(sized), *check_room(config, schema, room), check_kept(kept)]
     require_all(checks)
     raise_file_limit(files_needed(config))
     warnings = [check for check in checks if check.verdict == "warning"]
@@ -52,6 +54,14 @@ def fit(
         *describe_sizes(sized),
         *(f"warning: {check.name}: {describe_check(check)} -> {check.remedy}" for check in warnings),
     ]
+
+
+def size_beside(kept: Mapping[Path, int], config: Config, machine: Machine, schema: Schema) -> Sized:
+    """Chooses sizes as `size_to_machine`, so that the kept memories of killed runs can stay if that is possible."""
+    with suppress(UsageError):
+        rest = replace(machine, memory_bytes=machine.memory_bytes - sum(kept.values()))
+        return size_to_machine(config, rest, schema)._replace(machine=machine)
+    return size_to_machine(config, machine, schema)
 
 
 def require_head(config: Config) -> None:
@@ -87,10 +97,10 @@ def fit_one_process(config: Config, schema: Schema) -> tuple[Config, list[str]]:
         config.replay.num_shards == 1,
         f"--single-process allows replay.num_shards 1 only, got {config.replay.num_shards}",
     )
-    cuda = read_cuda()
+    cuda, leftovers = read_cuda(), find_leftovers()
     config = replace(config, learner=replace(config.learner, device="cpu", num_loaders=1))
     machine = replace(read_machine(cuda), cores=1, gpu=False)
-    sized = size_to_machine(config, machine, schema).config
+    sized = size_beside(leftovers.kept, config, machine, schema).config
     actor, replay, learner = sized.actor, sized.replay, sized.learner
     sized = replace(
         sized,
@@ -101,7 +111,7 @@ def fit_one_process(config: Config, schema: Schema) -> tuple[Config, list[str]]:
         checkpoint=replace(sized.checkpoint, replay=False),
         run=replace(sized.run, tensorboard=False),
     )
-    require_all(check_room(sized, schema, read_room(machine, cuda, find_leftovers(), None, "cpu")))
+    require_all(check_room(sized, schema, read_room(machine, cuda, leftovers, None, "cpu")))
     evaluations = f"evaluations every {sized.evaluator.period_updates:,} updates"
     return sized, [
         f"one process, one thread: {plural(actor.num_actors, 'actor')}, batches of {learner.batch_size}, "

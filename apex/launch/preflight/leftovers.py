@@ -2,11 +2,13 @@
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.replay_memory.store.location import MEMORY, has_owner, is_wanted
+from apex.errors import DataError
+from apex.replay_memory.store import location
 from apex.types import PROGRAMS
 
 MODULES = tuple(f"apex.{role}" for role in PROGRAMS)
@@ -22,28 +24,40 @@ class Orphan(NamedTuple):
 class Leftovers(NamedTuple):
     """Files in tmpfs and processes of runs on this host."""
 
-    dead: dict[Path, int]  # path of each file of dead runs -> size in bytes; the start of a replay server removes them
+    dead: dict[Path, int]  # path of each file that no run can use -> size in bytes; the next start removes these files
+    kept: dict[Path, int]  # path of each killed run's replay memory file -> size in bytes; --resume uses them
     in_use: dict[Path, int]  # path of each live run's replay memory file -> size in bytes
     orphans: list[Orphan]
 
+    def kept_beside(self, own: Path | None) -> dict[Path, int]:
+        """Returns the kept files of other runs than that of the store `own`, which is resumed."""
+        return {path: n for path, n in self.kept.items() if own is None or not location.is_same_run(path, own)}
 
-def find_leftovers(memory: Path = MEMORY, processes: Path = Path("/proc")) -> Leftovers:
-    """Finds leftovers without changing anything."""
-    dead, in_use = {}, {}
-    for path in sorted([*memory.glob("apex-*.replay"), *memory.glob("apex-*.counters")]):
-        store = path.with_suffix(".replay")
-        try:
+
+def find_leftovers(memory: Path | None = None, processes: Path = Path("/proc")) -> Leftovers:
+    """Finds leftovers without changing anything. `memory`: by default this user's folder in tmpfs."""
+    old = location.find_old_files()
+    with suppress(DataError):  # The row `tmpfs` of the report says why there is no folder.
+        memory = memory or location.memory_folder()
+    dead: dict[Path, int] = {}
+    kept: dict[Path, int] = {}
+    in_use: dict[Path, int] = {}
+    for path in [*old, *([] if memory is None else location.find_stores(memory))]:
+        with suppress(FileNotFoundError):  # The file has just been removed.
             num_bytes = path.stat().st_size
-            alive = is_wanted(store) or has_owner(store)
-        except FileNotFoundError:  # The file has just been removed.
-            continue
-        except PermissionError:  # The file belongs to another user.
-            alive = True
-        if not alive:
-            dead[path] = num_bytes
-        elif path == store:
-            in_use[path] = num_bytes
-    return Leftovers(dead, in_use, find_orphans(processes))
+            is_dead = path in old or location.is_abandoned(path)
+            files = in_use if location.is_wanted(path) else dead if is_dead else kept
+            files[path] = num_bytes
+    return Leftovers(dead, kept, in_use, find_orphans(processes))
+
+
+def remove_leftovers() -> Iterator[tuple[Path, str, int]]:
+    """Removes all dead and kept files; yields the path, the run folder ("": unknown) and the bytes of each."""
+    leftovers = find_leftovers()
+    for path, num_bytes in (leftovers.dead | leftovers.kept).items():
+        run = location.read_run_folder(path)
+        if location.discard(path):
+            yield path, run, num_bytes
 
 
 def find_orphans(processes: Path) -> list[Orphan]:
@@ -68,5 +82,9 @@ def find_orphans(processes: Path) -> list[Orphan]:
 
 
 def bytes_to_come(leftovers: Leftovers, own: Path | None) -> int:
-    """Returns how many bytes of memory the start of a run frees, plus the size of its own replay memory file `own`."""
-    return sum(leftovers.dead.values()) + (leftovers.in_use.get(own, 0) if own is not None else 0)
+    """Returns how many bytes of memory the start of a run can free, plus the size of its own replay memory file `own`.
+
+    The start frees kept memories only if the rest is not enough.
+    """
+    freed = sum(leftovers.dead.values()) + sum(leftovers.kept.values())
+    return freed + (leftovers.in_use.get(own, 0) if own is not None else 0)

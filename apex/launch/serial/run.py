@@ -36,7 +36,7 @@ from apex.learning.run_save import save_run
 from apex.learning.setup import make_trainer, prepare_torch
 from apex.learning.trainer import Trainer
 from apex.replay_memory.open_store import reclaim, store_settings
-from apex.replay_memory.store.location import remove, store_path
+from apex.replay_memory.store.location import claim_run, remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
@@ -210,8 +210,8 @@ def open_serial_run(folder: RunFolder, stop: Stop) -> Iterator[SerialRun]:
     random.seed(config.seed)
     np.random.seed(config.seed)
     torch.manual_seed(config.seed)
-    reclaim(path)
     settings = store_settings(config.replay, config.actor.num_actors)
+    reclaim(path, settings.sizes.file_bytes(folder.schema))
     store = StoreWriter.create(path, folder.schema, settings, store_incarnation=1)
     with ExitStack() as stack:
         stack.callback(remove, path)
@@ -232,7 +232,12 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
     for line in (f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"):
         print_line(line, out)
     # The log has the learner's name because the learner's loop runs here.
-    with hold(folder.path), log_to(folder.logs / "learner.log", "learner"), open_serial_run(folder, stop) as system:
+    with (
+        hold(folder.path),
+        claim_run(folder.run_id, None),
+        log_to(folder.logs / "learner.log", "learner"),
+        open_serial_run(folder, stop) as system,
+    ):
         tail = LogTail(folder.logs)
         view = PlainView(out or sys.stdout)
         watch = RunMonitor(system.coordinator.report, view, tail.entries, History(), folder=folder.path)

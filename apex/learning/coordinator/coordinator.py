@@ -19,7 +19,9 @@ from apex.runs.checkpoints.best_policy import BestPolicy, games_of
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter, cut_curves
 from apex.transport.header import WireError
+from apex.transport.hello import owner_name
 from apex.transport.messages import control
+from apex.transport.messages.fields import printable
 from apex.transport.messages.results import EvaluationResult, Scores, ScoreSums
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import LearnerStatus
@@ -104,6 +106,8 @@ class Coordinator:
             schema=self._folder.schema,
             num_parameters=self.num_parameters,
             num_actors=self._config.actor.num_actors,
+            run=printable(self._folder.name),
+            owner=owner_name(),
             memory=memory_id(),
             replay=self.state.members.all_replay_endpoints,
             absent=self.state.members.absent_replay,

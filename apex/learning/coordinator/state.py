@@ -207,12 +207,14 @@ class StepCounter:
 
     def count(self, shard: int, num_inserted: int, store_incarnation: str) -> None:
         """Records the count of a shard. `num_steps` never decreases, even if a new store has fewer transitions."""
-        known, _ = self._stores.get(shard, ("", 0))
+        known, before = self._stores.get(shard, ("", 0))
         self._stores[shard] = store_incarnation, num_inserted
         counted = sum(count for _, count in self._stores.values())
         if store_incarnation != known:
-            if num_inserted == 0 < self.num_steps:
-                name = self._config.server_name(shard)
+            name = self._config.server_name(shard)
+            if num_inserted < before:
+                log.warning("%s lacks at least %d acknowledged transitions", name, before - num_inserted)
+            elif num_inserted == 0 < self.num_steps:
                 log.warning("%s starts with an empty memory, although the run has %d steps", name, self.num_steps)
             self._steps_before = max(0, self.num_steps - counted)
         self.num_steps = max(self.num_steps, self._steps_before + counted)

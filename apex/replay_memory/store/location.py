@@ -1,28 +1,39 @@
-"""Paths of the replay memory's files, their owners, and their removal."""
+"""Paths of the replay memory's files, which runs use them, and their removal.
 
-import errno
-import fcntl
+All files of a user are in one folder of tmpfs that no other user can access: `memory_folder`. They are
+`apex-RUNID-SHARD.replay` (a store), `.counters` beside each store, and `apex-RUNID.run`: the record of the run's
+folder, locked while a program of the run is active. This lock also holds between containers that share /dev/shm.
+"""
+
 import os
-import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from apex.errors import UsageError
-from apex.runtime.file_lock import FileLock, is_owned
+from apex.errors import DataError, UsageError
+from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock, is_owned
+from apex.runtime.private_file import private_folder
 
 MEMORY = Path("/dev/shm")  # tmpfs on every Linux
-CLAIM = "\0apex-run-{:016x}"  # name of an abstract socket, which has no file and disappears when its process ends
+PARTIAL = "-partial"  # end of the stem of a store that is not complete
+CLAIM_ATTEMPTS = 50 * LOCK_ATTEMPTS  # 10 s, in which another run may remove the memory of this one
+OLD_SUFFIXES = (".replay", ".counters", ".board")  # files that earlier versions created directly in `MEMORY`
+
+
+def memory_folder() -> Path:
+    """Returns this user's folder in tmpfs; creates it if needed. Raises DataError if that is not possible."""
+    return private_folder(MEMORY, f"apex-{os.geteuid()}")
 
 
 def store_path(run_id: int, shard: int = 0) -> Path:
     """Returns the path of a shard's memory, on the host of its replay server."""
-    return MEMORY / f"apex-{run_id:016x}-{shard}.replay"
+    return memory_folder() / f"apex-{run_id:016x}-{shard}.replay"
 
 
 def beside(path: Path) -> Path:
     """Returns the path that a store has until it is complete."""
-    return path.with_name(f"{path.stem}-partial{path.suffix}")
+    return path.with_name(f"{path.stem}{PARTIAL}{path.suffix}")
 
 
 def in_use(path: Path) -> UsageError:
@@ -32,7 +43,12 @@ def in_use(path: Path) -> UsageError:
 
 def is_same_run(store: Path, other: Path) -> bool:
     """Returns whether both stores belong to the same run, judged by their file names."""
-    return store.name.split("-")[:2] == other.name.split("-")[:2]
+    return claim_path(store) == claim_path(other)
+
+
+def claim_path(store: Path) -> Path:
+    """Returns the path of the file that the programs of the store's run lock, and that names the run folder."""
+    return store.with_name("-".join(store.name.split("-")[:2]) + ".run")
 
 
 def counters_path(store: Path) -> Path:
@@ -40,9 +56,9 @@ def counters_path(store: Path) -> Path:
     return store.with_suffix(".counters")
 
 
-def memory_id(memory: Path = MEMORY) -> str:
-    """Returns an id of this host's tmpfs: two programs with the same id see the same stores."""
-    facts = os.stat(memory)
+def memory_id(memory: Path | None = None) -> str:
+    """Returns an id of this user's folder in this host's tmpfs: two programs with the same id see the same stores."""
+    facts = os.stat(memory or memory_folder())
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}:{facts.st_dev}:{facts.st_ino}"
 
@@ -52,62 +68,134 @@ def has_owner(path: Path) -> bool:
     return is_owned(beside(path)) or is_owned(path)  # This order does not miss a rename in between.
 
 
-def is_wanted(path: Path) -> bool:
-    """Returns whether the run of the store at `path` continues, or a process draws from the store."""
-    with suppress(IndexError, ValueError):  # `path` is not the name of a store.
-        if is_claimed(int(path.name.split("-")[1], 16)):
-            return True
+def is_wanted(store: Path) -> bool:
+    """Returns whether a program of the store's run is active: the run is claimed, or the store is written or read."""
+    return is_owned(claim_path(store)) or has_owner(store) or is_owned(counters_path(store))
+
+
+def find_stores(folder: Path) -> list[Path]:
+    """Returns the paths of all stores, also of removed ones whose counters are left; the run started first is first."""
+    files = [*folder.glob("apex-*.replay"), *folder.glob("apex-*.counters")]
+    return sorted({path.with_suffix(".replay") for path in files}, key=_last_start)
+
+
+def find_old_files(memory: Path = MEMORY) -> list[Path]:
+    """Returns unused files of this user that earlier versions of this package have left directly in tmpfs."""
+    found = []
+    for path in memory.glob("apex-*"):
+        with suppress(OSError):  # It has just been removed.
+            facts = path.lstat()
+            own = path.suffix in OLD_SUFFIXES and stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
+            if own and not any(is_owned(path.with_suffix(suffix)) for suffix in OLD_SUFFIXES):
+                found.append(path)
+    return found
+
+
+# --- the run of a store -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def claim_run(run_id: int, folder: Path | None) -> Iterator[None]:
+    """Marks the run as active during the context, and records its folder. None: the run cannot be resumed.
+
+    Several programs of the run can claim it. Raises DataError if tmpfs refuses the file.
+    """
+    path = claim_path(store_path(run_id))
+    claim: FileLock | None = None
     try:
-        descriptor = os.open(counters_path(path), os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    except PermissionError:  # The file belongs to another user.
-        return True
+        while claim is None or not claim.is_at(path):  # Another run may remove the file at the same time.
+            with suppress(FileNotFoundError):
+                path.touch(mode=0o600)
+                claim = FileLock(path, CLAIM_ATTEMPTS, shared=True)
+    except OSError as error:
+        raise DataError(f"cannot create {path}: {error.strerror}", "free some space there") from error
+    with suppress(OSError):  # If tmpfs is full, the folder stays unknown, and the memory is kept.
+        path.write_bytes(b"%s:%s" % (_root_id(), os.fsencode(folder.absolute() if folder else "")))
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        yield
     finally:
-        os.close(descriptor)
+        claim.release()
+        forget_run(path)
+
+
+def read_run_folder(store: Path) -> str:
+    """Returns the run folder of a store; "" if it is not known here: the learner is on another host."""
+    with suppress(OSError):
+        return os.fsdecode(claim_path(store).read_bytes().partition(b":")[2])
+    return ""
+
+
+def is_abandoned(store: Path) -> bool:
+    """Returns whether no run can use the store any more: its run folder is gone, or it was never completed.
+
+    The folder of a run in another container, which has another root directory, counts as existing.
+    """
+    if store.stem.endswith(PARTIAL) or not store.exists():
+        return True
+    with suppress(OSError):  # Nothing is known, or a network file system does not answer.
+        root, _, folder = claim_path(store).read_bytes().partition(b":")
+        try:
+            os.stat(folder if root == _root_id() else "/")
+        except (FileNotFoundError, NotADirectoryError):
+            return True
     return False
+
+
+def _root_id() -> bytes:
+    facts = os.stat("/")
+    return b"%d-%d" % (facts.st_dev, facts.st_ino)
+
+
+def _last_start(store: Path) -> float:
+    for path in (claim_path(store), store):
+        with suppress(OSError):
+            return path.stat().st_mtime
+    return 0.0
+
+
+# --- removal ----------------------------------------------------------------------------------------------------------
 
 
 def remove(path: Path) -> bool:
     """Removes the store at `path` and an incomplete one at `beside(path)`; returns whether any existed.
 
-    Raises UsageError if a process owns the store, or if it belongs to another user.
+    Raises UsageError if a process owns the store.
     """
     found = False
     for file in (beside(path), path):
         try:
-            if file.lstat().st_uid != os.geteuid():
-                raise UsageError(f"cannot remove the replay memory {file}: it belongs to another user")
             ownership = FileLock(file, in_use=in_use(file))
         except FileNotFoundError:
             continue
         except OSError as error:
             raise UsageError(f"cannot remove the replay memory {file}: {error.strerror}") from error
-        counters_path(file).unlink(missing_ok=True)
         file.unlink(missing_ok=True)
         ownership.release()
         found = True
+    counters_path(path).unlink(missing_ok=True)
+    forget_run(claim_path(path))
     return found
 
 
-@contextmanager
-def claim_run(run_id: int) -> Iterator[None]:
-    """Makes `is_claimed` true during the context, so that the run's replay memory is not removed during restarts."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
-        with suppress(OSError):  # Another process has already claimed the run.
-            claim.bind(CLAIM.format(run_id))
-        yield
+def discard(store: Path) -> bool:
+    """Removes a store if no program of its run is active; returns whether it existed."""
+    claim: FileLock | None = None
+    try:
+        with suppress(FileNotFoundError):
+            claim = FileLock(claim_path(store))  # The run cannot be resumed while its memory is removed.
+        return not is_owned(counters_path(store)) and remove(store)
+    except (OSError, UsageError):  # The run is active, or the files have just been removed.
+        return False
+    finally:
+        if claim is not None:
+            claim.release()
+            forget_run(claim_path(store))
 
 
-def is_claimed(run_id: int) -> bool:
-    """Returns whether a process on this host, in this network namespace, claims the run."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind(CLAIM.format(run_id))
-        except OSError as error:
-            return error.errno == errno.EADDRINUSE
-    return False
+def forget_run(claim: Path) -> None:
+    """Removes the record of a run that has no memory, unless a process claims the run."""
+    with suppress(OSError, UsageError):
+        ownership = FileLock(claim)
+        if not any(claim.parent.glob(f"{claim.stem}-*")):
+            claim.unlink()
+        ownership.release()

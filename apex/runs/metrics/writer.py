@@ -7,6 +7,7 @@ then blocks permanently when it adds the eleventh event.
 import json
 import logging
 import math
+import os
 import re
 import socket
 import struct
@@ -29,6 +30,7 @@ from apex.transport.json_codec import encode_json
 from apex.transport.messages.histogram import Histogram
 
 FLUSH_SECONDS = 1.0  # interval at which `accept` flushes
+MAX_ROW_BYTES = 1 << 16  # more than a row with all its histograms and texts has
 CUT = "cut"  # subfolder of `curves` for rows of steps that are repeated
 
 log = logging.getLogger("apex")
@@ -132,6 +134,18 @@ def read_curve(path: Path) -> list[dict[str, Any]]:
         with suppress(ValueError):
             rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
+
+
+def read_last_row(path: Path) -> dict[str, Any]:
+    """Returns the last whole row of a `curves/ROLE.jsonl` file without reading the others; {} if there is none."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_ROW_BYTES))
+        for line in reversed(file.read().split(b"\n")):
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    return row
+    return {}
 
 
 def cut_curves(folder: Path, steps: int) -> int:

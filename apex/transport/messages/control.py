@@ -90,6 +90,8 @@ class WelcomeAnswer(Record, frozen=True, tag="welcome", kw_only=True):
     schema: Schema
     num_parameters: int
     num_actors: int
+    run: Text = ""  # name of the run folder
+    owner: Text = ""  # user and host of the learner, which the new program logs
     memory: str  # identifies the learner's host, see `location.memory_id`
     replay: list[dict[str, str]]  # endpoints by name for each shard; empty until all shards have joined
     absent: str  # names of the replay servers that have not joined

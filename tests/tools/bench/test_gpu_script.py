@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
+from apex.replay_memory.store.location import memory_folder
 from bench.device import MUST_HOLD
 
 SCRIPT = Path(__file__).parents[3] / "bench" / "gpu.sh"
@@ -109,7 +110,7 @@ def test_a_rehearsal_writes_every_file_and_leaves_nothing_else(tmp_path):
             assert measured["figures"]["batch_size"] == 128
 
     assert len(run_ids) == len(FIGURES) - 1  # All benchmarks but device create a run.
-    memory = [path for run_id in run_ids for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
+    memory = [path for run_id in run_ids for path in memory_folder().glob(f"apex-{run_id:016x}*")]
     assert memory == []
     until(lambda: not users_of(scratch), "end of all processes", seconds=10)
     assert list(scratch.glob("apex-*")) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from apex.replay_memory.store.location import memory_folder
 from chaos import __main__
 from chaos.report import Figure, recovery_figures
 
@@ -28,7 +29,7 @@ def run_chaos(folder, *arguments):
 @pytest.mark.timeout(600)
 def test_a_short_run_under_faults_loses_nothing_and_leaves_nothing(tmp_path):
     arguments = ["--minutes", "0.16", "--period", "2", "--seed", "8", "--faults", "kill,hangup,cut,garbage", "--json"]
-    before = set(Path("/dev/shm").glob("apex-*"))
+    before = set(memory_folder().iterdir())
     ended = run_chaos(tmp_path, *arguments, *SMALL)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = json.loads(ended.stdout)
@@ -41,7 +42,7 @@ def test_a_short_run_under_faults_loses_nothing_and_leaves_nothing(tmp_path):
         assert figures[f"{count}, alive"] == figures[f"{count}, after the end"] == 0
     for fault in ("kill -9 replay", "SIGHUP launcher", "cut actor-learner", "garbage"):
         assert fault in ended.stderr
-    assert set(Path("/dev/shm").glob("apex-*")) <= before
+    assert set(memory_folder().iterdir()) <= before
     assert not [
         entry.name
         for entry in Path("/proc").iterdir()

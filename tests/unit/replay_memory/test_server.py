@@ -17,7 +17,7 @@ from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.location import beside, claim_run, counters_path
+from apex.replay_memory.store.location import beside, counters_path
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.file_lock import FileLock
@@ -255,10 +255,10 @@ def test_rates_are_of_the_last_ten_seconds(scene):
     assert scene.server.status().inserts_per_second == 0
 
 
-def test_memory_of_crashed_runs_is_removed_and_of_active_runs_kept(tmp_path):
+def test_only_memories_that_no_run_can_use_are_removed(tmp_path):
     running = Scene(tmp_path / "apex-1-0.replay")
-    crashed = Scene(tmp_path / "apex-2-0.replay")
-    crashed.store.close()
+    killed = Scene(tmp_path / "apex-2-0.replay")
+    killed.store.close()
     SamplerCounters(1, counters_path(tmp_path / "apex-4-0.replay"))
     restarting = Scene(tmp_path / "apex-4-0.replay")  # A learner draws from it; its writer is away.
     restarting.store.close()
@@ -270,21 +270,12 @@ def test_memory_of_crashed_runs_is_removed_and_of_active_runs_kept(tmp_path):
     for path in (cut_short, coming, own_coming):
         path.touch()
     maker = FileLock(coming)
-    reclaim(tmp_path / "apex-3-0.replay")
-    names = ["apex-1-0.replay", own_coming.name, "apex-3-1.replay", "apex-4-0.counters", "apex-4-0.replay", coming.name]
+    reclaim(tmp_path / "apex-3-0.replay", 0)
+    names = ["apex-1-0.replay", "apex-2-0.replay", own_coming.name, "apex-3-1.replay"]
+    names += ["apex-4-0.counters", "apex-4-0.replay", coming.name]
     assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "notes.txt"]
     maker.release()
     running.store.close()
-
-
-def test_memory_of_a_claimed_run_is_kept_without_its_programs(tmp_path):
-    path = tmp_path / "apex-2-0.replay"
-    Scene(path).store.close()
-    with claim_run(2):
-        reclaim(tmp_path / "apex-3-0.replay")
-        assert path.exists()
-    reclaim(tmp_path / "apex-3-0.replay")
-    assert not path.exists()
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

@@ -14,6 +14,7 @@ from apex.launch.preflight.checks import (
     check_cores,
     check_disk,
     check_gpu,
+    check_kept,
     check_leftovers,
     check_native,
     check_packages,
@@ -27,6 +28,7 @@ from apex.launch.preflight.checks import (
 from apex.launch.preflight.leftovers import Leftovers, Orphan
 from apex.launch.preflight.report import Check, require_all
 from apex.launch.preflight.requirements import files_needed, gpu_bytes, memory_needed, store_bytes
+from apex.replay_memory.store.location import claim_path
 from apex.runtime.gpu import Cuda, Gpu
 from apex.runtime.hardware import FileLimit, Machine, Space
 from apex.runtime.native import NativeError
@@ -256,13 +258,24 @@ def test_used_ports_are_a_warning_because_the_run_takes_others(taken, verdict, o
 
 def test_files_of_dead_runs_need_no_action():
     dead = {SHM / "apex-1-0.replay": 3 * GIB, SHM / "apex-1-0.counters": 64}
-    checks = check_leftovers(Leftovers(dead, {}, []))
+    checks = check_leftovers(Leftovers(dead, {}, {}, []))
     assert {check.verdict for check in checks} == {"ok"}
     assert all(text in checks[0].note for text in ("apex-1-0.replay", "3.0 GiB", "apex-1-0.counters"))
 
 
+def test_memories_of_killed_runs_are_a_warning_that_names_them(tmp_path):
+    store = tmp_path / "apex-1-0.replay"
+    claim_path(store).write_text("0-0:/data/runs/first")
+    check = check_kept({store: 3 * GIB, tmp_path / "apex-2-0.replay": GIB})
+    assert check.verdict == "warning"
+    assert all(text in check.note for text in ("/data/runs/first", "3.0 GiB", "apex-2-0.replay", "1.0 GiB"))
+    assert "doctor --clean" in check.remedy
+    assert check_kept({}).verdict == "ok"
+
+
 def test_orphans_and_other_runs_are_warnings():
-    leftovers = Leftovers({}, {SHM / "apex-2-0.replay": GIB}, [Orphan(7, "apex.actor"), Orphan(8, "apex.replay")])
+    orphans = [Orphan(7, "apex.actor"), Orphan(8, "apex.replay")]
+    leftovers = Leftovers({}, {}, {SHM / "apex-2-0.replay": GIB}, orphans)
     _, orphans, others = check_leftovers(leftovers)
     assert (orphans.verdict, others.verdict) == ("warning", "warning")
     assert "kill 7 8" in orphans.remedy

@@ -19,6 +19,7 @@ from apex.launch.preflight.doctor import (
     print_report,
 )
 from apex.launch.preflight.report import Check, describe_check
+from apex.replay_memory.store.location import claim_run, store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.hardware import Machine
 from apex.sizing import size_to_machine
@@ -26,7 +27,7 @@ from apex.types import Schema
 
 BEFORE_SIZES = ["software", "native loops", "CPU", "cores", "logout", "GPU", "environment"]
 SIZES = ["threads", "actors", "capacity", "memory", "free memory", "tmpfs", "open files", "disk", "ports"]
-LEFTOVERS = ["dead runs", "orphans", "other runs"]
+LEFTOVERS = ["killed runs", "dead runs", "orphans", "other runs"]
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 SIZED = size_to_machine(Config(), Machine(cores=2, memory_bytes=2**35, gpu=False), VECTORS)
 CHECKS = [
@@ -111,6 +112,20 @@ def test_an_unusable_environment_is_a_row(preset, environment, problem, remedy, 
     assert problem in row["note"]
     assert remedy in row["remedy"]
     assert "maps" not in row["remedy"]
+
+
+def test_clean_removes_the_memories_of_killed_runs_and_prints_them(tmp_path, capsys):
+    store = store_path(0xC1EA2)
+    store.write_bytes(bytes(3 << 20))
+    with claim_run(0xC1EA2, tmp_path):
+        assert main(["--clean"]) == FINISHED
+        assert store.exists()
+    capsys.readouterr()
+    assert main(["--clean"]) == FINISHED
+    assert not store.exists()
+    removed, freed = capsys.readouterr().out.splitlines()
+    assert all(text in removed for text in (str(store), str(tmp_path), "3 MiB"))
+    assert "3 MiB" in freed
 
 
 def test_print_config_is_that_of_train(capsys):

@@ -4,15 +4,17 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.builders import VECTORS
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, RunConfig, TransportConfig, to_dict
 from apex.errors import UsageError
-from apex.launch.preflight.fit import fit, require_head
+from apex.launch.preflight.fit import fit, require_head, size_beside
 from apex.launch.preflight.requirements import files_needed
 from apex.runtime.gpu import read_cuda
+from apex.runtime.hardware import Machine
 
 CONFIG = Config(
     actor=ActorConfig(num_actors=8),
@@ -44,6 +46,19 @@ def test_every_size_is_chosen_and_explained():
     assert config.learner.batch_size >= 64
     assert config.learner.bfloat16 != "auto"
     assert any(f" {config.learner.batch_size};" in line for line in lines)
+
+
+def test_a_run_is_sized_beside_the_memories_of_killed_runs():
+    large = dataclasses.replace(CONFIG, replay=ReplayConfig(capacity=2**32, min_size_to_sample=500))
+    machine, kept = Machine(cores=2, memory_bytes=2**40, gpu=False), {Path("apex-1-0.replay"): 2**39}
+    alone, beside = size_beside({}, large, machine, VECTORS), size_beside(kept, large, machine, VECTORS)
+    assert beside.table_bytes == alone.table_bytes
+    tables = alone.table_bytes
+    assert tables + alone.config.replay.max_bytes == 2**39
+    assert tables + beside.config.replay.max_bytes == 2**38
+    assert beside.machine == machine
+    fixed = dataclasses.replace(CONFIG, replay=ReplayConfig(capacity=1_000, max_bytes=3 * 2**38))
+    assert size_beside(kept, fixed, machine, VECTORS).config.replay.max_bytes == 3 * 2**38  # They must go.
 
 
 def test_the_limit_of_open_files_is_raised():

@@ -1,14 +1,20 @@
 """Files of dead and live runs in tmpfs, and programs without a launcher."""
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from apex.launch.preflight.leftovers import Leftovers, Orphan, bytes_to_come, find_leftovers, find_orphans
+from apex.launch.preflight.leftovers import (
+    Leftovers,
+    Orphan,
+    bytes_to_come,
+    find_leftovers,
+    find_orphans,
+    remove_leftovers,
+)
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.store.location import beside, counters_path, is_wanted
+from apex.replay_memory.store.location import beside, claim_path, claim_run, counters_path, remove, store_path
 from apex.runtime.file_lock import FileLock
 
 pytestmark = pytest.mark.programs
@@ -36,21 +42,25 @@ def find(folder):
     return find_leftovers(folder, folder / "proc")
 
 
-def test_a_store_without_an_owner_is_dead(tmp_path):
-    store = make_store(tmp_path, "a")
+def test_a_killed_runs_store_is_kept_while_its_folder_exists(tmp_path):
+    store, run = make_store(tmp_path, "a"), tmp_path / "run"
     counters_path(store).write_bytes(bytes(64))
-    lonely = tmp_path / "apex-b-0.counters"
-    lonely.write_bytes(bytes(64))
-    assert find(tmp_path) == Leftovers({store: 4_096, counters_path(store): 64, lonely: 64}, {}, [])
+    counters_path(store).with_name("apex-b-0.counters").touch()
+    assert find(tmp_path) == Leftovers({}, {store: 4_096}, {}, [])
+    run.mkdir()
+    root = os.stat("/")
+    claim_path(store).write_text(f"{root.st_dev}-{root.st_ino}:{run}")
+    assert find(tmp_path) == Leftovers({}, {store: 4_096}, {}, [])
+    run.rmdir()
+    assert find(tmp_path) == Leftovers({store: 4_096}, {}, {}, [])
     assert store.exists()
 
 
 def test_a_store_with_an_owner_is_in_use(tmp_path):
     store = make_store(tmp_path, "a")
-    counters_path(store).write_bytes(bytes(64))
     ownership = FileLock(store)
     try:
-        assert find(tmp_path) == Leftovers({}, {store: 4_096}, [])
+        assert find(tmp_path) == Leftovers({}, {}, {store: 4_096}, [])
     finally:
         ownership.release()
     assert find(tmp_path).in_use == {}
@@ -61,10 +71,10 @@ def test_an_unfinished_store_is_in_use_while_it_has_an_owner(tmp_path):
     (tmp_path / "apex-a-0.replay").rename(store)
     ownership = FileLock(store)
     try:
-        assert find(tmp_path) == Leftovers({}, {store: 4_096}, [])
+        assert find(tmp_path) == Leftovers({}, {}, {store: 4_096}, [])
     finally:
         ownership.release()
-    assert find(tmp_path) == Leftovers({store: 4_096}, {}, [])
+    assert find(tmp_path) == Leftovers({store: 4_096}, {}, {}, [])
 
 
 def test_a_store_that_a_loader_reads_is_in_use(tmp_path):
@@ -75,35 +85,36 @@ def test_a_store_that_a_loader_reads_is_in_use(tmp_path):
         return counters.num_drawn == 0 and find(tmp_path).in_use == {store: 4_096}
 
     assert in_child(load)
-    assert store in find(tmp_path).dead
+    assert store in find(tmp_path).kept
 
 
 def test_other_files_are_ignored(tmp_path):
     (tmp_path / "psm_1234").write_bytes(b"1")
-    assert find(tmp_path) == Leftovers({}, {}, [])
+    assert find(tmp_path) == Leftovers({}, {}, {}, [])
 
 
-def test_a_store_of_another_user_counts_as_in_use():
-    with tempfile.TemporaryDirectory() as name:  # Unlike pytest's folder, other users can open it.
-        folder = Path(name)
-        store = make_store(folder, "a")
-        counters_path(store).write_bytes(bytes(64))
-        for path in (store, counters_path(store)):
-            path.chmod(0)
-        folder.chmod(0o755)
-
-        def is_in_use():
-            if os.geteuid() == 0:  # Root can open every file.
-                os.seteuid(65_534)
-            return is_wanted(store) and find(folder).in_use == {store: 4_096}
-
-        assert in_child(is_in_use)
+@pytest.mark.parametrize(("own", "expected"), [(None, 30), ("apex-1-0", 30), ("apex-2-0", 30), ("apex-3-0", 130)])
+def test_a_start_can_free_dead_and_kept_files_and_reuses_its_own(own, expected):
+    dead, kept, alive, other = (Path(f"apex-{number}-0") for number in range(1, 5))
+    leftovers = Leftovers({dead: 10}, {kept: 20}, {alive: 100, other: 1_000}, [])
+    own = Path(own) if own else None
+    assert bytes_to_come(leftovers, own) == expected
+    assert leftovers.kept_beside(own) == ({} if own == kept else {kept: 20})
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, 10), ("dead", 10), ("alive", 110), ("gone", 10)])
-def test_a_start_frees_dead_files_and_reuses_its_own(own, expected):
-    leftovers = Leftovers({Path("dead"): 10}, {Path("alive"): 100, Path("other"): 1_000}, [])
-    assert bytes_to_come(leftovers, Path(own) if own else None) == expected
+def test_cleaning_removes_what_no_live_run_uses_and_names_it():
+    killed, live = store_path(0xC1EA0), store_path(0xC1EA1)
+    for store in (killed, live):
+        store.write_bytes(bytes(4_096))
+    with claim_run(0xC1EA0, Path("/")):
+        pass
+    try:
+        with claim_run(0xC1EA1, Path("/")):
+            assert (killed, "/", 4_096) in list(remove_leftovers())
+            assert (killed.exists(), live.exists()) == (False, True)
+    finally:
+        for store in (killed, live):
+            remove(store)
 
 
 def process(folder, pid, parent, *arguments):

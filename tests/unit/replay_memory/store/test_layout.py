@@ -1,6 +1,5 @@
 """The file of the store is allocated at once and has one owner; unsuitable files are refused."""
 
-import fcntl
 import json
 import multiprocessing
 import os
@@ -15,19 +14,13 @@ from support.builders import CONTINUOUS, PIXELS
 from support.store_builders import SCHEMA, SETTINGS, attach, create, make_segment, open_reader, write_number
 
 from apex.errors import DamagedMemoryError, LostMemoryError, UsageError
-from apex.replay_memory.store import file, location
+from apex.replay_memory.store import file
 from apex.replay_memory.store.file import require_processor
 from apex.replay_memory.store.layout import STORE_HEADER, Sizes, fixed_bytes, stored_record_dtype
 from apex.replay_memory.store.location import (
     beside,
-    claim_run,
-    counters_path,
     has_owner,
-    is_same_run,
-    is_wanted,
-    memory_id,
     remove,
-    store_path,
 )
 from apex.runtime.children import start_child
 from apex.runtime.file_lock import FileLock
@@ -295,50 +288,9 @@ def test_schema_round_trips_through_json():
     assert replace(schema, n_step=5).fingerprint != schema.fingerprint
 
 
-def test_shards_of_one_run_know_each_other_by_name():
-    assert is_same_run(store_path(7, 0), store_path(7, 3))
-    assert not is_same_run(store_path(7, 0), store_path(8, 0))
-
-
 def test_stream_has_the_same_shard_in_every_incarnation():
     assert [Stream(actor_id, incarnation=5).shard(3) for actor_id in range(5)] == [0, 1, 2, 0, 1]
     assert Stream(4, incarnation=6).shard(3) == 1
-
-
-def test_a_memory_is_known_by_this_boot_and_this_mount(tmp_path):
-    here = memory_id()
-    assert here == memory_id()
-    assert memory_id(tmp_path) != here
-
-
-def test_store_is_wanted_while_its_counters_are_open(path):
-    assert not is_wanted(path)  # There is no board.
-    counters = counters_path(path)
-    counters.write_bytes(bytes(64))
-    assert not is_wanted(path)
-    with counters.open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_SH)
-        assert is_wanted(path)
-    assert not is_wanted(path)
-
-
-def test_a_store_is_wanted_while_a_program_claims_its_run(tmp_path):
-    store = tmp_path / "apex-00000000000f00d5-0.replay"
-    with claim_run(0xF00D5):
-        assert is_wanted(store)
-    assert not is_wanted(store)
-
-
-def test_store_of_another_user_is_wanted(tmp_path, monkeypatch):
-    """Its counters cannot be opened, so it is unknown whether a process draws from the store."""
-    store = tmp_path / "apex-1-0.replay"
-    assert not location.is_wanted(store)
-
-    def refuse(path, flags):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(location.os, "open", refuse)
-    assert location.is_wanted(store)
 
 
 def test_writer_locks_its_file_despite_concurrent_owner_checks(path):
