@@ -15,6 +15,9 @@ from apex.facts import (
     Failure,
     FailureKind,
     LogEntry,
+    LossCause,
+    Missing,
+    OtherVersion,
     Part,
     ProgramEvent,
     Record,
@@ -73,6 +76,10 @@ def examples() -> Iterator[Record]:
     for source in get_args(RestoreSource):
         for part, other in (("learner", 0), ("replay 1", 8)):
             yield Restored(part=part, source=source, number=7, size=400, path="p", other_number=other, other_size=9)
+    yield Missing(transitions=4_000, of=9_000, causes=())
+    for loss in get_args(LossCause):
+        yield Missing(transitions=4_000, of=9_000, causes=(loss,))
+    yield OtherVersion("0.1.0", "0.2.0")
 
 
 def render() -> str:

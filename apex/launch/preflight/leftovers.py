@@ -82,9 +82,9 @@ def find_orphans(processes: Path) -> list[Orphan]:
 
 
 def bytes_to_come(leftovers: Leftovers, own: Path | None) -> int:
-    """Returns how many bytes of memory the start of a run can free, plus the size of its own replay memory file `own`.
+    """Returns how many bytes of memory the start of a run can free, plus the size of its own replay memory.
 
-    The start frees kept memories only if the rest is not enough.
+    The start frees kept memories only if the rest is not enough. `own`: a store of the run.
     """
-    freed = sum(leftovers.dead.values()) + sum(leftovers.kept.values())
-    return freed + (leftovers.in_use.get(own, 0) if own is not None else 0)
+    own_bytes = (n for path, n in leftovers.in_use.items() if own is not None and location.is_same_run(path, own))
+    return sum(leftovers.dead.values()) + sum(leftovers.kept.values()) + sum(own_bytes)

@@ -1,24 +1,36 @@
 """`--resume` opens a run, lets limits change, refuses other changes, and verifies the saved files."""
 
 import dataclasses
+import json
 import mmap
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from msgspec import structs
+from support.users import STRANGER, needs_root
 
 from apex.config import Config, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environments.factory import describe
 from apex.errors import DataError, UsageError
-from apex.facts import Restored
-from apex.launch.resume import find_saved, reopen, resume_parser
+from apex.facts import Missing, OtherVersion, Restored
+from apex.launch.resume import (
+    find_missing,
+    find_other_version,
+    find_saved,
+    reopen,
+    report_losses,
+    resume_parser,
+)
 from apex.learning.run_save import snapshot_folder
-from apex.replay_memory.store.location import beside, store_path
+from apex.replay_memory.store.location import MEMORY, beside, has_owner, store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.atomic_files import replace_file, seal
 from apex.runtime.file_lock import FileLock
+from apex.version import VERSION
 from chaos.saves.saver import SETTINGS, Saver, make_run
 
 pytestmark = pytest.mark.programs
@@ -150,7 +162,7 @@ def memory(saved, tmp_path):
     path = store_path(saved.run_id)
     shutil.copy(tmp_path / "memory", path)
     yield path
-    path.unlink()
+    path.unlink(missing_ok=True)
 
 
 def find(run, *, accept=False, **sizes):
@@ -161,7 +173,7 @@ def find(run, *, accept=False, **sizes):
 
 
 LEARNER = Restored(part="learner", source="checkpoint", number=40, size=600)
-SNAPSHOT = Restored(part="replay", source="snapshot", number=4, size=600)
+SNAPSHOT = Restored(part="replay", source="snapshot", number=4, size=600, count=600, causes=("memory_gone",))
 
 
 def test_the_newest_checkpoint_and_snapshot_are_found(saved):
@@ -169,12 +181,13 @@ def test_the_newest_checkpoint_and_snapshot_are_found(saved):
 
 
 def test_a_remaining_memory_precedes_its_snapshots_even_newer_ones(saved, memory):
-    in_memory = Restored(part="replay", source="memory", size=600, path=str(memory))
+    in_memory = Restored(part="replay", source="memory", size=600, count=600, path=str(memory))
     assert find(saved) == [LEARNER, in_memory]
     snapshots = snapshot_folder(saved.checkpoints, 1, 0)
     newest = snapshots.newest()
     snapshots.commit(newest._replace(number=newest.number + 1, end_key=newest.end_key + 150))
-    assert find(saved)[1] == structs.replace(in_memory, other_number=5, other_size=150)
+    more = structs.replace(in_memory, other_number=5, other_size=150, causes=("memory_older",))
+    assert find(saved)[1] == more
 
 
 @pytest.mark.parametrize("sizes", [{"capacity": 5_000}, {"max_bytes": 500_000}])
@@ -205,7 +218,7 @@ def write_noise(path):
 @pytest.mark.parametrize("damage", [truncate, write_noise])
 def test_a_damaged_memory_is_skipped_only_if_there_is_a_snapshot(saved, memory, damage, caplog):
     damage(memory)
-    assert find(saved) == [LEARNER, SNAPSHOT]
+    assert find(saved) == [LEARNER, structs.replace(SNAPSHOT, causes=("memory_damaged",))]
     assert str(memory) in caplog.records[0].getMessage()
     shutil.rmtree(saved.checkpoints / "replay")
     with pytest.raises(UsageError, match=str(memory)):
@@ -217,7 +230,7 @@ def test_an_incomplete_memory_is_skipped(saved, num_bytes, caplog):
     path = store_path(saved.run_id)
     path.write_bytes(bytes(num_bytes))
     try:
-        assert find(saved) == [LEARNER, SNAPSHOT]
+        assert find(saved) == [LEARNER, structs.replace(SNAPSHOT, causes=("memory_incomplete",))]
     finally:
         path.unlink()
     assert str(path) in caplog.records[0].getMessage()
@@ -230,7 +243,7 @@ def test_damaged_files_are_logged_and_older_ones_used(saved, caplog):
     state.unlink()
     assert find(saved) == [
         Restored(part="learner", source="checkpoint", number=30, size=450),
-        Restored(part="replay", source="snapshot", number=3, size=450),
+        structs.replace(SNAPSHOT, number=3, size=450, count=450, causes=("memory_gone", "snapshot_older")),
     ]
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
@@ -241,8 +254,9 @@ def test_damaged_files_are_logged_and_older_ones_used(saved, caplog):
 def test_a_snapshot_that_is_older_than_the_checkpoint_is_reported(saved):
     for name in ("000000004.json", "000000004.state"):
         (saved.checkpoints / "replay" / name).unlink()
-    found = Restored(part="replay", source="snapshot", number=3, size=450, other_number=4, other_size=600)
-    assert find(saved) == [LEARNER, found]
+    found = find(saved)[1]
+    assert (found.number, found.count, found.other_number, found.other_size) == (3, 450, 4, 600)
+    assert found.causes == ("memory_gone", "snapshot_older")
 
 
 def test_the_loss_of_the_replay_memory_must_be_accepted(saved):
@@ -251,7 +265,8 @@ def test_the_loss_of_the_replay_memory_must_be_accepted(saved):
         find(saved)
     assert "--accept-changes" in refused.value.remedy
     path = str(saved.checkpoints / "replay")
-    found = Restored(part="replay", source="nothing", path=path, other_number=4, other_size=600)
+    causes = ("memory_gone", "snapshot_gone")
+    found = Restored(part="replay", source="nothing", path=path, causes=causes, other_number=4, other_size=600)
     assert find(saved, accept=True) == [LEARNER, found]
 
 
@@ -263,8 +278,125 @@ def test_the_loss_of_all_checkpoints_must_be_accepted(saved):
     assert "--accept-changes" in refused.value.remedy
     learner, replay = find(saved, accept=True)
     assert learner == Restored(part="learner", source="nothing", path=str(saved.checkpoints))
-    assert replay.source == "unknown"
+    assert (replay.source, replay.causes) == ("nothing", ("memory_gone", "snapshot_gone"))
 
 
 def test_a_run_that_has_saved_nothing_starts_from_nothing(tmp_path):
-    assert find(make_run(tmp_path)) == [Restored(part=part, source="nothing") for part in ("learner", "replay")]
+    run = make_run(tmp_path)
+    found = find(run)
+    assert [(part.part, part.source, part.path) for part in found] == [
+        (p, "nothing", "") for p in ("learner", "replay")
+    ]
+    assert find_missing(run, found) is None
+
+
+# --- what is missing --------------------------------------------------------------------------------------------------
+
+
+def write_row(run, *, stored, held):
+    """Writes the last row of the curves of a run that was killed, and half of the next row."""
+    row = {"steps": stored, "time": 0.0, "scalars": {"replay/num_inserted": stored, "replay/size": held}}
+    (run.curves / "replay.jsonl").write_text(f'{{"steps": 1}}\n{json.dumps(row)}\n{{"steps"')
+
+
+def lose_memory(saved, memory):
+    memory.unlink()
+
+
+def lose_all(saved, memory):
+    memory.unlink()
+    shutil.rmtree(saved.checkpoints / "replay")
+
+
+def lose_newest_snapshot(saved, memory):
+    memory.unlink()
+    (saved.checkpoints / "replay" / "000000004.state").unlink()
+
+
+def damage_memory(saved, memory):
+    write_noise(memory)
+
+
+def interrupt_creation(saved, memory):
+    memory.write_bytes(bytes(8_192))
+
+
+LOSSES = [
+    (lose_memory, 100, ("memory_gone",)),
+    (lose_all, 650, ("memory_gone", "snapshot_gone")),
+    (lose_newest_snapshot, 250, ("memory_gone", "snapshot_older")),
+    (damage_memory, 100, ("memory_damaged",)),
+    (interrupt_creation, 100, ("memory_incomplete",)),
+]
+
+
+@pytest.mark.parametrize(("lose", "missing", "causes"), LOSSES, ids=[lose.__name__ for lose, *_ in LOSSES])
+def test_missing_transitions_are_counted_with_their_cause(saved, memory, lose, missing, causes, caplog):
+    write_row(saved, stored=700, held=650)  # The memory was killed with 700, and its last snapshot has 600.
+    lose(saved, memory)
+    found = find(saved, accept=True)
+    assert find_missing(saved, found) == Missing(transitions=missing, of=650, causes=causes)
+    caplog.clear()
+    report_losses(saved, found, ask=False)
+    (line,) = caplog.messages
+    assert f"{missing:,}" in line
+    with pytest.raises(UsageError, match=f"{missing}") as refused:
+        report_losses(saved, found, ask=True)
+    assert "--accept-changes" in refused.value.remedy
+
+
+def test_nothing_is_missing_while_the_memory_is_there(saved, memory, caplog):
+    write_row(saved, stored=599, held=599)  # The row is older than the last insert.
+    report_losses(saved, find(saved), ask=True)
+    assert caplog.messages == []
+
+
+def test_without_curves_the_checkpoint_says_what_was_stored(saved):
+    (saved.checkpoints / "replay" / "000000004.state").unlink()
+    assert find_missing(saved, find(saved)) == Missing(
+        transitions=150, of=600, causes=("memory_gone", "snapshot_older")
+    )
+
+
+def test_another_version_is_named_and_must_be_accepted(saved):
+    found = find(saved)
+    report_losses(saved, found, ask=True)
+    present = saved.manifest["git"]
+    saved.manifest["git"] = {"commit": "0" * 40, "dirty": False}
+    if present is not None:
+        assert find_other_version(saved) == OtherVersion("0" * 40, present["commit"])
+        with pytest.raises(UsageError, match="0" * 40) as refused:
+            report_losses(saved, found, ask=True)
+        assert "--accept-changes" in refused.value.remedy
+    saved.manifest["resumed"] = [{"git": None, "versions": {"apex": "0.0.1"}}]
+    assert find_other_version(saved) == OtherVersion("0.0.1", VERSION)
+    saved.manifest["resumed"] = [{"git": None, "versions": {"apex": VERSION}}]
+    assert find_other_version(saved) is None
+
+
+ASKS = "import sys; from apex.launch.train import read_start; print(read_start(sys.argv[1:]).asks)"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_only_a_person_at_a_terminal_is_asked(folder, is_terminal):
+    command = [sys.executable, "-c", ASKS, "--resume", str(folder.path)]
+    terminal, end = os.openpty()
+    try:
+        stdin = end if is_terminal else subprocess.DEVNULL
+        assert subprocess.check_output(command, stdin=stdin, text=True, timeout=60) == f"{is_terminal}\n"
+    finally:
+        os.close(terminal)
+        os.close(end)
+
+
+@needs_root
+def test_a_pipe_of_another_user_does_not_stop_a_resume(saved):
+    pipe = MEMORY / f"apex-{saved.run_id:016x}-0.replay"  # where earlier versions looked
+    os.mkfifo(pipe)
+    os.chown(pipe, STRANGER, STRANGER)
+    try:
+        assert find(saved) == [LEARNER, SNAPSHOT]
+        assert not has_owner(store_path(saved.run_id))
+        assert pipe.exists()
+    finally:
+        pipe.unlink()

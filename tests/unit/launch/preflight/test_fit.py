@@ -49,16 +49,15 @@ def test_every_size_is_chosen_and_explained():
 
 
 def test_a_run_is_sized_beside_the_memories_of_killed_runs():
-    large = dataclasses.replace(CONFIG, replay=ReplayConfig(capacity=2**32, min_size_to_sample=500))
-    machine, kept = Machine(cores=2, memory_bytes=2**40, gpu=False), {Path("apex-1-0.replay"): 2**39}
-    alone, beside = size_beside({}, large, machine, VECTORS), size_beside(kept, large, machine, VECTORS)
-    assert beside.table_bytes == alone.table_bytes
-    tables = alone.table_bytes
-    assert tables + alone.config.replay.max_bytes == 2**39
-    assert tables + beside.config.replay.max_bytes == 2**38
+    pixels = dataclasses.replace(VECTORS, frame_shape=(84, 84), frame_dtype="uint8", codec="lz4")
+    asked = dataclasses.replace(CONFIG, replay=ReplayConfig(capacity=2**20, min_size_to_sample=500))
+    machine, kept = Machine(cores=2, memory_bytes=2**31, gpu=False), {Path("apex-1-0.replay"): 2**30}
+    alone, beside = size_beside({}, asked, machine, pixels), size_beside(kept, asked, machine, pixels)
+    assert alone.table_bytes + alone.config.replay.max_bytes == 2**30  # half of the memory
+    assert beside.table_bytes + beside.config.replay.max_bytes == 2**29
     assert beside.machine == machine
-    fixed = dataclasses.replace(CONFIG, replay=ReplayConfig(capacity=1_000, max_bytes=3 * 2**38))
-    assert size_beside(kept, fixed, machine, VECTORS).config.replay.max_bytes == 3 * 2**38  # They must go.
+    fixed = dataclasses.replace(asked, replay=ReplayConfig(capacity=1_000, min_size_to_sample=500, max_bytes=3 * 2**29))
+    assert size_beside(kept, fixed, machine, pixels).config.replay.max_bytes == 3 * 2**29  # They must go.
 
 
 def test_the_limit_of_open_files_is_raised():

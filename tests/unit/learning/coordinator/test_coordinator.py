@@ -1,5 +1,9 @@
 """The coordinator's decisions, without a socket or a process."""
 
+import os
+import pwd
+import socket
+
 import pytest
 from msgspec.structs import replace as replace_fields
 from support.clocks import Clock
@@ -72,6 +76,7 @@ def test_a_welcome_has_the_replay_servers_and_the_leased_ids(scene):
     assert isinstance(answer, WelcomeAnswer)
     assert (answer.run_id, answer.schema, answer.num_parameters) == (scene.folder.run_id, SCHEMA, 10)
     assert (answer.replay, answer.absent) == ([], "replay")
+    assert (answer.run, answer.owner) == ("run", f"{pwd.getpwuid(os.geteuid()).pw_name}@{socket.gethostname()}")
     assert [stream.actor_id for stream in answer.streams] == [5, 4, 3, 2]
     scene.beat(endpoints=THERE)
     assert scene.coordinator.answer(HELLO).replay == [THERE]

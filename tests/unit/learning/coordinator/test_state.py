@@ -323,6 +323,15 @@ def test_steps_continue_after_a_new_shard_or_a_learner_restart():
     assert [steps(0, 290, "d"), steps(0, 295, "d")] == [640, 645]  # restored from a snapshot that was a little older
 
 
+def test_transitions_that_a_new_store_lacks_are_logged(caplog):
+    state = make_state(num_shards=2)
+    for count, incarnation in ((260, "a"), (250, "b"), (250, "b"), (250, "c")):
+        report_shard(state, 1, num_inserted=count, store_incarnation=incarnation)
+    (message,) = caplog.messages
+    assert "replay-1" in message
+    assert " 10 " in message
+
+
 def test_elapsed_time_continues_from_the_checkpoint():
     clock = Clock()
     state = make_state(clock)

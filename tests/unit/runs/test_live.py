@@ -1,0 +1,55 @@
+"""A program without an address joins the newest live run of the folder `runs`, or is refused."""
+
+
+import pytest
+from support.builders import VECTORS
+
+from apex.config import Config, RunConfig, TransportConfig
+from apex.config.arguments import Parser
+from apex.errors import UsageError
+from apex.runs.folder import RunFolder
+from apex.runs.live import find_route
+from apex.runs.lock import hold
+from apex.transport.hello import Route, add_route_options
+
+
+def parse(*arguments):
+    parser = Parser(prog="apex actor")
+    add_route_options(parser)
+    return parser.parse_args(arguments)
+
+
+def make_run(folder, name, **transport):
+    config = Config(run=RunConfig(folder=str(folder), name=name), transport=TransportConfig(**transport))
+    return RunFolder.create(config, VECTORS, argv=[])
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def test_the_newest_live_run_is_joined_with_its_address_and_keys(runs, capsys):
+    for name, offset in (("old", 100), ("live", 200), ("ended", 300)):
+        make_run(runs, name, port_offset=offset, keys="keys")
+    with hold(runs / "old"), hold(runs / "live"):
+        assert find_route(parse()) == Route("127.0.0.1", 22_203, "keys")
+        assert find_route(parse("--keys", "mine")).keys == "mine"
+        assert "runs/live" in capsys.readouterr().err
+        assert find_route(parse("--learner", "gpu1")) == Route("gpu1", 22_003)
+    with hold(runs / "old"):
+        assert find_route(parse()).port == 22_103
+
+
+def test_a_run_that_is_bound_to_an_address_is_reached_there(runs):
+    run = make_run(runs, "one", bind="10.77.0.1", keys="keys")
+    with hold(run.path):
+        assert find_route(parse()).host == "10.77.0.1"
+
+
+def test_without_a_live_run_an_address_is_required(runs):
+    make_run(runs, "ended")
+    with pytest.raises(UsageError, match="runs") as refused:
+        find_route(parse())
+    assert "--learner" in refused.value.remedy
