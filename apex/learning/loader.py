@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apex.config import Config
-from apex.errors import ForeignFileError, UsageError
+from apex.errors import UsageError
 from apex.learning.batch_ring import BatchRing, BatchSlot
 from apex.learning.batch_source import LocalSource, RemoteSource
 from apex.learning.random_shift import RandomShift
@@ -84,14 +84,12 @@ class LoaderTask(NamedTuple):
     def open_source(self, index: int, shard: int, inode: int) -> LocalSource | None:
         """Opens the replay memory of a shard on this host as a loader's source.
 
-        Returns None while the replay memory is being created. Raises ForeignFileError if another user owns the file.
+        Returns None while the replay memory is being created.
         """
         config, path = self.config, store_path(self.run_id, shard)
         row = config.replay.num_samplers + index
         try:
             reader = StoreReader(path, self.schema)
-        except ForeignFileError:
-            raise
         except UsageError as error:
             log.info("the replay memory is not ready: %s", error)
             return None

@@ -1,15 +1,11 @@
 """Finds the replay memory of a shard on this host, so that a loader can draw from it directly."""
 
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from apex.errors import ForeignFileError
 from apex.learning.batch_source import LocalSource
 from apex.replay_memory.store.location import has_owner
-
-log = logging.getLogger("apex")
 
 LOOK_SECONDS = 0.5  # time between two checks for a new replay memory file
 
@@ -41,11 +37,6 @@ class StoreMonitor:
             except FileNotFoundError:
                 inode = 0
             if inode != self._inode and (not inode or has_owner(self._path)):
-                self._source = None
-                try:
-                    self._source = self._open_source(inode) if inode else None
-                    self._inode = inode if self._source is not None else 0
-                except ForeignFileError as error:
-                    self._inode = inode  # Not opened again until the file changes, so that the error is logged once.
-                    log.error("%s", error)
+                self._source = self._open_source(inode) if inode else None
+                self._inode = inode if self._source is not None else 0
         return self._source

@@ -11,7 +11,6 @@ import numpy as np
 from apex.config import LearnerConfig, ReplayConfig
 from apex.errors import UsageError
 from apex.replay_memory.rate_limiter import RateLimiter
-from apex.runtime.private_file import open_private
 
 _LINE_BYTES = 64  # header and rows have a cache line each, so that writers of different rows do not delay each other
 
@@ -37,14 +36,14 @@ class SamplerCounters:
     def __init__(self, num_rows: int, path: Path | None = None) -> None:
         """Maps the file at `path` in tmpfs, created if needed. None: uses memory that only forked children share.
 
-        Raises ForeignFileError if another user owns the file, and UsageError if tmpfs is full.
+        Raises UsageError if tmpfs is full.
         """
         num_bytes = _LINE_BYTES * (1 + num_rows)
         if path is None:
             memory = mmap.mmap(-1, num_bytes)
         else:
             # The file stays open until the process ends, because its lock shows that the store is in use: `is_wanted`.
-            descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 os.posix_fallocate(descriptor, 0, num_bytes)

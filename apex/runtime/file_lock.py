@@ -19,9 +19,7 @@ class FileLock:
 
     _descriptors: set[int] = set()  # noqa: RUF012 - shared on purpose: one set per process
 
-    def __init__(
-        self, path: Path, attempts: int = 1, in_use: UsageError | None = None, *, shared: bool = False
-    ) -> None:
+    def __init__(self, path: Path, attempts: int = 1, in_use: UsageError | None = None, shared: bool = False) -> None:
         """Locks the file at `path`; raises `in_use`, a UsageError, if each attempt finds another owner.
 
         Several attempts are needed if another process calls `is_owned`, which holds the lock for a moment. A `shared`

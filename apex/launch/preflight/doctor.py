@@ -26,13 +26,13 @@ from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, UsageError
 from apex.launch.preflight import checks
 from apex.launch.preflight.fit import require_keys, size_beside
-from apex.launch.preflight.leftovers import find_leftovers, remove_leftovers
+from apex.launch.preflight.leftovers import find_leftovers
 from apex.launch.preflight.logind import find_affected
 from apex.launch.preflight.report import Check, describe_check, describe_sizes
 from apex.launch.preflight.requirements import disk_needed
 from apex.launch.resume import reopen, resume_parser
 from apex.replay_memory.frames.lz4_blocks import find_native
-from apex.replay_memory.store.location import store_path
+from apex.replay_memory.store.location import discard, read_run_folder, store_path
 from apex.runtime.gpu import read_cuda
 from apex.runtime.hardware import ROOT, core_limits, read_machine, read_membership
 from apex.runtime.lifecycle import reports_errors
@@ -84,17 +84,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def clean_memory() -> int:
     """Removes what is left of killed runs in tmpfs, and prints each file and the freed bytes; returns the status."""
-    freed = 0
-    for path, run, num_bytes in remove_leftovers():
-        freed += num_bytes
-        print(f"removed {path} ({size(num_bytes)}), the replay memory of {run or 'another host'}")
+    leftovers, freed = find_leftovers(), 0
+    for path, num_bytes in (leftovers.dead | leftovers.kept).items():
+        run = read_run_folder(path) or "another host"
+        if discard(path):
+            freed += num_bytes
+            print(f"removed {path} ({size(num_bytes)}), the replay memory of {run}")
     print(f"freed {size(freed)}")
     return FINISHED
 
 
 def examine(config: Config, own: Path | None = None) -> Report:
     """Makes all checks; `own` is the replay memory file of a run that is to be resumed."""
-    cuda, leftovers, versions = read_cuda(), find_leftovers(), describe_versions()
+    cuda, leftovers, versions = read_cuda(), find_leftovers(own), describe_versions()
     machine = read_machine(cuda)
     on_gpu = machine.gpu and config.learner.device != "cpu"
     gpu = checks.check_gpu(config.learner.device, cuda, versions["torch"] or "")
@@ -112,7 +114,7 @@ def examine(config: Config, own: Path | None = None) -> Report:
     sized = None
     if schema is not None and gpu.verdict != "short":
         try:
-            sized = size_beside(leftovers.kept_beside(own), config, machine, schema)
+            sized = size_beside(leftovers.kept, config, machine, schema)
         except UsageError as error:
             results.append(checks.refused("sizes", error))
     if schema is not None and sized is not None:
@@ -127,7 +129,7 @@ def examine(config: Config, own: Path | None = None) -> Report:
         sized = sized._replace(config=chosen)
     if config.transport.keys:
         results.append(check_keys(config))
-    return Report([*results, checks.check_kept(leftovers.kept_beside(own)), *checks.check_leftovers(leftovers)], sized)
+    return Report([*results, checks.check_kept(leftovers.kept), *checks.check_leftovers(leftovers)], sized)
 
 
 def check_environment(config: Config) -> tuple[Check, Schema | None]:

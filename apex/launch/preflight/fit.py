@@ -39,14 +39,13 @@ def fit(
     `free(host, port)` returns whether a port is free.
     """
     cuda = read_cuda()
-    machine, leftovers = read_machine(cuda), find_leftovers()
-    kept = leftovers.kept_beside(own)
+    machine, leftovers = read_machine(cuda), find_leftovers(own)
     checks = [check_gpu(config.learner.device, cuda, describe_versions()["torch"] or "")]
     require_all(checks)
-    sized = size_beside(kept, config, machine, schema)
+    sized = size_beside(leftovers.kept, config, machine, schema)
     config = choose_ports(sized.config, free, tell)
     room = read_room(machine, cuda, leftovers, own, config.learner.device)
-    checks += [*check_sizes(sized), *check_room(config, schema, room), check_kept(kept)]
+    checks += [*check_sizes(sized), *check_room(config, schema, room), check_kept(leftovers.kept)]
     require_all(checks)
     raise_file_limit(files_needed(config))
     warnings = [check for check in checks if check.verdict == "warning"]

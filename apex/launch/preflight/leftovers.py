@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -29,13 +28,14 @@ class Leftovers(NamedTuple):
     in_use: dict[Path, int]  # path of each live run's replay memory file -> size in bytes
     orphans: list[Orphan]
 
-    def kept_beside(self, own: Path | None) -> dict[Path, int]:
-        """Returns the kept files of other runs than that of the store `own`, which is resumed."""
-        return {path: n for path, n in self.kept.items() if own is None or not location.is_same_run(path, own)}
 
+def find_leftovers(
+    own: Path | None = None, *, memory: Path | None = None, processes: Path = Path("/proc")
+) -> Leftovers:
+    """Finds leftovers without changing anything. The stores of the run of `own`, which is resumed, count as in use.
 
-def find_leftovers(memory: Path | None = None, processes: Path = Path("/proc")) -> Leftovers:
-    """Finds leftovers without changing anything. `memory`: by default this user's folder in tmpfs."""
+    `memory`: by default this user's folder in tmpfs.
+    """
     old = location.find_old_files()
     with suppress(DataError):  # The row `tmpfs` of the report says why there is no folder.
         memory = memory or location.memory_folder()
@@ -46,18 +46,10 @@ def find_leftovers(memory: Path | None = None, processes: Path = Path("/proc")) 
         with suppress(FileNotFoundError):  # The file has just been removed.
             num_bytes = path.stat().st_size
             is_dead = path in old or location.is_abandoned(path)
-            files = in_use if location.is_wanted(path) else dead if is_dead else kept
+            is_used = location.is_wanted(path) or (own is not None and location.is_same_run(path, own))
+            files = in_use if is_used else dead if is_dead else kept
             files[path] = num_bytes
     return Leftovers(dead, kept, in_use, find_orphans(processes))
-
-
-def remove_leftovers() -> Iterator[tuple[Path, str, int]]:
-    """Removes all dead and kept files; yields the path, the run folder ("": unknown) and the bytes of each."""
-    leftovers = find_leftovers()
-    for path, num_bytes in (leftovers.dead | leftovers.kept).items():
-        run = location.read_run_folder(path)
-        if location.discard(path):
-            yield path, run, num_bytes
 
 
 def find_orphans(processes: Path) -> list[Orphan]:

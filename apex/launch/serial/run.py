@@ -212,8 +212,9 @@ def open_serial_run(folder: RunFolder, stop: Stop) -> Iterator[SerialRun]:
     torch.manual_seed(config.seed)
     settings = store_settings(config.replay, config.actor.num_actors)
     reclaim(path, settings.sizes.file_bytes(folder.schema))
-    store = StoreWriter.create(path, folder.schema, settings, store_incarnation=1)
     with ExitStack() as stack:
+        stack.enter_context(claim_run(folder.run_id, None))
+        store = StoreWriter.create(path, folder.schema, settings, store_incarnation=1)
         stack.callback(remove, path)
         stack.callback(store.close)
         system = SerialRun(folder, store, stop)
@@ -232,12 +233,7 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
     for line in (f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"):
         print_line(line, out)
     # The log has the learner's name because the learner's loop runs here.
-    with (
-        hold(folder.path),
-        claim_run(folder.run_id, None),
-        log_to(folder.logs / "learner.log", "learner"),
-        open_serial_run(folder, stop) as system,
-    ):
+    with hold(folder.path), log_to(folder.logs / "learner.log", "learner"), open_serial_run(folder, stop) as system:
         tail = LogTail(folder.logs)
         view = PlainView(out or sys.stdout)
         watch = RunMonitor(system.coordinator.report, view, tail.entries, History(), folder=folder.path)

@@ -11,7 +11,6 @@ from apex.errors import DamagedMemoryError, DataError, require
 from apex.replay_memory.store.layout import COMMIT, FIRST_KEY, STORE_HEADER, Regions, Sizes, StoreSettings
 from apex.replay_memory.store.location import beside, in_use, remove
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
-from apex.runtime.private_file import open_private
 from apex.types import Schema
 
 MAGIC = int.from_bytes(b"ApeXrepl", "little")
@@ -68,11 +67,11 @@ def create_file(
 def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
     """Maps an existing file; raises UsageError unless it is a store of this format and schema.
 
-    Raises DamagedMemoryError if the file is unusable with any configuration, ForeignFileError if another user owns it.
+    Raises DamagedMemoryError if the file is unusable with any configuration.
     """
     require_processor(platform.machine())
     try:
-        descriptor = open_private(path, os.O_RDWR if writable else os.O_RDONLY)
+        descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise DataError(f"cannot open the replay memory {path}: {error.strerror}") from error
     try:

@@ -20,7 +20,7 @@ from apex.learning.loader import Loader, LoaderTask, load, run_loader
 from apex.learning.random_shift import RandomShift
 from apex.learning.store_monitor import LOOK_SECONDS, StoreMonitor
 from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.location import counters_path, remove, store_path
+from apex.replay_memory.store.location import remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.children import start_child, stop_children
 from apex.runtime.ports import is_free
@@ -336,18 +336,6 @@ def test_local_and_remote_shards_fill_one_batch():
     finally:
         store.close()
         remove(direct.path)
-
-
-@pytest.mark.parametrize("planted", ["store", "counters"])
-def test_memory_file_of_another_user_is_ignored_and_logged_once(direct, planted, caplog):
-    store = direct.make_store()
-    file = direct.path if planted == "store" else counters_path(direct.path)
-    file.touch()
-    file.chmod(0o666)
-    assert [direct.monitor.source() for _ in range(3)] == [None] * 3
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert str(file) in caplog.text
-    store.close()
 
 
 def test_loader_keeps_its_store_until_a_new_store_replaces_it(direct):

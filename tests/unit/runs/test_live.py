@@ -1,6 +1,5 @@
 """A program without an address joins the newest live run of the folder `runs`, or is refused."""
 
-
 import pytest
 from support.builders import VECTORS
 

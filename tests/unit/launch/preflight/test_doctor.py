@@ -4,8 +4,10 @@ import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stdout
 
 import pytest
+from support.users import in_own_tmpfs, needs_root
 
 from apex.config import Config, EnvironmentConfig, ReplayConfig, RunConfig, TransportConfig
 from apex.errors import FAILED, FINISHED, REFUSED
@@ -114,17 +116,22 @@ def test_an_unusable_environment_is_a_row(preset, environment, problem, remedy, 
     assert "maps" not in row["remedy"]
 
 
-def test_clean_removes_the_memories_of_killed_runs_and_prints_them(tmp_path, capsys):
-    store = store_path(0xC1EA2)
-    store.write_bytes(bytes(3 << 20))
-    with claim_run(0xC1EA2, tmp_path):
+@needs_root
+def test_clean_removes_the_memories_of_killed_runs_and_prints_them(tmp_path):
+    assert in_own_tmpfs(clean, tmp_path) == ""
+
+
+def clean(tmp_path):
+    killed, live = store_path(0xC1EA1), store_path(0xC1EA2)
+    killed.write_bytes(bytes(3 << 20))
+    live.touch()
+    with claim_run(0xC1EA1, tmp_path):
+        pass
+    with claim_run(0xC1EA2, tmp_path), redirect_stdout(io.StringIO()) as output:
         assert main(["--clean"]) == FINISHED
-        assert store.exists()
-    capsys.readouterr()
-    assert main(["--clean"]) == FINISHED
-    assert not store.exists()
-    removed, freed = capsys.readouterr().out.splitlines()
-    assert all(text in removed for text in (str(store), str(tmp_path), "3 MiB"))
+    assert (killed.exists(), live.exists()) == (False, True)
+    removed, freed = output.getvalue().splitlines()
+    assert all(text in removed for text in (str(killed), str(tmp_path), "3 MiB"))
     assert "3 MiB" in freed
 
 

@@ -11,10 +11,9 @@ from apex.launch.preflight.leftovers import (
     bytes_to_come,
     find_leftovers,
     find_orphans,
-    remove_leftovers,
 )
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.store.location import beside, claim_path, claim_run, counters_path, remove, store_path
+from apex.replay_memory.store.location import beside, claim_path, counters_path
 from apex.runtime.file_lock import FileLock
 
 pytestmark = pytest.mark.programs
@@ -39,7 +38,7 @@ def in_child(check):
 
 
 def find(folder):
-    return find_leftovers(folder, folder / "proc")
+    return find_leftovers(memory=folder, processes=folder / "proc")
 
 
 def test_a_killed_runs_store_is_kept_while_its_folder_exists(tmp_path):
@@ -99,22 +98,12 @@ def test_a_start_can_free_dead_and_kept_files_and_reuses_its_own(own, expected):
     leftovers = Leftovers({dead: 10}, {kept: 20}, {alive: 100, other: 1_000}, [])
     own = Path(own) if own else None
     assert bytes_to_come(leftovers, own) == expected
-    assert leftovers.kept_beside(own) == ({} if own == kept else {kept: 20})
 
 
-def test_cleaning_removes_what_no_live_run_uses_and_names_it():
-    killed, live = store_path(0xC1EA0), store_path(0xC1EA1)
-    for store in (killed, live):
-        store.write_bytes(bytes(4_096))
-    with claim_run(0xC1EA0, Path("/")):
-        pass
-    try:
-        with claim_run(0xC1EA1, Path("/")):
-            assert (killed, "/", 4_096) in list(remove_leftovers())
-            assert (killed.exists(), live.exists()) == (False, True)
-    finally:
-        for store in (killed, live):
-            remove(store)
+def test_the_memory_of_a_run_to_resume_counts_as_in_use(tmp_path):
+    store, other = make_store(tmp_path, "a"), make_store(tmp_path, "b")
+    found = find_leftovers(store, memory=tmp_path, processes=tmp_path / "proc")
+    assert found == Leftovers({}, {other: 4_096}, {store: 4_096}, [])
 
 
 def process(folder, pid, parent, *arguments):
