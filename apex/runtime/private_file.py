@@ -3,6 +3,7 @@
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,8 @@ def private_folder(root: Path, name: str) -> Path:
 
     No other user can replace the folder if `root` has the sticky bit. Raises ForeignFileError if others can access it.
     """
-    make = [partial(os.mkdir, root / name, 0o700), partial(tempfile.mkdtemp, prefix=f"{name}-", dir=root)]
+    make: list[Callable[[], object]] = [partial(tempfile.mkdtemp, prefix=f"{name}-", dir=root)]
+    make.append(partial(os.mkdir, root / name, 0o700))  # The last one is called first.
     while True:
         for path in [root / name, *sorted(root.glob(f"{name}-*"))]:
             with suppress(FileNotFoundError):
@@ -46,7 +48,7 @@ def private_folder(root: Path, name: str) -> Path:
                     return path
         try:
             with suppress(FileExistsError):
-                make.pop(0)()
+                make.pop()()
         except OSError as error:
             problem = f"cannot create the folder {root / name}: {error.strerror}"
             raise DataError(problem, f"make {root} writable, or free some space there") from error
