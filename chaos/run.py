@@ -91,7 +91,7 @@ class ChaosRun:
         if may_resume and self._launcher is not None and self._launcher.poll() is not None:
             self._resume()
         self._open()
-        self._hear(now)
+        self._receive_status(now)
         if now >= self._look_at:
             self._look_at = now + AUDIT_SECONDS
             self._last_processes = self.processes() or self._last_processes
@@ -238,7 +238,7 @@ class ChaosRun:
                 for shard in range(self._config.replay.num_shards)
             ]
 
-    def _hear(self, now: float) -> None:
+    def _receive_status(self, now: float) -> None:
         if self._client is None:
             return
         while (answer := self._client.receive(0.0)) is not None:

@@ -50,14 +50,14 @@ def rewrite_links(text: str, folder: Path, page: str) -> str:
     here = (DOCS / page).parent
 
     def rewrite(link: re.Match[str]) -> str:
-        picture, words, target, anchor = link.groups()
+        picture, label, target, anchor = link.groups()
         path = (folder / target).resolve()
         path = pages.get(path, path)
         is_page = path.is_relative_to(DOCS) and path.suffix in (".md", ".png", ".gif")
         if is_page or not path.exists():
-            return f"{picture}[{words}]({os.path.relpath(path, here)}{anchor or ''})"
+            return f"{picture}[{label}]({os.path.relpath(path, here)}{anchor or ''})"
         name = f"`{path.relative_to(ROOT)}`"
-        return name if words.strip("`") in name else f"{words} ({name})"
+        return name if label.strip("`") in name else f"{label} ({name})"
 
     return LINK.sub(rewrite, text)
 
@@ -91,9 +91,9 @@ def read_comments() -> dict[tuple[str, str], str]:
     for path in (ROOT / f"apex/config/{module}.py" for module in SETTINGS):
         owner, name = "", ""
         for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-            words = token.line.split()
+            parts = token.line.split()
             if token.type == tokenize.NAME and token.string == "class":
-                owner = words[1].partition("(")[0].rstrip(":")
+                owner = parts[1].partition("(")[0].rstrip(":")
             elif token.type == tokenize.NAME and token.start[1] == 4 and ":" in token.line.partition("=")[0]:
                 name = token.string
             elif token.type == tokenize.COMMENT and name and token.start[1] > 4:

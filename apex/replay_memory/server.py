@@ -40,7 +40,7 @@ class ReplayServer:
         self._samplers = samplers
         self._limiter = limiter
         self._clock = clock
-        self._heard: dict[int, float] = {}  # actor id -> time of the actor's last segment
+        self._seen_at: dict[int, float] = {}  # actor id -> time of the actor's last segment
         self._refused: Counter[str] = Counter()
         self._histogram = PriorityHistogram(store, clock=clock)
         self._rates = Rates(clock(), store.num_inserted, samplers.num_drawn)
@@ -64,7 +64,7 @@ class ReplayServer:
             else:
                 if outcome is not InsertOutcome.UNKNOWN_ACTOR:  # Gets no receipt; counted by the store.
                     owed.add(segment.stream.actor_id)
-        self._heard.update(dict.fromkeys(owed, self._clock()))
+        self._seen_at.update(dict.fromkeys(owed, self._clock()))
         self._store.require_in_place()
         return [self._store.receipt(actor_id) for actor_id in sorted(owed)]
 
@@ -92,8 +92,8 @@ class ReplayServer:
         """
         self._store.require_in_place()
         now = self._clock()
-        self._heard = {actor_id: at for actor_id, at in self._heard.items() if now - at < STREAM_LIFE_SECONDS}
-        return [self._store.receipt(actor_id) for actor_id in sorted(self._heard)]
+        self._seen_at = {actor_id: at for actor_id, at in self._seen_at.items() if now - at < STREAM_LIFE_SECONDS}
+        return [self._store.receipt(actor_id) for actor_id in sorted(self._seen_at)]
 
     def check_limiter(self, *, inserts_wanted: bool = False) -> bool:
         """Returns whether inserts may continue; False is possible only with replay.inserts_wait.

@@ -77,9 +77,9 @@ def core_limits(membership: str, root: Path) -> list[float]:
     """Returns the core limit of each control group that has one. `membership`: text of /proc/self/cgroup."""
     limits = []
     for folder in _groups(membership, root, "cpu"):
-        words = _words(folder, "cpu.max") or _words(folder, "cpu.cfs_quota_us") + _words(folder, "cpu.cfs_period_us")
-        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):  # "max" or -1: no limit
-            limits.append(int(words[0]) / int(words[1]))
+        values = _split(folder, "cpu.max") or _split(folder, "cpu.cfs_quota_us") + _split(folder, "cpu.cfs_period_us")
+        if len(values) == 2 and all(value.isdecimal() for value in values) and int(values[1]):  # "max" or -1: no limit
+            limits.append(int(values[0]) / int(values[1]))
     return limits
 
 
@@ -94,7 +94,7 @@ def available_memory(of_host: int, membership: str, root: Path) -> int:
     available = [of_host]
     for folder in _groups(membership, root, "memory"):
         limit = _memory_limit(folder)
-        usage = _words(folder, "memory.current") or _words(folder, "memory.usage_in_bytes")
+        usage = _split(folder, "memory.current") or _split(folder, "memory.usage_in_bytes")
         if limit is not None and usage:
             cached = re.search(r"^(?:total_)?inactive_file (\d+)$", read_text(folder / "memory.stat"), re.MULTILINE)
             used = int(usage[0]) - (int(cached[1]) if cached else 0)  # The kernel can drop its file cache.
@@ -145,11 +145,11 @@ def raise_file_limit(needed: int) -> None:
 
 def _memory_limit(folder: Path) -> int | None:
     """Returns the memory limit of one control group in bytes; None if it has none."""
-    words = _words(folder, "memory.max") or _words(folder, "memory.limit_in_bytes")
-    return int(words[0]) if words and words[0].isdecimal() else None
+    values = _split(folder, "memory.max") or _split(folder, "memory.limit_in_bytes")
+    return int(values[0]) if values and values[0].isdecimal() else None
 
 
-def _words(folder: Path, name: str) -> list[str]:
+def _split(folder: Path, name: str) -> list[str]:
     return read_text(folder / name).split()
 
 

@@ -17,9 +17,9 @@ def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
         for line in path.read_text().splitlines()[1:] if path.exists() else ():
             _, local, _, state, *rest = line.split()
             digits, port = local.split(":")
-            words = [bytes.fromhex(digits[i : i + 8])[::-1] for i in range(0, len(digits), 8)]
+            parts = [bytes.fromhex(digits[i : i + 8])[::-1] for i in range(0, len(digits), 8)]
             if state == LISTEN:
-                found[rest[5]] = socket.inet_ntop(family, b"".join(words)), int(port, 16)
+                found[rest[5]] = socket.inet_ntop(family, b"".join(parts)), int(port, 16)
     own = set()
     for pid in pids:
         with suppress(OSError):

@@ -139,7 +139,7 @@ def prepare_run(settings: HostSettings, client: Client, metadata: Metadata, stop
     A new run must not start without a writable bucket. Raises UsageError if the bucket is not writable for
     BUCKET_SECONDS or has a run of another cluster with this name.
     """
-    said, until, has_run = "", time.monotonic() + BUCKET_SECONDS, False
+    reported, until, has_run = "", time.monotonic() + BUCKET_SECONDS, False
     while not stop.poll():
         copy = _copy(settings, client)
         try:
@@ -149,9 +149,9 @@ def prepare_run(settings: HostSettings, client: Client, metadata: Metadata, stop
         except UsageError:
             raise
         except Exception as error:  # The final upload would fail too.
-            if str(error) != said:
+            if str(error) != reported:
                 log.error("cannot read or write %s, which must store the checkpoints; retrying: %s", copy, error)
-            said = str(error)
+            reported = str(error)
             # A run in the bucket is not given up: retry until the cluster ends.
             require(
                 has_run or time.monotonic() < until,
