@@ -144,7 +144,7 @@ def measure(config: Config, folder: Path, connections: int, seconds: float, stop
 
 
 def _start_senders(config: Config, recording: Recording, connections: int) -> tuple[list[Any], list[Connection]]:
-    """Before this process has sockets. They wait for a learner, then say that they are ready, then for the word."""
+    """Starts the senders, before this process has sockets. Each joins the run, reports that, and waits for an order."""
     children, pipes = [], []
     for index in range(NUM_SENDERS):
         count = connections // NUM_SENDERS + (index < connections % NUM_SENDERS)

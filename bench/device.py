@@ -114,7 +114,7 @@ def measure(config: Config, folder: Path, stop: Stop) -> Figures:
 
 
 def check_locks(config: Config, schema: Schema, device: torch.device) -> Figures:
-    """Checks whether memory can be locked, and whether the device is usable after memory could not be locked."""
+    """Checks whether memory can be locked, and whether the device stays usable after locking has failed."""
     torch.zeros(1, device=device)  # This call initializes CUDA.
     figures = {"locks_memory": 0.0, "survives_a_failed_lock": 0.0}
     for name, memory in (("nothing", np.zeros(0, np.uint8)), ("ring", BatchRing(schema, 64, 3).memory)):

@@ -64,9 +64,9 @@ class Content(NamedTuple):
     weightless: int
 
     def on_top_of(self, before: Content) -> Content:
-        """This store was restored from a snapshot of `before`, whose transitions had been overwritten in part.
+        """Returns the joint content of the lost store `before` and of this store, which was restored from its snapshot.
 
-        It replaces that store: transitions that `before` has acknowledged must be here.
+        Transitions that `before` has acknowledged must be in the joint content. `before` had overwritten some of them.
         """
         overwritten = before.digests[: max(0, self.first_key - before.first_key)]
         return Content(

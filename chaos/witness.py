@@ -17,7 +17,7 @@ from chaos.ledger import Ledger, WitnessedOutlet, WitnessedReceipts
 
 
 def make(ledgers: str, **options: Any) -> PacedEnvironment:
-    """An environment whose process writes sent and acknowledged segments to a folder of its host."""
+    """Makes this worker write a ledger of sent and acknowledged segments below `ledgers`; returns an environment."""
     vars(worker)["ReliableSender"] = partial(witnessed, Path(ledgers))
     return PacedEnvironment()
 

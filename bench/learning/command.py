@@ -200,9 +200,9 @@ def _evaluate(command: Sequence[str], folder: Path, episodes: int, seed: int, st
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"the evaluation gave no scores ({type(error).__name__}: {error})") from error
     if len(scores) != episodes:
-        raise RunError(f"the evaluation gave {len(scores)} games , expected {episodes}")
+        raise RunError(f"the evaluation gave {len(scores)} games, expected {episodes}")
     summary = summarize([Episode(each, 0) for each in scores])
-    assert summary.interval is not None  # Only one game alone has no interval.
+    assert summary.interval is not None  # Only a single game has no interval.
     return RecordedScore(
         mean=summary.mean,
         median=summary.median,

@@ -58,18 +58,18 @@ class Network:
             raise
 
     def _settle(self) -> None:
-        """Waits until the namespaces exist, and opens that of the network."""
+        """Waits until the namespaces exist, and opens the network namespace."""
         link = Path(f"/proc/{self.pid}/ns/net")
         wait_until(lambda: os.readlink(link) != os.readlink("/proc/self/ns/net"), "a namespace of network")
         self._descriptor = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def pid(self) -> int:
-        """Returns its first process, in the process namespace of the tests."""
+        """The id of the network's first process, as the tests see it."""
         return self.process.pid
 
     def ip(self, *lines: str) -> None:
-        """Executes these commands of `ip` in it."""
+        """Executes these commands of `ip` inside the namespace."""
         command = ["nsenter", f"--net=/proc/{self.pid}/ns/net", "ip", "-batch", "-"]
         done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=SECONDS)
         assert done.returncode == 0, f"{done.stderr}\n{lines}"

@@ -232,7 +232,7 @@ def test_objects_with_paths_outside_the_run_are_refused(s3: Any, tmp_path: Path)
 
 
 class MemoryBucket:
-    """The part of S3 that a copy needs; records uploads."""
+    """Replaces the S3 client of a run's copy: keeps objects in memory and records uploads."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}

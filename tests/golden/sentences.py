@@ -1,4 +1,4 @@
-"""One example of each sentence that is made of a record: `.venv/bin/python -m tests.golden.sentences` writes them."""
+"""Writes one example of each record's sentence: `.venv/bin/python -m tests.golden.sentences`."""
 
 import time
 from collections.abc import Iterator
@@ -83,7 +83,7 @@ def examples() -> Iterator[Record]:
 
 
 def render() -> str:
-    """The sentences, one a line."""
+    """Returns the sentences, one per line."""
     lines = [f"{type(record).__name__}: {sentences.describe(record)}" for record in examples()]
     lines += [f"phase: {text}" for text in sentences.PHASES.values()]
     lines += [f"outcome: {sentences.describe_outcome(None, running=running)}" for running in (True, False)]

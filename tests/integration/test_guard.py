@@ -134,10 +134,10 @@ def test_a_guard_waits_until_the_earlier_guard_has_ended(guards):
     first = guards.start(order("wait").encode())
     (before,) = until(guards.programs, "program")
     second = guards.start(order(0, keys={"role.secret": "new"}).encode())
-    time.sleep(0.5)  # It must not begin, however much time it has.
+    time.sleep(0.5)  # The second guard must not begin.
     assert guards.programs() == [before]
     third = guards.start(order(0, keys={"role.secret": "late"}).encode())
-    assert finish(third)[0] == NEIGHBOUR_GONE  # It must not take anything away either.
+    assert finish(third)[0] == NEIGHBOUR_GONE  # The third guard must not remove anything either.
     assert (guards.folder / "home" / "keys" / "role.secret").read_text() == "hush"
     finish(first)
     assert second.wait(60) == 0

@@ -1,4 +1,4 @@
-"""Other algorithms than DQN through the real programs and commands: Ape-X DPG, and one of a user's own."""
+"""Runs other algorithms than DQN with the real programs and commands: Ape-X DPG, and a user's algorithm."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from apex import load_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 
-pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
+pytestmark = pytest.mark.timeout(400)  # longer than the tests' own deadlines
 
 SMALL = ("--actors", "2", "--batch-size", "32", "--replay.min-size-to-sample", "300", "--replay.capacity", "4000")
 
@@ -35,7 +35,7 @@ def test_a_custom_algorithm_trains_through_all_programs(programs):
     folder = RunFolder.open(programs.folder / "runs/own")
     figures = last_figures(folder)
     assert figures["learner/updates"] == 200
-    assert np.isfinite(figures["learner/bias"])  # a figure of its own
+    assert np.isfinite(figures["learner/bias"])  # a figure of this algorithm
     last = ("--checkpoint", "last")  # The best policy may be the one before the first update.
     output = run(programs, "evaluate", "evaluate", "runs/own", *last, "--episodes", "2", "--json")
     assert json.loads(output.splitlines()[-1])["updates"] == 200

@@ -1,4 +1,4 @@
-"""The commands of the README and the guide, run as they stand, shortened by limits.
+"""Runs the commands of the README and the guide unchanged, except for limits that shorten them.
 
 A block that cannot be run here has a comment above it: `<!-- not run: REASON -->`.
 """
@@ -22,7 +22,7 @@ DOCUMENTS = [
 PAGES = sorted({*DOCUMENTS, *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/concepts").glob("*.md")})
 BLOCK = re.compile(r"(?P<reason><!-- not run: .+? -->\n)?```(?P<language>bash|python)\n(?P<text>.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#([^)]*))?\)")
-LIMITS = {  # added to a command, of which the last option wins
+LIMITS = {  # appended to a command: the last of several equal options counts
     "train": ["--print-config"],
     "evaluate": ["--episodes", "1"],
     "watch": ["--seconds", "0.2"],
@@ -37,7 +37,7 @@ def blocks(path, language):
 
 
 def runnable():
-    """The blocks of shell commands: in a block each may need the one before."""
+    """The blocks of shell commands. A command may need the previous command of its block."""
     for path in DOCUMENTS:
         for number, block in enumerate(blocks(path, "bash")):
             if not block["reason"]:
@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
 
 
 def shorten(command_line):
-    """The command as `python -m apex` takes it, with a limit."""
+    """The arguments of the command for `python -m apex`, with a limit."""
     program, *arguments = (part for part in command_line if part != "OTHER")  # a second run
     if program == "./run.sh":
         arguments = ["train", *arguments]

@@ -1,4 +1,4 @@
-"""A disk that is full costs what it was to hold, and nothing else: no role, no line that was written before."""
+"""A full disk loses only new data: no role ends, and all earlier lines stay."""
 
 import json
 
@@ -7,7 +7,7 @@ from support.small_disks import needs_mounts, run_on_a_small_disk
 
 @needs_mounts
 def test_a_full_disk_leaves_whole_lines_and_events(tmp_path):
-    """The disk takes a part of what is written; what a reader finds then is whole, and nothing is lost or twice."""
+    """The disk accepts only a part of a write. Readers find whole records only, none lost or doubled."""
     output = run_on_a_small_disk(
         tmp_path,
         """

@@ -1,4 +1,4 @@
-"""A run whose actors are on other hosts, which know a name and wait for runs there."""
+"""A run whose actors are on other hosts: they know the learner's host name and wait for its runs."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def machines(tmp_path):
 
 
 def test_an_actor_host_follows_a_name_to_new_runs_and_hosts(machines):
-    """DNS says where the learner is: the name is looked up again for each connection that is made anew."""
+    """DNS has the learner's address. Each new connection looks up the name again."""
     hosts = machines.folder / "hosts"
     machines.run("desk", ".venv/bin/apex keys new ../../keys")
     machines.run("desk", ".venv/bin/apex keys bundle ../../keys --role actor ../../actor-keys")

@@ -1,4 +1,4 @@
-"""Machines that are not as they should be: what cannot be written, read or found costs a sentence, not the run."""
+"""Faulty machines: a file that cannot be written, read or found causes a message, and the run continues."""
 
 import os
 import resource
@@ -64,7 +64,7 @@ def test_a_terminal_on_a_full_disk_ends_no_run():
             sys.exit(7)
     """
     with FULL.open("w") as full:
-        assert python(script, stdout=full).returncode == 7  # The disk was full, and `print_line` has ignored that.
+        assert python(script, stdout=full).returncode == 7  # `print_line` has ignored the full disk.
 
 
 def test_a_program_whose_log_cannot_be_created_runs_anyway(tmp_path, caplog):
@@ -205,7 +205,7 @@ class Wild(gymnasium.Env):
 
 
 def test_a_run_without_home_git_and_utf_8_survives_environment_faults(programs, monkeypatch):
-    """No home, no git, no UTF-8, a folder with blanks and no ASCII; the run ends well, and says what failed."""
+    """A run succeeds without home folder, git and UTF-8, in a folder with an unusual name, and reports faults."""
     programs.folder = programs.folder / ODD
     programs.folder.mkdir()
     (programs.folder / "wild.py").write_text(WILD)

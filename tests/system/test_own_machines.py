@@ -1,4 +1,4 @@
-"""A run on several machines of one's own, started by hand as the document says."""
+"""A run on several machines, started by hand as the document describes."""
 
 import json
 import signal
@@ -59,20 +59,20 @@ def test_the_commands_of_the_cluster_guide_work(machines):
     machines.run("gpu1", bundle)
 
     def all_are_there():
-        with suppress(subprocess.CalledProcessError):  # It says so when no learner answers.
+        with suppress(subprocess.CalledProcessError):  # The command fails while no learner answers.
             roles = json.loads(machines.run("gpu1", f"{status} --json").splitlines()[-1])["roles"]
             return sorted(row["role"] for row in roles) == ["actor", "actor", "evaluator", "replay"]
 
     until(all_are_there, "programs", seconds=100.0)
     machines.run("gpu1", status)
     until(lambda: updates(machines, "one") > 10, "training", seconds=100.0)
-    running["gpu1", "learner"].send_signal(signal.SIGINT)  # Ctrl-C in the learner's shell ends the others too.
+    running["gpu1", "learner"].send_signal(signal.SIGINT)  # Ctrl-C in the learner's shell ends the other programs too.
     assert {program: process.wait(60) for program, process in running.items()} == dict.fromkeys(running, 0)
     assert nothing_runs(machines)
 
 
 def read_document(heading):
-    """Its blocks of commands: lines, each with the machine that it is for."""
+    """The document's blocks of commands: lines, each with its machine."""
     text = DOCUMENT.read_text().partition(heading + "\n")[2]
     blocks = [block.partition("```")[0] for block in text.split("```bash\n")[1:]]
     return [[tuple(part.strip() for part in line.split("  # ")) for line in block.splitlines()] for block in blocks]

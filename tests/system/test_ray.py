@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster of several nodes: what they learn, what they survive, and that nothing stays behind."""
+"""Runs on a Ray cluster of several nodes: they learn, survive faults, and leave nothing behind."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def clusters(tmp_path):
 
 @pytest.fixture
 def short_folder():
-    """Ray's sockets are in it, and have a path of at most 107 characters."""
+    """A folder for Ray's sockets, whose paths have at most 107 characters."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield folder
 
@@ -106,7 +106,7 @@ def test_cartpole_is_solved_through_two_raylets(clusters):
 
 
 def test_a_lost_actor_node_is_replaced_and_its_ids_are_leased_again(clusters, monkeypatch, tmp_path):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # of every node: where `chaos` is
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # every node imports `chaos` from there
     ledgers = tmp_path / "ledgers"
     ledgers.mkdir()
     witness = ["--env", "chaos.witness:make", "--env-arg", f"ledgers={ledgers}", "--replay.capacity", "500000"]
@@ -148,9 +148,9 @@ def test_the_head_and_its_learner_restart_and_training_continues(clusters):
     newest = cluster.folder / "runs/run/checkpoints/newest.json"
 
     def kill(pid, lives):
-        """Kills a process; returns the seconds until the next learner has saved, which it does every 20 updates.
+        """Kills a process; returns the seconds until the next learner has saved, and the slowdown of this machine.
 
-        They are those of an idle machine, and come with how much longer this machine took.
+        The seconds are divided by the slowdown. A learner saves every 20 updates.
         """
         began, slow = time.monotonic(), pool.submit(slowdown)
         os.kill(pid, signal.SIGKILL)
@@ -266,7 +266,7 @@ def test_without_a_cluster_a_local_one_lives_as_long_as_the_run(tmp_path, short_
     (tmp_path / "calm.py").write_text(CALM_FILE)
     program = [sys.executable, "-m", "apex", "train", "--engine", "ray", *CALMLY, "--max-updates", "30"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    # Another folder than that in which Ray notes the cluster of this machine, and a home for its token.
+    # RAY_TMPDIR hides the machine's other cluster from this one, which writes its token to HOME.
     environment |= {"RAY_TMPDIR": short_folder, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
     ended = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr

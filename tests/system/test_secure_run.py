@@ -23,8 +23,8 @@ from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context
 from apex.types import Role
 
-# Notes every class that any pickle would make, and every import of a module that pickles. The interpreter reads it at
-# the start of each program; children that are forked have it from their parents.
+# Records every class that unpickling would create, and every import of a module that pickles. The interpreter executes
+# it at the start of each program; forked children inherit it.
 AUDIT = """
 import os, sys
 _file = os.open(os.environ["APEX_TEST_AUDIT"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -43,7 +43,7 @@ LOADS = "import pickle; pickle.loads(pickle.dumps(ArithmeticError))"
 
 @pytest.fixture
 def audit(tmp_path, monkeypatch):
-    """The file in which every Python program of the test notes what it would execute."""
+    """The file in which every Python program of the test records the code that data would execute."""
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "sitecustomize.py").write_text(AUDIT)
     path = os.pathsep.join([str(tmp_path / "audit"), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -53,7 +53,7 @@ def audit(tmp_path, monkeypatch):
 
 
 def secrets(folder):
-    """Every secret, in all the ways in which it might be written down."""
+    """Every secret, in each encoding in which a file may contain it."""
     for role in Role:
         secret = Keys(folder, role).secret
         raw = z85.decode(secret)
@@ -96,7 +96,7 @@ def test_a_run_with_keys_trains_hides_its_secrets_and_executes_no_data(programs,
     assert ports >= {port for _, port in folder.config.ports} - {batches} | {tensorboard}
     assert batches not in ports  # The loader draws from shared memory.
 
-    with open_context(observer) as context:  # An observer may look, and may not join in.
+    with open_context(observer) as context:  # An observer may request the status, but not join.
         client = ControlClient(context, programs.endpoint)
         client.send(HELLO)
         client.send(StatusRequest())
@@ -113,5 +113,5 @@ def test_a_run_with_keys_trains_hides_its_secrets_and_executes_no_data(programs,
         assert any(line.startswith("started") and f"apex.{program}" in line for line in noted)
     assert any(line.startswith("started") and "tensorboard.main" in line for line in noted)
     assert [line for line in noted if not line.startswith("started")] == []
-    subprocess.run([sys.executable, "-c", LOADS], check=True)  # So the hook does see things.
+    subprocess.run([sys.executable, "-c", LOADS], check=True)  # The hook does record an unpickled class.
     assert audit.read_text().splitlines()[-1] == "found builtins ArithmeticError"

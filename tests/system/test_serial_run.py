@@ -76,7 +76,7 @@ JOBS = {
 }
 SCRIPT = "import json, sys; from apex.launch.train import main; sys.exit(max(map(main, json.loads(sys.argv[1]))))"
 
-pytestmark = pytest.mark.timeout(300)  # Of the first one, with the runs that it shares; they take 15 s of two cores.
+pytestmark = pytest.mark.timeout(300)  # for the first test, which waits for the shared runs
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,7 +87,7 @@ def one_thread():
 
 
 def start(folder, names, hash_seed):
-    """Jobs in a new process, whose sets have an order of their own."""
+    """Starts jobs in a new process, whose hash seed changes the order of sets."""
     runs = [[*JOBS[name], f"--run.folder={folder}", f"--name={name}"] for name in names]
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, json.dumps(runs)],
@@ -100,7 +100,7 @@ def start(folder, names, hash_seed):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The jobs' run folders by name, of two processes. The second one repeats jobs in another order."""
+    """The jobs' run folders by name, for each of two processes. The second process repeats jobs in another order."""
     plans = [("cartpole", "another", "pong", "pendulum"), ("pendulum", "pong", "cartpole")]
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
     processes = [start(folder, plan, number) for number, (folder, plan) in enumerate(zip(folders, plans, strict=True))]
@@ -158,11 +158,11 @@ def test_the_run_leaves_curves_and_a_checkpoint(runs, name, updates, evaluations
     folder = runs[0][name]
     rows = curves(folder)
     assert rows["learner"][-1]["scalars"]["learner/updates"] == updates
-    assert len(rows["evaluator"]) == evaluations  # The last one is of the final policy.
+    assert len(rows["evaluator"]) == evaluations  # The last evaluation is that of the final policy.
     assert all(row["scalars"]["actors/mean_score"] for row in rows["actor"])
     steps = [row["steps"] for row in rows["replay"]]
     assert steps == sorted(steps)
-    assert 1_000 <= steps[0] < 1_200  # A row each thousand steps; in a turn all actors store.
+    assert 1_000 <= steps[0] < 1_200  # The first row follows the segment with step 1,000.
     assert rows["replay"][-1]["scalars"]["replay/num_inserted"] == steps[-1] == tensors(folder)[1]
     assert not any("second" in tag for role in rows.values() for row in role for tag in row["scalars"])
     assert not store_path(folder.run_id).exists()

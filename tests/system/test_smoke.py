@@ -29,7 +29,7 @@ from apex.runs.metrics.writer import read_curve
 from apex.runtime.file_lock import is_owned
 from apex.sentences import PHASES
 
-pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
+pytestmark = pytest.mark.timeout(400)  # longer than the tests' own deadlines
 
 
 @pytest.mark.covers_programs
@@ -119,7 +119,7 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing(programs):
 
 
 def stop(programs, name="train", signum=signal.SIGTERM):
-    """Stops a run by a signal. It must end with status 0 within 10 s, and no process may stay."""
+    """Stops a run by a signal. It must end with status 0 within 10 s and leave no process."""
     programs.running[name].send_signal(signum)
     began = time.monotonic()
     assert programs.wait(name) == 0, programs.output(name)
@@ -173,14 +173,14 @@ def test_a_run_that_a_signal_stops_is_saved_and_resumed(programs):
     replayed = [row["scalars"]["replay/num_inserted"] for row in read_curve(folder.curves / "replay.jsonl")]
     assert replayed == sorted(replayed)
     ratio = 32 * (all_updates[-1] - updates[-1]) / (all_steps[-1] - steps[-1])
-    assert ratio < 1.5 * 8  # The learner does not catch up for the pause.
+    assert ratio < 1.5 * 8  # The learner makes no additional updates for the pause.
     assert (folder.logs / "replay.log").read_text().count("restored") == 2
     assert not list(memory_folder().glob(memory))
 
 
 def kill_launcher(programs, name):
     """Kills a launcher whose learner is stopped. All programs must end."""
-    assert len(running_in(programs.folder)) >= 6  # launcher, replay, coordinator, learner, loader, actor at least
+    assert len(running_in(programs.folder)) >= 6  # at least launcher, replay, coordinator, learner, loader and actor
     os.kill(learner_of(programs.folder), signal.SIGSTOP)
     programs.running[name].kill()
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
@@ -196,7 +196,7 @@ def test_the_memory_outlives_a_killed_run_and_the_start_of_another(programs):
     programs.start("again", "train", "--resume", "one", "--run.no-tensorboard")
     programs.status(lambda status: status.steps > steps[-1] + 1_000)
     for process in running_in(programs.folder):
-        with suppress(ProcessLookupError):  # It has ended with its parent.
+        with suppress(ProcessLookupError):  # The process has ended with its parent.
             os.kill(process, signal.SIGKILL)
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
     assert "attached to /dev/shm" in (folder.logs / "replay.log").read_text()
@@ -217,7 +217,7 @@ def test_the_memory_outlives_a_killed_run_and_the_start_of_another(programs):
 
 
 def test_a_launcher_killed_during_the_start_leaves_no_process(programs):
-    """Some of them have children by then, which say hello."""
+    """Some programs already have a child that sends Hello."""
     programs.start("train", "train", *CALM, *programs.offset, "--name", "one", "--run.no-tensorboard")
     until(lambda: len(running_in(programs.folder)) >= 7, "the programs", seconds=DEADLINE)
     programs.running["train"].kill()
@@ -226,12 +226,12 @@ def test_a_launcher_killed_during_the_start_leaves_no_process(programs):
 
 
 def test_a_stuck_loader_and_a_stuck_actor_are_killed_and_restarted(programs):
-    """The loader is a child, which its parent finds; the actor is a program, which the launcher finds."""
+    """The learner detects its stuck child, the loader. The launcher detects the stuck program, the actor."""
     options = ["--run.stuck-seconds", "10", "--run.no-tensorboard", "--name", "one"]
     programs.start("train", "train", *CALM, *options, *programs.offset)
     status = programs.status(lambda status: status.updates > 50)
     learner = learner_of(programs.folder)
-    os.kill(sorted(children_of(learner))[1], signal.SIGSTOP)  # The first is the coordinator.
+    os.kill(sorted(children_of(learner))[1], signal.SIGSTOP)  # The learner's first child is the coordinator.
     actor = next(row.pid for row in status.roles if row.role == "actor")
     os.kill(actor, signal.SIGSTOP)
     until(lambda: not {learner, actor} & set(running_in(programs.folder)), "the end of both", seconds=DEADLINE)
@@ -244,7 +244,7 @@ def test_a_stuck_loader_and_a_stuck_actor_are_killed_and_restarted(programs):
 
 
 def test_a_killed_evaluator_evaluates_the_final_policy_again(programs):
-    """Its games take seconds; without a restart, the run would end without the score of its final policy."""
+    """An evaluator's games take seconds. Without a restart, the run would end without the final policy's score."""
     options = ["--run.no-tensorboard", "--name", "one", "--max-steps", "1000", "--evaluator.episodes", "60"]
     programs.start("train", "train", *CALM, *options, *programs.offset)
     until(lambda: PHASES["evaluating_final_policy"] in programs.output("train"), "end of training", seconds=DEADLINE)
@@ -262,7 +262,7 @@ def member(programs, role):
 
 
 def test_a_run_survives_a_kill_of_each_program_and_the_loss_of_its_memory(programs):
-    """Steps and updates grow after each fault. The replay memory stays the same one until it is removed."""
+    """Steps and updates grow after each fault. The run keeps its replay memory until the test removes the file."""
     programs.start("train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard")
     status = programs.status(lambda status: status.updates > 50)
     folder = RunFolder.open(programs.folder / "runs" / "one")
@@ -320,7 +320,7 @@ def test_a_run_survives_a_kill_of_one_replay_shard(programs, batches):
     assert programs.wait("again") == 0, programs.output("again")
     for shard in range(2):
         output = (folder.logs / f"replay-{shard}.log").read_text()
-        # Where a busy machine was late with the last snapshot, the memory stayed; shard 1 was taken up once before.
+        # On a busy machine the last snapshot may be late: the memory then stays. Shard 1 was attached once before.
         assert "restored" in output or output.count("attached to ") > shard
     all_steps, all_updates = steps_and_updates(folder)
     assert all_steps == sorted(all_steps)

@@ -1,4 +1,4 @@
-"""The files and commands of the tutorials, typed in an empty folder as a reader would, with shorter limits."""
+"""Executes the files and commands of the tutorials in an empty folder, with shorter limits."""
 
 import json
 import re
@@ -13,7 +13,7 @@ SHORT = ["--max-updates", "200", "--actors", "4", "--run.no-tensorboard", "--eva
 
 
 def python_of(page, number=0):
-    """The text of a block of Python."""
+    """Returns the text of a Python block."""
     return re.findall(r"```python\n(.*?)```", (TUTORIALS / page).read_text(), re.DOTALL)[number]
 
 
@@ -23,7 +23,7 @@ def commands_of(page):
 
 
 def type_apex(folder, arguments):
-    """What `apex WORDS` prints."""
+    """Runs `apex ARGUMENTS`; returns its output."""
     command = [sys.executable, "-m", "apex", *arguments]
     answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
     assert answer.returncode == 0, f"{arguments}: {answer.stdout}{answer.stderr}"

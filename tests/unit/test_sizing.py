@@ -45,14 +45,14 @@ def layout(result):
     return actor.num_processes, actor.envs_per_process, actor.num_actors, result.learner.num_threads
 
 
-# The whole rule, for the presets that leave all to it
+# presets without configured sizes
 
 
 @pytest.mark.parametrize(
     ("preset", "cores", "gpu", "expected"),
     [  # processes, environments of each, actors; the learner's threads, loaders, batch
         ("pong", 1, False, (1, 16, 16, 1, 1, 64)),
-        ("pong", 2, False, (1, 16, 16, 2, 1, 64)),  # Its actors wait for the most part.
+        ("pong", 2, False, (1, 16, 16, 2, 1, 64)),  # The actors wait most of the time.
         ("pong", 4, False, (1, 16, 16, 3, 1, 64)),
         ("pong", 8, False, (1, 16, 16, 6, 1, 128)),
         ("pong", 16, False, (3, 16, 48, 11, 1, 256)),
@@ -79,7 +79,7 @@ def layout(result):
         ("paper", 16, True, (9, 40, 360, 1, 5, 512)),
     ],
 )
-@pytest.mark.parametrize("gib", [8, 512])  # Memory decides what replay holds, and nothing else.
+@pytest.mark.parametrize("gib", [8, 512])  # Memory affects only the size of the replay memory.
 def test_each_preset_is_sized_to_the_machine(preset, cores, gpu, expected, gib):
     result = sized(PRESETS[preset].config, machine(cores, gib=gib, gpu=gpu))
     learner = result.learner
@@ -112,7 +112,7 @@ def test_configured_actors_leave_no_process_idle(num_actors, cores, gpu):
     ("cores", "settings", "expected"),
     [
         (2, {"num_actors": 1}, (1, 1, 1, 1)),
-        (64, {"num_actors": 1}, (1, 1, 1, 55)),  # What actors do not take, the learner may.
+        (64, {"num_actors": 1}, (1, 1, 1, 55)),  # The learner gets the cores that actors do not use.
         (4, {"num_actors": 5}, (2, 3, 5, 2)),
         (16, {"num_actors": 5}, (5, 1, 5, 9)),
         (8, {"num_actors": 5}, (3, 2, 5, 4)),  # Four processes of two would leave one without an actor.
@@ -150,7 +150,7 @@ def test_configured_sizes_and_an_unused_gpu_are_respected():
 
 def test_samplers_and_loaders_take_cores_from_actors_with_a_gpu():
     box = machine(16, gpu=True)
-    assert layout(sized(config(replay={"num_samplers": 3}), box))[0] == 9  # The loaders draw for themselves.
+    assert layout(sized(config(replay={"num_samplers": 3}), box))[0] == 9  # loaders draw instead of samplers
     apart = replace(config(replay={"num_samplers": 3}), transport=TransportConfig(shared_memory=False))
     assert layout(sized(apart, box))[0] == 8  # Half, as 5 loaders and 3 samplers would leave 6.
     assert layout(sized(replace(apart, learner=LearnerConfig(num_loaders=1)), box))[0] == 10
@@ -184,7 +184,7 @@ def test_the_capacity_limits_the_number_of_actors(capacity, expected):
     assert layout(sized(config(replay={"capacity": capacity}), machine(16)))[2] == expected
 
 
-# The batch and its numbers
+# batch size and number format
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_capacity_limits_the_number_of_actors(capacity, expected):
         (64, False, 0, 512, 256),  # 24
         (192, False, 0, 512, 512),
         (16, False, 8, 256, 128),
-        (2, False, 64, 64, 32),  # Threads beyond the cores make no update wider.
+        (2, False, 64, 64, 32),  # Threads above the number of cores do not enlarge the batch.
         (64, False, 1, 64, 32),
         (2, True, 0, 512, 512),
         (64, True, 0, 512, 512),
@@ -356,7 +356,7 @@ def test_other_settings_stay():
     assert replace(result, actor=tree.actor, learner=tree.learner, replay=tree.replay) == tree
     free = {"num_actors": 0, "num_processes": 0, "envs_per_process": 0}
     assert replace(result.actor, **free) == tree.actor
-    assert replace(result.learner, num_threads=0, num_loaders=0) == tree.learner  # The batch is the paper's.
+    assert replace(result.learner, num_threads=0, num_loaders=0) == tree.learner  # The batch size is the paper's.
     assert replace(result.replay, max_bytes=0) == tree.replay
 
 
@@ -397,7 +397,7 @@ def test_a_gpu_gets_more_loaders(gpu, asked, loaders):
     assert sized(tree, machine(cores=16, gpu=gpu)).learner.num_loaders == loaders
 
 
-# A replay server on a host of its own
+# a replay server on another host
 
 
 def test_the_memory_of_the_replay_host_limits_the_replay_memory():

@@ -54,7 +54,7 @@ def test_the_curve_has_seconds_since_the_start_agent_steps_and_mean_scores():
 
 def test_evaluations_take_at_most_a_tenth_of_the_time():
     training = Training([1.0, 2.0, 3.0], game_seconds=3.0).run(80)
-    assert training.played == [(10, 2), (64, 2)]  # at 10 s; it took 6 s, so the next is at 16 + 54 s
+    assert training.played == [(10, 2), (64, 2)]  # 6 s of evaluation from 10 s on; the next after 54 s
     assert training.curve.getvalue() == "seconds,steps,score\n16.0,10,1.0\n76.0,64,2.0\n"
     assert training.watch.evaluation_seconds == 12.0
 

@@ -10,7 +10,7 @@ from apex.algorithms.exported import begin_code, describe_input
 
 
 def run(code, monkeypatch, folder):
-    """Returns the names that the code defines; it finds one layer `a` of ones in its file."""
+    """Executes the code in a folder whose file has one layer `a` of ones; returns the names that the code defines."""
     save_file({"a.weight": torch.ones(2, 3), "a.bias": torch.ones(2)}, folder / "model.safetensors")
     monkeypatch.chdir(folder)
     names = {}

@@ -263,7 +263,7 @@ def test_rmsprop_takes_the_same_steps_with_a_rate_in_a_tensor():
 
 
 class OnGpu(nn.Parameter):
-    """A parameter that claims to be on a GPU, where a captured step reads tensors again but keeps numbers."""
+    """A parameter that claims to be on a GPU, where a captured step keeps numbers but reads tensors at each replay."""
 
     is_cuda = True
 

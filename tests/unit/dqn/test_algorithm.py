@@ -1,4 +1,4 @@
-"""Claims about `apex.dqn.algorithm`: what an agent decides, and what it expects of what was played."""
+"""Tests the decisions of a DQN agent, and the values that it expects of executed actions."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from apex.dqn.networks import make_network, q_values
 
 
 class Showing(nn.Module):
-    """Q-values that are the observation's own."""
+    """Returns the observation as Q-values."""
 
     def forward(self, observation):
         return observation[:, 0]

@@ -166,7 +166,7 @@ def memory(saved, tmp_path):
 
 
 def find(run, *, accept=False, **sizes):
-    """What the run starts from with the sizes of the memory that `Saver` has created, or with these."""
+    """Returns from what the run would start. `sizes`: changes of the sizes with which `Saver` creates the memory."""
     made = {"capacity": SETTINGS.capacity, "max_bytes": SETTINGS.max_bytes, "min_size_to_sample": 550}
     config = dataclasses.replace(run.config, replay=dataclasses.replace(run.config.replay, **made | sizes))
     return find_saved(run, config, accept=accept)

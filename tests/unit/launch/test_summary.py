@@ -26,7 +26,7 @@ STATUS = make_run_status(
 
 
 def summarize(folder, ending=DONE, status=STATUS, *, saved=(), curves=False, driver_folder=None, **run):
-    """The summary of a run with checkpoints of these updates, by the word before the colon of each line."""
+    """Returns the summary's lines by the word before the colon. `saved`: updates of the run's checkpoints."""
     for name in (*(f"checkpoints/{update:09d}" for update in saved), "tensorboard", "logs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for update in saved:
@@ -45,7 +45,7 @@ def test_a_finished_run_shows_its_result_and_the_next_commands(tmp_path):
     assert lines["run folder"] == str(tmp_path)
     assert lines["next"].startswith(f"{command_name('apex')} evaluate {tmp_path} ")
     assert lines["curves"] == f"{command_name('tensorboard')} --logdir {tmp_path}/tensorboard"
-    assert "resume" not in lines  # It would end at once.
+    assert "resume" not in lines  # A resumed run would end immediately.
 
 
 @pytest.mark.parametrize(("saved", "newest"), [([], "no checkpoint"), ([200, 300], "300"), ([300, 345], None)])

@@ -1,4 +1,4 @@
-"""Checkpoints are written beside the training: each is of one moment, whole or not there, and none fails in silence."""
+"""Checkpoints are written during training. Each is a complete state of one moment or absent; errors are reported."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from apex.runs.checkpoints.folder import find_latest
 from apex.runs.folder import RunFolder
 from apex.types import Progress
 
-DEADLINE = 30.0  # seconds, for what takes milliseconds
+DEADLINE = 30.0  # seconds; the awaited events take milliseconds
 
 
 class Disk:
@@ -180,7 +180,7 @@ def test_kill_at_any_step_of_a_write_leaves_the_new_or_the_old_checkpoint(tmp_pa
     assert done.returncode == 0, done.stderr
     newest = [0]
     for folder in sorted(tmp_path.iterdir(), key=lambda path: int(path.name)):
-        found = find_latest(folder / "one" / "checkpoints").state  # CheckpointError: a finished one is bad or gone.
+        found = find_latest(folder / "one" / "checkpoints").state  # raises CheckpointError for a damaged one
         if found is not None:
             network = make_network(NETWORK, SCHEMA, seed=0)
             network.load_state_dict(found.online)

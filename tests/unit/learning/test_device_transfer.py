@@ -15,7 +15,7 @@ from apex.learning.device_transfer import CudaTransfer, HostTransfer, copy_to_ho
 
 
 class Device:
-    """Streams whose work finishes when the test says so; keeps all calls."""
+    """Replaces CUDA's streams, whose work finishes when the test calls `finish`; records all calls."""
 
     def __init__(self):
         self.pending = deque()  # events in the order of recording
@@ -23,7 +23,7 @@ class Device:
         self.current = Stream(self, "compute")
 
     def finish(self, count=10**6):
-        """Gets so many events done."""
+        """Completes this number of events."""
         for _ in range(min(count, len(self.pending))):
             self.pending.popleft().done = True
 
@@ -141,7 +141,7 @@ def test_device_buffer_is_reused_only_after_its_update(device):
         cuda.load(batch, weights())
         cuda.give_back(batch, torch.zeros(B))
         (freed,) = [event for event in cuda._free if event in device.pending and event.order == device.num_recorded - 2]
-        assert freed is copies.waited_for[number]  # It is free after the update that read this very buffer.
+        assert freed is copies.waited_for[number]  # A buffer is free after the update that has read it.
     assert copies.waited_for[2] is copies.waited_for[0]  # the third copy waits for the first buffer
     assert copies.waited_for[1] is not copies.waited_for[0]
 
@@ -154,7 +154,7 @@ def test_only_the_update_waits_for_the_copy_to_the_device(device):
     (copied,) = compute.waited_for
     assert copied.recorded_on == "copies"
     cuda.give_back(batch, torch.zeros(B))
-    assert tape.calls == []  # Neither is done, and nobody waits.
+    assert tape.calls == []  # Neither copy is complete, and nothing waits for them.
     assert not copied.synchronized
 
 
@@ -186,7 +186,7 @@ def test_results_are_sent_while_no_batch_arrives(device):
     cuda.load(batch, weights())
     cuda.give_back(batch, torch.zeros(B))
     assert cuda.collect()
-    assert tape.calls == []  # It waited for nothing.
+    assert tape.calls == []  # `collect` does not wait.
     device.finish()
     assert not cuda.collect()
     assert tape.calls == ["priorities 0", "release 0"]

@@ -254,7 +254,7 @@ class Direct:
         self.monitor = self.make_monitor()
 
     def make_monitor(self):
-        """The first loader's, of the last shard."""
+        """Returns the first loader's monitor of the last shard."""
         config = self.config
         task = LoaderTask(PIXELS, self.ring, self.run_id, config)
         return StoreMonitor(self.path, partial(task.open_source, 0, config.replay.num_shards - 1), self.clock)

@@ -74,7 +74,7 @@ class Loop:
 
 def test_a_report_before_the_first_update_has_no_dormant_share():
     trainer = Loop(1).trainer
-    assert all(parameter.grad is not None for parameter in trainer.online.parameters())  # places, with nothing in them
+    assert all(parameter.grad is not None for parameter in trainer.online.parameters())  # memory only, no values
     assert describe_training(trainer).dormant_share is None
 
 
@@ -136,7 +136,7 @@ def test_the_loop_ends_after_its_last_update():
     assert last.updates == 5
     assert last.loaders_draw == 0
     assert 0 <= last.load_per_core < 1_000
-    assert last.policy_lag == 4 - 2  # The fifth update is made by version 4, what it learns from by version 2.
+    assert last.policy_lag == 4 - 2  # Version 4 makes the fifth update; version 2 has chosen its actions.
 
 
 def test_the_loop_saves_its_progress_each_period():
@@ -158,7 +158,7 @@ def test_a_slow_learner_saves_by_the_clock(period_seconds, saved_at):
 def test_a_fast_learner_saves_once_per_quarter_of_the_period():
     loop = Loop(9, checkpoint=CheckpointConfig(period=1, period_seconds=1_200.0), max_updates=9)
     loop.run()
-    assert loop.saved_at == [1, 4, 7]  # The first as soon as it is due.
+    assert loop.saved_at == [1, 4, 7]  # The first save has no minimum pause.
 
 
 def test_a_due_save_follows_the_one_that_is_being_written():
@@ -226,16 +226,16 @@ def test_an_update_with_a_non_finite_loss_is_skipped():
     last = loop.reports()[-1]
     assert (last.updates, last.skipped_updates) == (5, 2)
     assert math.isfinite(last.loss)
-    assert last.dormant_share is None  # It takes 1,000 states.
+    assert last.dormant_share is None  # Dormant units are known after 1,000 states.
 
 
 def test_too_many_skipped_updates_end_the_loop_without_a_save():
     loop = Loop(9, max_updates=9, max_skipped_updates=3)
-    spoil(loop, 1, 2, 4, 5, 6)  # Two in a row are not three.
+    spoil(loop, 1, 2, 4, 5, 6)  # Two skipped updates in a row are allowed, three are not.
     with pytest.raises(DivergedError, match=r"\b3 .*update 7\b") as error:
         loop.run()
     assert "--resume" in error.value.remedy
-    assert loop.saved_at == [4]  # Due at 2, 4 and 6, of which two were skipped; what comes last is the caller's.
+    assert loop.saved_at == [4]  # Due at 2, 4 and 6; 2 and 6 were skipped. The caller makes the last save.
 
 
 def test_no_checkpoint_is_saved_while_updates_are_skipped(caplog):
@@ -255,7 +255,7 @@ def test_the_loop_ends_with_its_coordinator():
 
 
 def test_cuda_without_a_gpu_is_an_error():
-    if read_cuda().usable:  # To ask torch here would be to begin with CUDA before a fork.
+    if read_cuda().usable:  # Asking torch would initialize CUDA in this process, which forks later.
         assert choose_device(LearnerConfig(device="cuda")).type == "cuda"
         return
     with pytest.raises(UsageError, match="--device cuda"):

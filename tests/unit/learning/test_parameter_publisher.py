@@ -1,4 +1,4 @@
-"""The publishing thread sends the newest parameters, and its failure is its role's."""
+"""The publishing thread sends the newest parameters, and its failure ends the role."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_the_publishing_thread_publishes_the_newest_and_the_last(transport):
         assert until(lambda: subscriber.receive(0.1), "parameters").version == 1
         publishing.publish(Parameters(2, values))
         assert until(lambda: subscriber.receive(0.1), "parameters").version == 2
-        assert subscriber.receive(0.3) is None  # Each is published once.
+        assert subscriber.receive(0.3) is None  # Each version is published once.
         publishing.publish(Parameters(3, values))
         publishing.close()
         assert until(lambda: subscriber.receive(0.1), "parameters").version == 3

@@ -44,8 +44,8 @@ def test_each_state_has_its_own_shift_and_repeats_the_border(dtype):
     found = list(offsets(make_stacks(dtype), shifted(2, dtype=dtype), 2))
     for axis in (0, 1):
         assert {pair[axis] for pair in found} == {-2, -1, 0, 1, 2}
-    assert len(set(found)) > 15  # The directions are independent: five equal pairs would be 5.
-    assert found[:BATCH] != found[BATCH:]  # So are the two states of a transition.
+    assert len(set(found)) > 15  # The directions are independent: otherwise there would be only 5 pairs.
+    assert found[:BATCH] != found[BATCH:]  # The two states of a transition are shifted independently.
 
 
 def test_shift_of_0_pixels_changes_nothing():

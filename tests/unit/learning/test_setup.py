@@ -46,7 +46,7 @@ def test_each_thread_of_torch_flushes_denormal_numbers():
 
     before = torch.get_num_threads()
     try:
-        with ThreadPoolExecutor(1) as new_thread:  # It starts threads of its own for torch's operations.
+        with ThreadPoolExecutor(1) as new_thread:  # The new thread starts its own threads for torch's operations.
             assert new_thread.submit(share_of_zeros).result() == 1.0
     finally:
         torch.set_num_threads(before)

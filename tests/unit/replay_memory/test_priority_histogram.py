@@ -1,4 +1,4 @@
-"""The histogram shows |TD error| of what lives, whatever the exponent, now and then, and of a few keys at most."""
+"""The histogram shows |TD error| of a sample of live transitions, for any exponent, and is renewed at intervals."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_bins_are_of_td_errors_for_any_exponent(path, priority_exponent):
     writer = make_store(path, *priorities, priority_exponent=priority_exponent)
     histogram = PriorityHistogram(writer).newest()
     assert tally(histogram) == {-2.0: 2.0, 0.0: 3.0, 2.0: 1.0}
-    assert histogram.edges[0] == pytest.approx(0.01)  # Nothing empty at either end.
+    assert histogram.edges[0] == pytest.approx(0.01)  # Neither end has an empty bin.
     assert histogram.edges[-1] == pytest.approx(100 * 10 ** (1 / BINS_PER_DECADE))
     assert len(histogram.counts) == 4 * BINS_PER_DECADE + 1
     writer.close()
@@ -66,7 +66,7 @@ def test_new_histogram_is_computed_after_a_period(path):
     now = [100.0]
     writer = create(path, min_priority=1e-6)
     histogram = PriorityHistogram(writer, clock=lambda: now[0])
-    assert histogram.newest() is None  # Of an empty store there is none.
+    assert histogram.newest() is None  # An empty store has no histogram.
     writer.insert(make_segment(0, count=2, priority=1.05))
     first = histogram.newest()
     assert tally(first) == {0.0: 2.0}
@@ -82,7 +82,7 @@ def test_histogram_is_kept_while_no_live_key_has_a_weight(path):
     now, looked = [0.0], []
 
     def look(step):
-        if step in ("bytes", "leaves") and histogram:  # Nothing lives; nothing that lives has a leaf.
+        if step in ("bytes", "leaves") and histogram:  # first there is no live transition, then none with a weight
             now[0] += PERIOD
             looked.append(histogram[0].newest())
 

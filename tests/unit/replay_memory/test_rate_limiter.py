@@ -1,4 +1,4 @@
-"""The rate limiter keeps near its line, never blocks both sides, and starts afresh after a resume."""
+"""The rate limiter keeps the ratio, never blocks both sides, and starts again after a resume."""
 
 import dataclasses
 
@@ -62,7 +62,7 @@ def test_alternating_inserts_and_samples_keep_the_ratio(batch):
         if LIMITER.may_sample(inserted, sampled):
             sampled += batch
     assert inserted > 1_000
-    assert abs(sampled - 2 * (inserted - 100)) <= 20 + max(batch, 2 * 5)  # Each side oversteps by one turn at most.
+    assert abs(sampled - 2 * (inserted - 100)) <= 20 + max(batch, 2 * 5)  # at most one insert or batch beyond
 
 
 @pytest.mark.parametrize("num_sampled", [0, 10**9])

@@ -1,4 +1,4 @@
-"""The replay server stores once, owes receipts, applies priorities by key; its samplers keep within their credit."""
+"""The replay server stores segments once, sends receipts, and applies priorities; samplers keep to their credit."""
 
 import resource
 
@@ -260,11 +260,11 @@ def test_only_memories_that_no_run_can_use_are_removed(tmp_path):
     killed = Scene(tmp_path / "apex-2-0.replay")
     killed.store.close()
     SamplerCounters(1, counters_path(tmp_path / "apex-4-0.replay"))
-    restarting = Scene(tmp_path / "apex-4-0.replay")  # A learner draws from it; its writer is away.
+    restarting = Scene(tmp_path / "apex-4-0.replay")  # A learner draws from this memory, whose writer is restarting.
     restarting.store.close()
     other = tmp_path / "notes.txt"
     other.write_text("mine")
-    own = Scene(tmp_path / "apex-3-1.replay")  # Its server was killed too, and comes back.
+    own = Scene(tmp_path / "apex-3-1.replay")  # The server of this memory was killed too, and restarts.
     own.store.close()
     cut_short, coming, own_coming = (beside(tmp_path / f"apex-{number}-0.replay") for number in (2, 5, 3))
     for path in (cut_short, coming, own_coming):
@@ -354,7 +354,7 @@ def test_incomplete_memory_is_removed_and_logged(tmp_path, caplog, num_bytes):
     path.chmod(0o600)
     owner = FileLock(path)
     with pytest.raises(UsageError, match="not a replay memory"):
-        open_store(path, make_welcome())  # Somebody is at it.
+        open_store(path, make_welcome())  # Another process has the lock.
     owner.release()
     store, _ = open_store(path, make_welcome())
     assert store.num_inserted == 0
@@ -381,7 +381,7 @@ def test_counters_remain_when_the_writer_restarts(tmp_path):
 
 
 def test_answer_before_send_returns_gives_credit(scene):
-    """A learner on the same host is that fast. Without the credit, the sampler would stop for CREDIT_SECONDS."""
+    """A learner on the same host may answer so fast. Without the credit, the sampler would stop for CREDIT_SECONDS."""
     scene.insert(0, 1)
     scene.answers_at_once = True
     assert all(scene.draw() for _ in range(20))
@@ -389,7 +389,7 @@ def test_answer_before_send_returns_gives_credit(scene):
 
 
 def test_credit_returns_to_both_users_of_one_row(scene):
-    """Two learners use one memory by accident: the second does not take credit from the first for ever."""
+    """Two learners use one memory by mistake. The second does not take credit from the first permanently."""
     scene.insert(0, 1)
     other = None
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Children end with their parent, which notices how they ended, and return results as JSON."""
+"""Children end with their parent. The parent gets their exit statuses, and their results as JSON."""
 
 import faulthandler
 import multiprocessing
@@ -73,7 +73,7 @@ def test_children_share_one_grace_period():
     children = [start_ready(ignore_everything) for _ in range(5)]
     began = time.monotonic()
     stop_children(children, grace_seconds=1.0)
-    assert time.monotonic() - began < 4.0  # One after the other they would take 5 s.
+    assert time.monotonic() - began < 4.0  # One after the other, the stops would take 5 s.
     assert [child.exitcode for child in children] == [-signal.SIGKILL] * 5
 
 
@@ -87,7 +87,7 @@ def test_the_parent_raises_an_error_that_names_the_child(target, error):
 
 def beat_and_then(stop, action):
     """Sends 100 heartbeats before the action."""
-    faulthandler.disable()  # It would write the stack of this process into the report of the tests.
+    faulthandler.disable()  # faulthandler would write the stack of this process to the tests' report.
     for _ in range(100):
         assert not stop.poll()
     action()

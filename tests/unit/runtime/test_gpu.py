@@ -1,4 +1,4 @@
-"""GPUs: what the driver answers, and whether this build of torch can use them."""
+"""Reads GPUs from the driver, and decides whether this build of torch can use them."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ class Nvml:
 
     def __init__(self, *gpus, missing=""):
         self.gpus = gpus
-        self.missing = missing  # the function that the driver refuses
+        self.missing = missing  # the function that the driver does not support
         self.is_open = False
 
     def __getattribute__(self, name):
@@ -90,7 +90,7 @@ def test_a_driver_without_a_gpu_has_a_version_only():
         ("1, 0", (T4, H200)),
         ("GPU-1", (T4,)),
         ("MIG-0", (SLICE,)),
-        ("0,7,1", (H200,)),  # CUDA looks no further than the wrong one.
+        ("0,7,1", (H200,)),  # CUDA ignores all GPUs after an invalid one.
     ],
 )
 def test_only_what_cuda_shows_to_a_program_counts(monkeypatch, names, gpus):
@@ -133,7 +133,7 @@ def test_the_cuda_version_of_torch_is_read_from_its_version_file(text, version):
         (12_020, 12_080, (H200,), True),  # a newer minor version
         (12_080, 11_080, (H200,), True),
         (12_080, 13_000, (H200,), False),
-        (12_080, 0, (H200,), False),  # built for the CPU alone
+        (12_080, 0, (H200,), False),  # torch is built for the CPU only
         (12_080, 12_080, (), False),
         (0, 12_080, (), False),
     ],
@@ -149,7 +149,7 @@ def test_bfloat16_came_with_ampere():
 
 
 class BusyNvml(Nvml):
-    """The same, with GPUs that work."""
+    """The same library, with GPUs in use."""
 
     def nvmlDeviceGetMemoryInfo(self, device):  # noqa: N802
         return SimpleNamespace(used=3 * 2**30)

@@ -1,4 +1,4 @@
-"""What a machine has: control groups of both versions may allow less than the hardware, at any level."""
+"""The resources of a machine: control groups of either version, at any level, may allow less than the hardware has."""
 
 import os
 import subprocess
@@ -70,7 +70,7 @@ def test_this_machine_has_cores_and_memory():
     assert machine.memory_bytes > 2**20
 
 
-# What is free, and what the processor can do
+# free memory, and the instructions of the processor
 
 
 HOST = 400 * 1024  # unused bytes of the host
@@ -114,7 +114,7 @@ def test_without_flags_there_is_no_bfloat16():
     [
         ((), 12_000, (False, False)),
         ((Gpu("new", 1, (9, 0)), Gpu("old", 1, (7, 0))), 12_000, (True, True)),
-        ((Gpu("old", 1, (7, 0)), Gpu("new", 1, (9, 0))), 12_000, (True, False)),  # The learner takes the first.
+        ((Gpu("old", 1, (7, 0)), Gpu("new", 1, (9, 0))), 12_000, (True, False)),  # The learner uses the first GPU.
         ((Gpu("new", 1, (9, 0)),), 0, (False, True)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Programs stop when asked, insist when asked twice, explain their waits, and lose no exception of a thread."""
+"""Programs stop on a signal, are interrupted by a second one, log their waits, and lose no exception of a thread."""
 
 import os
 import signal

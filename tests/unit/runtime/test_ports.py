@@ -1,4 +1,4 @@
-"""Ports: a run takes those that are free, and says so when they are not those that it was asked for."""
+"""A run uses free ports, and reports when they differ from the configured ones."""
 
 import dataclasses
 import socket

@@ -1,4 +1,4 @@
-"""Rates are those of a window that holds several bursts."""
+"""Rates are measured over a window with several bursts."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from apex.runtime.rates import WINDOW_SECONDS, Rates
 
 
 def test_bursts_have_a_constant_rate():
-    """800 steps every 1.4 s, looked at every second, which sees 800 or nothing."""
+    """A counter grows by 800 every 1.4 s. Between two measurements, 1 s apart, it grows by 800 or 0."""
     rates = Rates(0.0, 0)
     seen = [rates.measure(second, 800 * (second // 1.4))[0] for second in range(1, 60)]
     assert seen[12:] == pytest.approx([800 / 1.4] * len(seen[12:]), rel=1.4 / WINDOW_SECONDS)

@@ -1,4 +1,4 @@
-"""What a program uses, its children counted with it."""
+"""The CPU time and memory of a program and its children."""
 
 import mmap
 import os
@@ -42,7 +42,7 @@ def test_the_processor_time_and_memory_of_a_child_count():
         usage = meter.measure()
         child.stdin.close()
     assert usage.cores >= 0.5 / 2
-    # Interpreter start and this process's own; the kernel counts both by the hundredth of a second.
+    # Includes the start of the interpreter and this process's own time; the kernel counts in units of 0.01 s.
     assert usage.cores < (1.5 + own) / 2
     assert 64 * MIB < usage.memory_bytes - before.memory_bytes < 96 * MIB
 
@@ -72,7 +72,7 @@ def test_memory_that_processes_share_counts_once():
     ready, writer = os.pipe()
     reader, done = os.pipe()
     child = os.fork()
-    if not child:  # It touches all of it, and waits for the parent.
+    if not child:  # The child reads the whole memory, and waits for the parent.
         sum(shared[at] for at in range(0, len(shared), 4096))
         os.write(writer, b"x")
         os.close(done)

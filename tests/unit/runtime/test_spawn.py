@@ -1,4 +1,4 @@
-"""`spawn` starts a program in the folder, with the environment and with the outputs that it is given."""
+"""`spawn` starts a program with the given folder, environment and outputs."""
 
 from apex.runtime.spawn import spawn
 

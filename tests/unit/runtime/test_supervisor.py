@@ -254,7 +254,7 @@ def test_a_short_pause_is_not_stuck(folder):
             return time.monotonic() - stopped_at[0] > 2.5
         return False
 
-    programs = [shell("tensorboard", FOREVER), beating("actor")]  # The first one sends no heartbeats, and need not.
+    programs = [shell("tensorboard", FOREVER), beating("actor")]  # The first one is not watched.
     run(programs, condition, folder=folder)
     assert (len(pids(folder, "actor")), len(pids(folder, "tensorboard"))) == (1, 1)
 

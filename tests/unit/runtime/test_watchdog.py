@@ -26,7 +26,7 @@ class Process:
         return self.detector.check(10.0)
 
     def check_every_second(self, seconds, limit=10.0):
-        """What each check of that many seconds without a heartbeat returns."""
+        """Returns the results of one check per second without a heartbeat."""
         found = []
         for _ in range(seconds):
             self.clock.now += 1.0

@@ -84,7 +84,7 @@ def gradients(network):
 @pytest.mark.parametrize("max_gradient_norm", [1e9, 0.05])
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_step_equals_autograds(dueling, loss, stack, dtype, frame_shape, max_gradient_norm, optimizer):
-    """Equal up to float32 rounding, for several batch sizes; both start each step from the same parameters."""
+    """Both updates make each step from the same parameters. The results differ only by float32 rounding."""
     schema = make_schema(stack, dtype, frame_shape)
     settings = {"dueling": dueling, "loss": loss, "max_gradient_norm": max_gradient_norm, "optimizer": optimizer}
     assert_steps_are_autograds(schema, **settings)

@@ -8,7 +8,7 @@ import pytest
 from apex.launch.preflight.checks import check_logout
 from apex.launch.preflight.logind import find_affected
 
-USER = max(pwd.getpwall(), key=lambda user: user.pw_uid)  # no system user: nobody, at least
+USER = max(pwd.getpwall(), key=lambda user: user.pw_uid)  # a user above the system users, at least `nobody`
 REMOVES = ("echo", "b true")
 
 

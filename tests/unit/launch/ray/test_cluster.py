@@ -80,7 +80,7 @@ def test_a_silent_cluster_is_closed_only_if_ray_uses_tls(monkeypatch):
 
 @contextmanager
 def free_port():
-    """HOST:PORT at which nothing listens and nothing else can."""
+    """Yields HOST:PORT of a reserved port without a listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"

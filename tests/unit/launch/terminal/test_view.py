@@ -1,4 +1,4 @@
-"""The view of a run: a picture that fits any terminal whatever the status lacks; plain lines where there is none."""
+"""The view of a run: a picture that fits any terminal, even if the status lacks values; otherwise plain lines."""
 
 import io
 import os
@@ -268,7 +268,7 @@ def terminal(monkeypatch):
     os.set_blocking(master, False)
 
     def written():
-        """All of it: a pseudo-terminal hands out a few kilobytes at a time."""
+        """Returns the whole output. A pseudo-terminal returns only a few kilobytes per read."""
         text = b""
         while select.select([master], [], [], 0.2)[0]:
             text += os.read(master, 65_536)

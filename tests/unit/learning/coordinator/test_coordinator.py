@@ -46,7 +46,7 @@ class Scene:
             run=RunConfig(folder=str(folder), name="run", **limits),
         )
         self.folder = RunFolder.create(config, SCHEMA)
-        options = {"deterministic": True} if deterministic else {}  # It is not unless it is asked to be.
+        options = {"deterministic": True} if deterministic else {}  # False by default.
         self.coordinator = Coordinator(self.folder, epoch=1, clock=self.clock, **options)
         self.coordinator.receive(TrainerStart(10, 0, Progress()))
 
@@ -97,7 +97,7 @@ def test_only_actors_are_informed_that_a_replay_server_has_moved(tmp_path):
     before = generation()
     assert before == generation_of([THERE, other]) > 0
     scene.coordinator.answer(Goodbye(6))
-    scene.beat(session=7, shard=1, endpoints=other)  # It was started again where it had been.
+    scene.beat(session=7, shard=1, endpoints=other)  # The server was started again at the same address.
     assert generation() == before
     scene.coordinator.answer(Goodbye(7))
     scene.beat(session=8, shard=1, endpoints={"priorities": "tcp://1.2.3.5:15"})
@@ -142,7 +142,7 @@ def test_earlier_messages_of_a_dead_server_do_not_refuse_a_new_one(scene):
     ask = replace_fields(REPLAY, session=2)
     assert isinstance(scene.coordinator.answer(ask), WaitAnswer)
     scene.clock.now += 0.1
-    scene.beat(session=1)  # It lay in a queue.
+    scene.beat(session=1)  # This heartbeat was sent before the server died.
     assert isinstance(scene.coordinator.answer(ask), WaitAnswer)
     scene.clock.now += 2.1
     assert isinstance(scene.coordinator.answer(ask), WelcomeAnswer)
@@ -150,7 +150,7 @@ def test_earlier_messages_of_a_dead_server_do_not_refuse_a_new_one(scene):
 
 def test_heartbeats_after_a_goodbye_are_refused(scene):
     scene.beat(session=1)
-    scene.coordinator.answer(Goodbye(1))  # Its successor on the same host says so, as it is dead.
+    scene.coordinator.answer(Goodbye(1))  # The successor on the same host sends Goodbye for the dead server.
     assert isinstance(scene.beat(session=1), RefusedAnswer)
     assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WelcomeAnswer)
 
@@ -164,7 +164,7 @@ def test_a_replaced_server_is_refused_when_its_network_returns(scene):
     assert scene.coordinator.decide().replay == [{"priorities": "tcp://2.2.2.2:2"}]
     assert isinstance(scene.beat(session=2), StateAnswer)
     scene.coordinator.answer(Goodbye(2))
-    assert isinstance(scene.beat(session=1), RefusedAnswer)  # What the other one stored, it does not have.
+    assert isinstance(scene.beat(session=1), RefusedAnswer)  # Server 1 lacks the transitions that server 2 has stored.
 
 
 def test_the_first_server_keeps_its_shard_after_a_learner_restart(scene):

@@ -90,7 +90,7 @@ def test_no_id_is_leased_to_two_sessions(seed):
         assert len(set(ids(held))) == len(held)
         for s in range(5):
             for stream in table.held(s):
-                assert seen.setdefault(stream, s) == s  # An incarnation belongs to one session for ever.
+                assert seen.setdefault(stream, s) == s  # An incarnation belongs to only one session.
 
 
 def test_an_incarnation_of_no_lease_is_not_renewed():

@@ -44,7 +44,7 @@ def test_a_part_without_a_report_has_no_row():
         "learner/unusable_transitions": 0,
         "learner/refused_batches": 0,
         "learner/loaders_draw": 0,
-    }  # Texts and what is not known have no curve.
+    }  # Texts and unknown values have no curve.
 
 
 def test_a_figure_can_be_omitted():
@@ -70,7 +70,7 @@ def test_histograms_of_shards_are_added_if_one_is_new():
 
 
 def test_a_jump_of_the_wall_clock_changes_neither_end_nor_curves(tmp_path, monkeypatch):
-    """The clock jumps by days, back and forth, at each call; a run of 10 minutes has taken 1 minute at the end."""
+    """The wall clock jumps by days at each call. The run, limited to 10 minutes, has taken 1 minute at the end."""
     jumps = itertools.cycle((0.0, 400 * DAY, -30 * DAY, 3_600.0, -3_600.0))
     monkeypatch.setattr(time, "time", lambda: 1e9 + next(jumps))
     now = [0.0]

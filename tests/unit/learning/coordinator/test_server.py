@@ -1,4 +1,4 @@
-"""The coordinator's process welcomes, leases, keeps curves and says goodbye."""
+"""The coordinator's process answers hellos, leases actor ids, writes curves, and announces the end of the run."""
 
 import multiprocessing
 import socket
@@ -183,7 +183,7 @@ def test_a_shard_is_refused_until_its_server_is_silent(two_shards):
     until(lambda: two_shards.status().roles, "heartbeat")
     with pytest.raises(RefusedError, match=r"replay-1 .*process \d+ .*--shard"):
         two_shards.welcome("replay", shard=1)
-    with open_context() as context:  # One that was killed: its heartbeats just end.
+    with open_context() as context:  # A killed server: its heartbeats end without Goodbye.
         client = ControlClient(context, two_shards.transport.endpoint("control"))
         client.send(make_heartbeat("replay", run_id=two_shards.folder.run_id))
         assert isinstance(client.receive(5.0), StateAnswer)
@@ -204,19 +204,19 @@ def owned(memory):
 
 
 def test_a_server_replaces_a_dead_one_of_this_host_at_once(tmp_path, transport):
-    patient = replace(transport, heartbeat_seconds=300.0, lease_seconds=900.0)
-    coordinator = start_coordinator(tmp_path, patient, 1)
+    slow = replace(transport, heartbeat_seconds=300.0, lease_seconds=900.0)
+    coordinator = start_coordinator(tmp_path, slow, 1)
     memory = store_path(coordinator.folder.run_id)
     memory.touch()
     try:
         with open_context() as context:
-            client = ControlClient(context, patient.endpoint("control"))
+            client = ControlClient(context, slow.endpoint("control"))
             client.send(make_heartbeat("replay", run_id=coordinator.folder.run_id, host=socket.gethostname()))
             assert isinstance(client.receive(30.0), StateAnswer)
         with owned(memory), ThreadPoolExecutor(1) as pool:
             stop = Stop()
             greeting = pool.submit(greet, Route("127.0.0.1", coordinator.port), "replay", stop)
-            with pytest.raises(TimeoutError):  # It lives: its memory has an owner.
+            with pytest.raises(TimeoutError):  # The holder is alive, because its memory has an owner.
                 greeting.result(1.0)
             stop.request()
         assert coordinator.welcome("replay").run_id == coordinator.folder.run_id
@@ -242,9 +242,9 @@ def test_ids_are_free_again_after_goodbye_and_after_silence(coordinator):
     first = coordinator.welcome(num_streams=6)
     session, _ = session_of(first, "actor")
     session.close()
-    assert len(coordinator.welcome(num_streams=6).streams) == 6  # This one never sends a heartbeat ...
+    assert len(coordinator.welcome(num_streams=6).streams) == 6  # This host never sends a heartbeat ...
     until(lambda: coordinator.status().actors, "status")
-    third = coordinator.welcome(num_streams=6)  # ... so this one gets its ids when the lease has run out.
+    third = coordinator.welcome(num_streams=6)  # ... so this host gets its ids when the lease has expired.
     assert len(third.streams) == 6
     assert min(stream.incarnation for stream in third.streams) > max(stream.incarnation for stream in first.streams)
 
@@ -279,7 +279,7 @@ def test_the_best_evaluation_is_kept_and_shown(coordinator):
     session.post(codec.encode_evaluation(replace_fields(result, mean=1.0), None))
     until(lambda: coordinator.status().evaluator.score == 1.0, "evaluation")
     assert coordinator.status().evaluator.best == 3.0
-    # From an evaluator that was started again, for which it is the best.
+    # A restarted evaluator sends its first result as its best.
     worse = Parameters(9, coordinator.parameters.values + 1)
     session.post(codec.encode_evaluation(replace_fields(result, mean=2.0, updates=9), worse))
     until(lambda: coordinator.status().evaluator.score == 2.0, "evaluation")

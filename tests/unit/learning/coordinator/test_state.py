@@ -1,4 +1,4 @@
-"""The status sums up what every program says, knows when the run is over, and names what limits it."""
+"""The status combines the reports of all programs, and tells whether the run is over and what limits it."""
 
 from typing import get_args
 
@@ -62,7 +62,7 @@ def test_a_silent_trainer_is_the_bottleneck():
 
     def limit_after(seconds):
         clock.now += seconds
-        report_all(state)  # The others go on.
+        report_all(state)  # The other programs continue to report.
         return report(state).limited_by
 
     state.update_learner(LearnerStatus(updates=8))
@@ -295,7 +295,7 @@ def test_the_replay_summary_is_the_sum_over_shards():
     assert status.replay.size == 320
     assert status.replay.inserts_per_second == 1.5
     assert status.replay.samples_per_insert == 5
-    assert status.replay.busy_share == 0.5  # of the busiest: it is what limits
+    assert status.replay.busy_share == 0.5  # of the busiest shard, which limits the others
     assert [row.shard for row in status.roles] == [0, 0, 1]
 
 
@@ -320,7 +320,7 @@ def test_steps_continue_after_a_new_shard_or_a_learner_restart():
     assert [steps(0, 260, "a"), steps(1, 250, "b")] == [500, 510]
     assert [steps(0, 300, "a"), steps(1, 300, "b")] == [550, 600]
     assert [steps(1, 0, "c"), steps(1, 30, "c"), steps(0, 310, "a")] == [600, 630, 640]  # made anew
-    assert [steps(0, 290, "d"), steps(0, 295, "d")] == [640, 645]  # restored from a snapshot that was a little older
+    assert [steps(0, 290, "d"), steps(0, 295, "d")] == [640, 645]  # restored from a slightly older snapshot
 
 
 def test_transitions_that_a_new_store_lacks_are_logged(caplog):

@@ -1,4 +1,4 @@
-"""A blob gives back the frames that were laid into it, and one whose table lies is refused."""
+"""A blob returns the frames that it was made of, and a blob with a wrong table is refused."""
 
 import itertools
 

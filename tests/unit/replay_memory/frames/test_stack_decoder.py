@@ -39,7 +39,7 @@ def random_records(schema, rng, count):
 
 def empty_stacks(schema, count):
     stacks = np.empty((2, count, *schema.observation_shape), schema.frame_dtype)
-    stacks.view(np.uint8)[...] = 0xEE  # What was not written shows.
+    stacks.view(np.uint8)[...] = 0xEE  # Unwritten bytes keep this value.
     return stacks
 
 
@@ -54,7 +54,7 @@ def test_matches_the_definition(schema, seed):
     blob = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
     stacks = empty_stacks(schema, 17)
     decoder = StackDecoder(schema, stacks)
-    for _ in range(2):  # A slot is used again and again.
+    for _ in range(2):  # A slot is used several times.
         assert decoder.decode(records, blob, np.arange(17)).all()
         np.testing.assert_array_equal(stacks, naive_stacks(schema, records, frames))
 

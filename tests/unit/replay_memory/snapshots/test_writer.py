@@ -341,17 +341,17 @@ def test_a_missing_file_is_noticed_and_written_again(place, caplog):
 
 @pytest.mark.parametrize("ending", [".json", ".state", ".segments"])
 def test_one_lost_file_leaves_an_intact_snapshot(place, ending, caplog):
-    """Also if nothing was stored between them, and if the newest is a restored one."""
+    """Nothing was stored between the two snapshots, and the newest snapshot is that of a restored store."""
     scene = Scene(place)
     scene.insert(6)
     before, newest = scene.source.take(), scene.source.take()
-    scene.restore(f"again{ending}")  # It goes on with the same files, under a number of its own.
+    scene.restore(f"again{ending}")  # The restored store continues with the same files, under a new number.
     manifest = f"{newest.number + 1:09d}.json"
     names = {".json": manifest, ".state": newest.state.name, ".segments": newest.segments[-1].name}
     (scene.folder.path / names[ending]).unlink()
     found = scene.folder.load_latest()
     assert found.size == before.size
-    assert names[ending] in caplog.text or ending == ".json"  # What it named is there once more.
+    assert names[ending] in caplog.text or ending == ".json"  # An earlier manifest names the same files.
 
 
 def test_missing_manifest_is_noticed(place, caplog):
@@ -384,7 +384,7 @@ def test_full_disk_leaves_no_partial_snapshot(place):
         assert scene.files() == before
     full.clear()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # Stands for a disk with room for 100 bytes.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # Simulates a disk with room for 100 bytes.
     try:
         with pytest.raises(OSError, match="File too large"):
             scene.source.take()

@@ -1,4 +1,4 @@
-"""While a writer in another process inserts and updates, what is drawn is whole and in proportion to its priority."""
+"""While a writer in another process inserts and updates, drawn transitions are intact and follow priorities."""
 
 import multiprocessing
 import os
@@ -12,8 +12,8 @@ from support.store_builders import create, decode, expect, make_segment, make_up
 pytestmark = pytest.mark.no_cover  # Coverage would double the time; test_writer.py and test_reader.py measure it.
 
 FORK = multiprocessing.get_context("fork")
-COUNT = 5  # Transitions of a segment: one of each class, so that each class always has a fifth of the store.
-CLASSES = np.arange(1, COUNT + 1, dtype=np.float32)  # A transition of class c has priority c, or a multiple of it.
+COUNT = 5  # transitions of a segment, one of each class: each class always has a fifth of the store
+CLASSES = np.arange(1, COUNT + 1, dtype=np.float32)  # A transition of class c has a multiple of c as its priority.
 
 
 def write(path, ready, done, sizes, segments, num_first, choose):
@@ -49,17 +49,17 @@ def test_draws_are_intact_and_proportional_during_writes(path, sizes):
         assert ready.wait(20)
         reader, rng = open_reader(path), np.random.default_rng(2)
         num_drawn, counts = 0, np.zeros(COUNT)
-        goal = reader.num_inserted + 30 * max(reader.size, 100)  # Round and round, many times.
+        goal = reader.num_inserted + 30 * max(reader.size, 100)  # The store wraps many times.
         deadline = time.monotonic() + 20
         seen = 0
         while seen < goal or num_drawn < 200:
             assert time.monotonic() < deadline
-            if reader.num_inserted == seen:  # A writer that was interrupted in the middle must not be drawn from twice.
+            if reader.num_inserted == seen:  # One draw per commit: draws during an insert are biased.
                 os.sched_yield()
                 continue
             seen, first_key = reader.num_inserted, reader.first_key
             sample = reader.sample(64, rng)
-            if sample is None:  # Where three segments are all, each may be on its way out.
+            if sample is None:  # With only three segments, all drawn transitions may be evicted meanwhile.
                 continue
             for key, entry in decode(sample).items():
                 assert first_key <= key < reader.num_inserted
@@ -71,16 +71,16 @@ def test_draws_are_intact_and_proportional_during_writes(path, sizes):
         done.set()
         child.join(20)
     assert child.exitcode == 0
-    if sizes["capacity"] == 12:  # Draws while one of three segments is replaced are biased, and many on a busy machine.
+    if sizes["capacity"] == 12:  # Draws are biased while one of only three segments is replaced.
         keys = np.concatenate([reader.sample(64, rng).records["key"] for _ in range(200)])
         counts = np.bincount(keys % COUNT, minlength=COUNT)
     expected = counts.sum() * CLASSES / CLASSES.sum()
     assert ((counts - expected) ** 2 / expected).sum() < chi_square_bound(COUNT - 1)
 
 
-PERIOD = 2 * COUNT  # Of each two segments the first is left alone, and the other's priorities change all the time.
+PERIOD = 2 * COUNT  # The first of each two segments stays unchanged; the priorities of the second change all the time.
 ALONE = np.arange(PERIOD) < COUNT
-WATCHED = 400  # Keys in a row: half of them are left alone.
+WATCHED = 400  # consecutive keys, half of them unchanged
 
 
 def every_second_segment(writer, rng):
@@ -113,7 +113,7 @@ def test_unchanged_keys_are_drawn_by_weight_while_others_change(path, priority_e
                 os.sched_yield()
                 continue
             seen = reader.num_inserted
-            if reader.first_key > first:  # Its oldest ones go: the next set, whose newest have their leaves already.
+            if reader.first_key > first:  # The oldest keys are gone: observe the next set, whose keys have weights.
                 first = (seen - WATCHED - PERIOD) // PERIOD * PERIOD
                 num_sets += 1
             records = (sample := reader.sample(256, rng)).records
@@ -135,7 +135,7 @@ def test_unchanged_keys_are_drawn_by_weight_while_others_change(path, priority_e
     for observed in (
         counts,
         counts.sum(axis=0, keepdims=True),
-    ):  # A key that is amiss shows in one, a law in the other.
+    ):  # The first shows a wrong key, the second a wrong distribution.
         expected = counts.sum() / len(observed) * share
         assert ((observed - expected) ** 2 / expected).sum() < chi_square_bound(observed.size - 1)
 

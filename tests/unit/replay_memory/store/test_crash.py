@@ -1,4 +1,4 @@
-"""Whatever step the writer dies at, the next one loses nothing that was committed and shows nothing half written."""
+"""After a crash of the writer at any step, the next writer keeps all committed data and shows no incomplete data."""
 
 import multiprocessing
 import os
@@ -55,12 +55,12 @@ def test_crash_at_any_step_loses_only_unacknowledged_segments(path, step, seed):
         doomed.close()
         if step == "leaves":  # It was committed.
             naive.insert(segment)
-        elif step != "watermark":  # Room had been made for it.
+        elif step != "watermark":  # The writer had evicted segments to make room.
             word = naive.next_word
             naive.insert(segment, crash=True)
             naive.forget_last()
             if step in ("evict", "bytes"):
-                naive.next_word = word  # Its bytes had not been begun.
+                naive.next_word = word  # The writer had not written any byte of it.
 
         writer = attach(path)
         assert_same(writer, reader, naive, rng)
@@ -186,7 +186,7 @@ def test_writer_killed_at_any_moment_leaves_an_intact_store(path):
 def test_second_crash_after_a_first_at_any_step_loses_no_more(path, first, second):
     rng = np.random.default_rng([STEPS.index(first), STEPS.index(second)])
     writer, stored, number = create(path), {}, 0
-    for _ in range(30):  # Room is made for each from the first dozen on, and the arena wraps.
+    for _ in range(30):  # From the twelfth segment on, each insert evicts another, and the arena wraps.
         segment = make_segment(number)
         number += 1
         keys = range(writer.num_inserted, writer.num_inserted + len(segment.records))
@@ -224,11 +224,11 @@ def test_killed_recovery_is_repeated(path):
     reader, rng = open_reader(path), np.random.default_rng(0)
     for kill in range(10):
         nodes = Sizes(40, 4000, 3).offsets(SCHEMA)[3]
-        for node in (1, 2, 3):  # Sums that a crash in the middle of an update has left.
+        for node in (1, 2, 3):  # A crash during an update may leave wrong sums.
             write_number(path, nodes + 8 * node, 1e9, "<d")
         child = FORK.Process(target=attach_for_ever, args=(path,))
         child.start()
-        time.sleep(0.002 * kill)  # Wherever this hits, what follows must hold.
+        time.sleep(0.002 * kill)  # The kill may hit any step.
         os.kill(child.pid, signal.SIGKILL)
         child.join()
         writer = attach(path)

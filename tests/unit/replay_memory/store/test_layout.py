@@ -107,7 +107,7 @@ def test_a_second_owner_is_refused_while_the_first_lives(path):
             action(path)
         assert error.value.remedy
     writer.close()
-    writer.close()  # Once more does no harm.
+    writer.close()  # A second call does nothing.
     second = attach(path)
     assert second.size == writer.size
     second.close()
@@ -126,7 +126,7 @@ def test_child_of_the_writer_does_not_keep_the_lock(path):
     child = start_child("reader", read_on, path, ready, done)
     assert ready.wait(20)
     with pytest.raises(UsageError, match="is in use"):
-        attach(path)  # The child did not give it free either.
+        attach(path)  # The child has not released the lock.
     writer.close()
     attach(path).close()
     done.set()
@@ -139,7 +139,7 @@ def test_forgotten_lock_is_closed_in_the_child(path):
     ownership = FileLock(path)
     FileLock.forget()  # As after a fork.
     assert not has_owner(path)
-    other = os.open(path, os.O_RDWR)  # It gets the number of the descriptor that is closed.
+    other = os.open(path, os.O_RDWR)  # Reuses the number of the closed descriptor.
     ownership.release()
     assert os.fstat(other).st_ino == path.stat().st_ino
     os.close(other)
@@ -164,7 +164,7 @@ def test_a_store_that_cannot_be_filled_leaves_nothing(path):
     with pytest.raises(OSError, match="on purpose"):
         create(path, fill=refuse)
     assert list(path.parent.iterdir()) == []
-    create(path).close()  # Nobody owns the place either.
+    create(path).close()  # The file has no owner.
 
 
 def test_a_completed_or_unreadable_file_is_whole(path):
@@ -283,7 +283,7 @@ def test_schema_round_trips_through_json():
     schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
     again = Schema.from_dict(json.loads(json.dumps(schema.to_dict())))
     assert again == schema
-    assert again.frame_shape == (84, 84)  # JSON has lists alone.
+    assert again.frame_shape == (84, 84)  # JSON has lists instead of tuples.
     assert again.fingerprint == schema.fingerprint
     assert replace(schema, n_step=5).fingerprint != schema.fingerprint
 
@@ -295,11 +295,11 @@ def test_stream_has_the_same_shard_in_every_incarnation():
 
 def test_writer_locks_its_file_despite_concurrent_owner_checks(path):
     create(path).close()
-    other = FileLock(path)  # As `has_owner` has it, only longer.
+    other = FileLock(path)  # Holds the lock longer than `has_owner` does.
     looker = threading.Timer(0.05, other.release)
     looker.start()
     store = attach(path)
-    assert not looker.is_alive() or looker.finished.wait(1.0)  # Not before the other had let go.
+    assert not looker.is_alive() or looker.finished.wait(1.0)  # The other process had released the lock before.
     assert has_owner(path)
     store.close()
     looker.join()

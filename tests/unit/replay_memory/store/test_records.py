@@ -1,4 +1,4 @@
-"""Every field of a transition comes through the store and its snapshots as it was sent, whatever actions are."""
+"""The store and its snapshots keep every field of a transition unchanged, for all kinds of actions."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The sum-tree agrees with a plain list: exact sums after anything, and draws in proportion to the weights."""
+"""The sum-tree agrees with a plain list: sums are exact after any operation, and draws are proportional to weights."""
 
 import itertools
 import math
@@ -72,7 +72,7 @@ def test_random_operations_agree_with_a_list(capacity, seed):
 @pytest.mark.parametrize("capacity", CAPACITIES)
 def test_every_unit_of_the_sum_leads_to_its_own_index(capacity):
     weights = np.arange(capacity) % 3
-    targets = np.arange(weights.sum(), dtype=np.float64)  # The lower ends of the spans, as sharp as it gets.
+    targets = np.arange(weights.sum(), dtype=np.float64)  # The lower end of each range, the most difficult target.
     assert make_tree(weights).find(targets).tolist() == np.repeat(np.arange(capacity), weights).tolist()
 
 
@@ -110,8 +110,8 @@ def test_find_returns_a_valid_index_for_a_half_written_tree(seed):
     rng = np.random.default_rng(seed)
     nodes = np.zeros(SumTree.num_nodes(3000))
     tree = SumTree(nodes, 3000)
-    nodes[:] = rng.choice([0.0, 1.0, 1e6], len(nodes))  # Sums that no longer, or not yet, are any.
-    indices = tree.find(rng.random(1000) * 1e9)  # Below, within and far above what the sums say.
+    nodes[:] = rng.choice([0.0, 1.0, 1e6], len(nodes))  # Inconsistent sums, as during an update.
+    indices = tree.find(rng.random(1000) * 1e9)  # Targets below, within and far above these sums.
     assert indices.min() >= 0
     assert indices.max() < 3000
 
@@ -183,7 +183,7 @@ def test_smallest_and_largest_weights_are_summed_and_found():
     tree.check()
     assert tree.total == 2 * largest
     assert tree.find(np.array([0.5, 1.5]) * largest).tolist() == [0, 599]
-    tree.set(np.array([0, 599]), np.array([smallest, smallest]))  # They leave nothing behind.
+    tree.set(np.array([0, 599]), np.array([smallest, smallest]))  # The large weights leave no rounding error.
     assert tree.total == 600 * smallest
 
 

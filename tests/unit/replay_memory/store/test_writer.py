@@ -1,4 +1,4 @@
-"""The store agrees with a dictionary of everything: what it keeps, evicts, recognises, refuses and draws."""
+"""The store agrees with a dictionary of all transitions: kept, evicted, duplicate, refused and drawn ones."""
 
 import sys
 
@@ -54,7 +54,7 @@ def weights_of(reader, rng=None):
 
 
 def random_operation(rng, progress, writer, naive):
-    """Applies one insert or update to both stores: also stale, resent, out of order or hostile ones."""
+    """Applies one insert or update to both stores. It may be stale, repeated, out of order or invalid."""
     if rng.random() < 0.7:
         actor_id = int(rng.integers(0, 4))
         incarnation, highest = progress.get(actor_id, (1, 0))
@@ -91,7 +91,7 @@ def test_random_operations_agree_with_a_dictionary(path, sizes, seed):
             writer.close()
             writer = attach(path, **sizes)
             assert_same(writer, reader, naive, rng)
-    assert writer.num_inserted > 3 * writer.size  # It went round and round.
+    assert writer.num_inserted > 3 * writer.size  # The store has wrapped several times.
 
 
 def test_counts_what_happened(path):
@@ -307,7 +307,7 @@ def test_transitions_overwritten_during_the_draw_are_drawn_again(path, step, cou
     for key, entry in decode(sample).items():
         assert entry == expect(make_segment(key // 5, count=5), key % 5)
         assert key >= writer.first_key
-    if count <= 4:  # Something of what was there before has remained.
+    if count <= 4:  # Some earlier transitions have remained.
         assert (sample.records["key"] < before).any()
 
 
@@ -331,7 +331,7 @@ def test_uncommitted_transitions_are_not_drawn(path):
 
 
 def test_transitions_below_the_watermark_are_not_drawn(path):
-    """The writer moves one half, then the other; a reader may read in between."""
+    """The writer advances the first key, then the first byte. A reader may read between the two writes."""
     segments = [make_segment(number, count=5) for number in range(4)]
     _, reader = make_store(path, *segments)
     rng, two = np.random.default_rng(0), sum(-(-len(segment.blob) // 8) * 8 for segment in segments[:2])

@@ -1,4 +1,4 @@
-"""The best policy of a run is the one whose evaluation was the best, whatever a full disk does in between."""
+"""The best policy of a run is the policy with the best evaluation, even if the disk was full for a while."""
 
 import numpy as np
 import pytest

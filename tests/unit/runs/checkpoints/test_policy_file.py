@@ -1,4 +1,4 @@
-"""A policy plays as the network did, or is refused by name; the best stays, and the one before it stands in for it."""
+"""A loaded policy acts as its network did; a damaged file is refused and named, and the previous best replaces it."""
 
 import dataclasses
 import json
@@ -174,7 +174,7 @@ def test_damaged_best_policy_falls_back_to_the_previous_and_logs_it(tmp_path, da
     damage(tmp_path / BEST)
     assert best_score(tmp_path) == 2.0
     assert BEST in caplog.text
-    keep_best(tmp_path, 4.0)  # The damaged one must not push out the one that is whole.
+    keep_best(tmp_path, 4.0)  # The damaged file must not replace the intact one.
     damage(tmp_path / BEST)
     assert best_score(tmp_path) == 2.0
     damage(tmp_path / BEFORE)
