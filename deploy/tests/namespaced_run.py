@@ -170,7 +170,7 @@ class Run:
         before, window = self.memory(), RunFolder.open(self.path).config.actor.window
         self._cluster.switch.cut(self.learner)
         time.sleep(CUT_SECONDS / 2)
-        wait_until(lambda: is_still(self.memory), "what had come before the cut", BUSY_SECONDS)
+        wait_until(lambda: is_still(self.memory), "all data from before the cut", BUSY_SECONDS)
         still = self.memory()
         time.sleep(CUT_SECONDS / 2)
         end = self.memory()
@@ -179,7 +179,7 @@ class Run:
         def late() -> list[str]:
             return find_late_streams(before, self.memory(), window)
 
-        wait_until(lambda: not late(), "every stream to go on", BUSY_SECONDS, late)
+        wait_until(lambda: not late(), "every stream to continue", BUSY_SECONDS, late)
         after = self.memory()
         self._wait_for_leases()
         return Disconnection(before, still, end, after)

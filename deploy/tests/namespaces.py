@@ -243,4 +243,4 @@ def missing() -> str:
         return "not root"
     attempt = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-euc", ATTEMPT]
     done = subprocess.run(attempt, capture_output=True, text=True, timeout=SECONDS)
-    return f"the kernel lets nobody make them: {done.stderr.strip()}" if done.returncode else ""
+    return f"the kernel does not permit new namespaces: {done.stderr.strip()}" if done.returncode else ""

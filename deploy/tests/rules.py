@@ -81,7 +81,7 @@ def _ports(found: list[dict[str, Any]]) -> Iterator[str]:
     for item in _of(found, "aws_vpc_security_group_egress_rule"):
         values = item["values"]
         if not values.get("referenced_security_group_id") and (values["from_port"], values["to_port"]) != (443, 443):
-            yield f"{item['address']} lets out more than HTTPS"
+            yield f"{item['address']} allows other requests than HTTPS"
     # The provider also reads the rules that are resources from a group: these have descriptions.
     rules = [item["values"] for item in found if item["type"].startswith("aws_vpc_security_group_")]
     described = {values["description"] for values in rules}
@@ -89,7 +89,7 @@ def _ports(found: list[dict[str, Any]]) -> Iterator[str]:
         for item in _of(found, kind):
             for rule in [*(item["values"].get("ingress") or []), *(item["values"].get("egress") or [])]:
                 if rule.get("description") not in separate:
-                    yield f"{item['address']} has a rule of its own: {rule}"
+                    yield f"{item['address']} has an inline rule: {rule}"
 
 
 def kind_of(role: str, kinds: set[str]) -> str:
@@ -106,7 +106,7 @@ def _admin(found: list[dict[str, Any]], admin_cidrs: set[str]) -> Iterator[str]:
         if cidr not in admin_cidrs or ipaddress.ip_network(cidr, strict=False).prefixlen == 0:
             yield f"{item['address']} lets {cidr} in"
         if values["from_port"] != values["to_port"] or values["from_port"] not in ADMIN_PORTS:
-            yield f"{item['address']} opens {values['from_port']} to {values['to_port']} to people"
+            yield f"{item['address']} opens {values['from_port']} to {values['to_port']} to administrators"
 
 
 def _templates(found: list[dict[str, Any]]) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _templates(found: list[dict[str, Any]]) -> Iterator[str]:
         if not disks or any(str(disk.get("encrypted")).lower() != "true" for disk in disks):
             yield f"{address} has a disk that is not encrypted"
         if any(str(disk.get("delete_on_termination")).lower() != "true" for disk in disks):
-            yield f"{address} leaves its disk behind"
+            yield f"{address} keeps its disk after its termination"
         if any(options.get("http_tokens") != "required" for options in values["metadata_options"] or [{}]):
             yield f"{address} answers IMDSv1"
         is_learner = item["index"] == "learner"
@@ -137,7 +137,7 @@ def _policies(found: list[dict[str, Any]], name: str) -> Iterator[str]:
                     if entry == "*" or (key == "Action" and "*" in entry) or anybodys:
                         yield f"{item['address']}: {statement['Sid']} has {key} {entry}"
         if "NotResource" in item["values"]["policy"] or "NotAction" in item["values"]["policy"]:
-            yield f"{item['address']} says what is not meant"
+            yield f"{item['address']} uses NotResource or NotAction"
 
 
 def _tags(found: list[dict[str, Any]]) -> Iterator[str]:
@@ -159,7 +159,7 @@ def _ends(found: list[dict[str, Any]]) -> Iterator[str]:
         if item["values"]["min_size"] != 0:
             yield f"{item['address']} cannot be set to 0 when the run ends"
         if item["index"] not in ending:
-            yield f"{item['address']} goes on when max_hours are over"
+            yield f"{item['address']} does not end after max_hours"
 
 
 def _of(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

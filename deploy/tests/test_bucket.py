@@ -174,7 +174,7 @@ def test_a_new_host_restores_the_curves_and_the_newest_checkpoint(s3: Any, tmp_p
     left_out += tuple(f"checkpoints/00000000{number}/" for number in range(1, 4))
     expected = {name: data for name, data in files(old).items() if not name.startswith(left_out)}
     assert {name: data for name, data in files(new).items() if not name.startswith("epoch.json")} == expected
-    assert after.upload("i-2") == 0, "the bucket has all of it already"
+    assert after.upload("i-2") == 0, "the bucket has all files already"
     # A replaced host uploads nothing.
     before = objects(s3)
     checkpoint(old, 9)

@@ -15,32 +15,32 @@ GROUP = 'aws_autoscaling_group.host["actor"]'
 MUTATIONS = {
     "a port that is not the package's": (
         "security.tf", "port = 21003", "port = 51005", "actor cannot reach learner's port 21003"),
-    "a door open to one role more": (
+    "a port open to one more role": (
         "security.tf", 'at = "learner", open_to = ["replay"] }', 'at = "learner", open_to = ["replay", "actor"] }',
         "actor may reach learner's port 22002"),
     "TensorBoard for everybody": (
         "security.tf", "= each.value.cidr", '= "0.0.0.0/0"',
         "lets 0.0.0.0/0 in"),
-    "a plain disk": (
+    "a disk without encryption": (
         "hosts.tf", "encrypted             = true", "encrypted             = false", "disk that is not encrypted"),
     "the older metadata service": ("hosts.tf", '"required"', '"optional"', "answers IMDSv1"),
     "a policy for every resource": (
         "iam.tf", '[for role in each.value.roles : "${local.parameters}/keys/${role}/*"]', '["*"]',
         "PublishOwnKeys has Resource *"),
-    "a learner that ends anybody's hosts": (
+    "a learner that may end other clusters' hosts": (
         "iam.tf", '{ for key, value in merge(local.tags, { Role = kind }) : "aws:ResourceTag/${key}" => value }', "{}",
         "EndItself has Resource arn:aws:ec2:"),
     "a rule inside a group": (
         "security.tf", 'description = "Ape-X ${var.name}: ${each.key}"\n',
         'description = "Ape-X ${var.name}: ${each.key}"\n'
         '  ingress {\n from_port = 0\n to_port = 0\n protocol = "-1"\n cidr_blocks = ["0.0.0.0/0"]\n }\n',
-        "has a rule of its own"),
+        "has an inline rule"),
     "a key in user data": (
         "boot.tf", "APEX_BUCKET    = var.bucket", 'APEX_BUCKET    = var.bucket, APEX_SECRET = sha256("")',
         "user data of learner has"),
-    "a host that nobody would find": (
+    "a host without the cluster's tag": (
         "hosts.tf", ', Cluster = var.name }', " }", "is not tagged"),
-    "a learner whose disk goes with it": (
+    "a learner that is terminated with its disk": (
         "hosts.tf", '"stop"', '"terminate"', 'aws_launch_template.host["learner"] loses its uploads'),
     "a group that cannot end": (
         "hosts.tf", "min_size                  = 0", "min_size                  = 1", "cannot be set to 0"),
