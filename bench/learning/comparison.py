@@ -51,7 +51,7 @@ def peers_of(record: Record, others: Sequence[Record]) -> list[Record]:
 
 
 def is_above(record: Record, others: Sequence[Record]) -> bool:
-    """Whether the score is above that of every seed of the others on the same processor."""
+    """Whether the score is above all scores of the other systems on the same processor."""
     return all(record.score.mean > other.score.mean for other in peers_of(record, others))
 
 

@@ -18,7 +18,7 @@ def returns_of(rewards, *, terminated=(), truncated=(), n=3, gamma=GAMMA):
 
 
 def naive_n_step(rewards, terminated, truncated, n, gamma):
-    """Straight from the definition, one start of one stream after the other; (return, discount, m, complete)."""
+    """Computes each start of each stream from the definition; returns (return, discount, m, complete)."""
     num_steps, num_streams = rewards.shape
     windows = {}
     for stream in range(num_streams):
