@@ -6,8 +6,7 @@ memory directly, without a socket; otherwise the shard's samplers send the parts
 
 import logging
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
@@ -18,12 +17,11 @@ from apex.errors import UsageError
 from apex.learning.batch_ring import BatchRing, BatchSlot
 from apex.learning.batch_source import LocalSource, RemoteSource
 from apex.learning.random_shift import RandomShift
-from apex.learning.store_monitor import StoreMonitor
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.replay_memory.sampler import IDLE_SECONDS
 from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
-from apex.replay_memory.store.location import counters_path, store_path
+from apex.replay_memory.store.location import counters_path, has_owner, store_path
 from apex.replay_memory.store.reader import StoreReader
 from apex.runtime.children import start_child
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
@@ -32,6 +30,8 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import BatchReceiver, max_batch_bytes
 from apex.transport.sockets import Context, open_context
 from apex.types import Role, Schema
+
+LOOK_SECONDS = 0.5  # time between two checks for a new replay memory file
 
 log = logging.getLogger("apex")
 
@@ -81,24 +81,6 @@ class LoaderTask(NamedTuple):
     run_id: int
     config: Config
 
-    def open_source(self, index: int, shard: int, inode: int) -> LocalSource | None:
-        """Opens the replay memory of a shard on this host as a loader's source.
-
-        Returns None while the replay memory is being created.
-        """
-        config, path = self.config, store_path(self.run_id, shard)
-        row = config.replay.num_samplers + index
-        try:
-            reader = StoreReader(path, self.schema)
-        except UsageError as error:
-            log.info("the replay memory is not ready: %s", error)
-            return None
-        counters = SamplerCounters(counter_rows(config.replay, config.learner), counters_path(path))
-        settings = DrawSettings.configured(config.replay, shard, config.learner.batch_size)
-        return LocalSource(
-            BatchDrawer(reader, counters, row, settings, np.random.default_rng([config.seed, row, inode]))
-        )
-
     def listen(self, context: Context, index: int) -> tuple[BatchReceiver, RemoteSource]:
         """Binds the socket of loader `index` for batches from other hosts; also returns the source of these batches."""
         replay, size, num_shards = self.config.replay, self.ring.part_size, self.ring.num_shards
@@ -107,6 +89,52 @@ class LoaderTask(NamedTuple):
         receiver = BatchReceiver(context, endpoint, codec, batch_size=size, max_bytes=most, num_shards=num_shards)
         credit = replay.num_samplers * replay.batches_in_flight
         return receiver, RemoteSource(receiver.receive, num_shards=num_shards, credit=credit)
+
+
+class StoreMonitor:
+    """Checks periodically for the replay memory of a shard on this host, so that a loader can draw from it directly."""
+
+    def __init__(self, task: LoaderTask, index: int, shard: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`index`: number of the loader."""
+        self._task = task
+        self._index = index
+        self._shard = shard
+        self._path = store_path(task.run_id, shard)
+        self._clock = clock
+        self._look_at = 0.0
+        self._inode = 0
+        self._source: LocalSource | None = None
+
+    def source(self, *, now_at_latest: bool = False) -> LocalSource | None:
+        """Returns a source over the current replay memory; None while the shard's server is not on this host.
+
+        Looks for the file every LOOK_SECONDS, and with `now_at_latest` also in this call if there is no source.
+        """
+        now = self._clock()
+        if now >= self._look_at or (now_at_latest and self._source is None):
+            self._look_at = now + LOOK_SECONDS
+            try:
+                inode = self._path.stat().st_ino
+            except FileNotFoundError:
+                inode = 0
+            if inode != self._inode and (not inode or has_owner(self._path)):
+                self._source = self._open(inode) if inode else None
+                self._inode = inode if self._source is not None else 0
+        return self._source
+
+    def _open(self, inode: int) -> LocalSource | None:
+        """Opens the replay memory; returns None while it is created."""
+        task, config = self._task, self._task.config
+        row = config.replay.num_samplers + self._index
+        try:
+            reader = StoreReader(self._path, task.schema)
+        except UsageError as error:
+            log.info("the replay memory is not ready: %s", error)
+            return None
+        counters = SamplerCounters(counter_rows(config.replay, config.learner), counters_path(self._path))
+        settings = DrawSettings.configured(config.replay, self._shard, config.learner.batch_size)
+        rng = np.random.default_rng([config.seed, row, inode])
+        return LocalSource(BatchDrawer(reader, counters, row, settings, rng))
 
 
 def start_loaders(task: LoaderTask) -> list[BaseProcess]:
@@ -123,10 +151,7 @@ def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
     """
     ring, transport = task.ring, task.config.transport
     loader = Loader(task.schema, ring, RandomShift.configured(task.config, index))
-    monitors = [
-        StoreMonitor(store_path(task.run_id, shard), partial(task.open_source, index, shard))
-        for shard in range(ring.num_shards)
-    ]
+    monitors = [StoreMonitor(task, index, shard) for shard in range(ring.num_shards)]
     with open_context(read_keys(transport.keys, Role.LEARNER)) as context:
         receiver: BatchReceiver | None = None
         remote: RemoteSource | None = None

@@ -5,7 +5,6 @@ import itertools
 import secrets
 import socket
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,9 +15,8 @@ from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex.frame_blob import make_blob, read_table
 from apex.learning.batch_ring import BatchPart, BatchRing
 from apex.learning.batch_source import RemoteSource
-from apex.learning.loader import Loader, LoaderTask, load, run_loader
+from apex.learning.loader import LOOK_SECONDS, Loader, LoaderTask, StoreMonitor, load, run_loader
 from apex.learning.random_shift import RandomShift
-from apex.learning.store_monitor import LOOK_SECONDS, StoreMonitor
 from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.location import remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
@@ -255,9 +253,8 @@ class Direct:
 
     def make_monitor(self):
         """Returns the first loader's monitor of the last shard."""
-        config = self.config
-        task = LoaderTask(PIXELS, self.ring, self.run_id, config)
-        return StoreMonitor(self.path, partial(task.open_source, 0, config.replay.num_shards - 1), self.clock)
+        task = LoaderTask(PIXELS, self.ring, self.run_id, self.config)
+        return StoreMonitor(task, 0, self.config.replay.num_shards - 1, self.clock)
 
     def draw(self):
         """Whether a part is drawn into a slot."""
