@@ -75,7 +75,9 @@ class RunFolder:
         """Seconds that the run has taken over all its starts, as last recorded; 0 if there is no readable record."""
         path = self.path / _ELAPSED
         try:
-            return float(json.loads(path.read_bytes())["seconds"])
+            data = path.read_bytes()
+            is_old = data.startswith(b'{"seconds": ') and b"," not in data  # Earlier versions wrote it without a seal.
+            return float((json.loads if is_old else unseal)(data)["seconds"])
         except (OSError, KeyError, TypeError, ValueError) as error:
             if not isinstance(error, FileNotFoundError) or any(self.checkpoints.glob("*")):
                 log.error("%s cannot be read (%s); the run time continues from the newest checkpoint", path, error)
@@ -85,7 +87,7 @@ class RunFolder:
     def elapsed_seconds(self, seconds: float) -> None:
         with suppress(OSError):  # A full disk must not end the run; the recorded time is then too short.
             partial = self.path / f".{_ELAPSED}.partial"
-            partial.write_text(json.dumps({"seconds": round(seconds, 1)}))
+            partial.write_bytes(seal({"seconds": round(seconds, 1)}))
             os.replace(partial, self.path / _ELAPSED)
 
     @property

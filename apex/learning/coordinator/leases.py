@@ -1,5 +1,6 @@
 """Leases actor ids to hosts, the highest free ids first. An id is free again if its lease is not renewed in time."""
 
+import secrets
 from typing import NamedTuple
 
 from apex.types import Stream
@@ -17,7 +18,8 @@ class LeaseTable:
     """Leases of the ids 0 ... N-1 to sessions. An actor host has one session per start.
 
     The incarnation of an id grows with every lease of the id, also across restarts of the learner: its upper bits are
-    `epoch`, which grows with each restart (`RunFolder.next_epoch`).
+    `epoch`, which grows with each restart (`RunFolder.next_epoch`). The lower bits begin at a random number, because two
+    copies of a run folder that are resumed in the same second have the same epoch.
     """
 
     def __init__(self, num_actors: int, lease_seconds: float, epoch: int = 0) -> None:
@@ -25,7 +27,7 @@ class LeaseTable:
         self._lease_seconds = lease_seconds
         self._leases: dict[int, Lease] = {}
         self._newest: dict[int, int] = {}  # id -> its newest incarnation seen by this table
-        self._next_incarnation = (epoch << 32) + 1
+        self._next_incarnation = (epoch << 32) + 1 + secrets.randbelow(1 << 31)
 
     @property
     def num_leased(self) -> int:

@@ -255,10 +255,14 @@ def test_the_run_time_continues_over_all_starts(tmp_path):
 def test_a_damaged_or_missing_run_time_is_logged(tmp_path, caplog):
     folder = create(tmp_path)
     folder.elapsed_seconds = 100.0
-    (folder.path / "elapsed.json").write_bytes(b'{"seco')
-    assert folder.elapsed_seconds == 0
-    assert "elapsed.json" in caplog.text
-    caplog.clear()
+    file = folder.path / "elapsed.json"
+    for data in (b'{"seco', file.read_bytes().replace(b"100.0", b"900.0"), b'{"seconds": 9, "sea": "x"}'):
+        file.write_bytes(data)
+        assert folder.elapsed_seconds == 0
+        assert "elapsed.json" in caplog.text
+        caplog.clear()
+    file.write_bytes(b'{"seconds": 12.3}')  # Earlier versions wrote no seal.
+    assert folder.elapsed_seconds == 12.3
     (folder.path / "elapsed.json").unlink()
     assert folder.elapsed_seconds == 0
     assert caplog.text == ""  # It may be a new run.
@@ -298,6 +302,18 @@ def test_a_run_folder_and_its_copy_share_no_epoch(tmp_path, resumed_first):
         clock.now += 1.0
         epochs.append(folder.next_epoch(clock))
     assert epochs[0] < epochs[1]
+
+
+@pytest.mark.parametrize("now", [1.8e9, 1.7e9])
+def test_copies_resumed_in_one_second_share_no_incarnation(tmp_path, now):
+    original = create(tmp_path)
+    original.next_epoch(make_clock(1.8e9))
+    shutil.copytree(original.path, tmp_path / "copy")
+    epochs = [folder.next_epoch(make_clock(now)) for folder in (original, RunFolder.open(tmp_path / "copy"))]
+    first, second = ({s.incarnation for s in LeaseTable(100, 10.0, epoch).claim(1, 100, 0.0)} for epoch in epochs)
+    assert not first & second
+    after = RunFolder.open(tmp_path / "copy").next_epoch(make_clock(now))
+    assert LeaseTable(1, 10.0, after).claim(1, 1, 0.0)[0].incarnation > max(first | second)
 
 
 def test_incarnations_fit_into_63_bits_for_60_years(tmp_path):
