@@ -49,7 +49,7 @@ class EndReason(Record, frozen=True):
     @property
     def is_limit(self) -> bool:
         """Whether the run reached a limit, so that it would end at once if it was resumed."""
-        return self.kind != "interrupted"
+        return self.kind not in ("interrupted", "failed")
 
 
 INTERRUPTED = EndReason("interrupted")

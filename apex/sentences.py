@@ -198,7 +198,7 @@ WAITS: dict[WaitKind, str] = {
 _BUSY = "busy {share:.0f} % of the time"
 _IDLE = "the learner waits {learner_wait_share:.0f} % of its time for batches"
 CAUSES: dict[Cause, str] = {
-    "no_actors": "no actor has joined yet",
+    "no_actors": "no actor is connected",
     "replay_absent": "{subject} is not connected",
     "memory_fills": "the memory has {have:,.0f} of the {need:,.0f} transitions that sampling needs",
     "samples_wait_for_inserts": "samplers wait for inserts to keep the ratio of {need:g} samples per insert",

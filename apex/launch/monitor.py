@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from apex.facts import LogEntry, Record
+from apex.facts import EndReason, LogEntry, Record
 from apex.launch.terminal.dashboard import ENDING, EVALUATING, History, Note
 from apex.launch.terminal.view import View
 from apex.runtime.hardware import read_space
@@ -82,12 +82,16 @@ class RunMonitor:
         """Whether training has begun, so that there are curves to show."""
         return self.status is not None and self.status.updates > 0
 
-    def tick(self) -> None:
-        """Shows a new status at once; reads the entries and refreshes the view at least once a second."""
+    def tick(self, *, failed: bool = False) -> None:
+        """Shows a new status at once; reads the entries and refreshes the view at least once a second.
+
+        `failed`: a program has failed. The learner only knows that it was asked to stop.
+        """
         now = self.clock()
         status = self.source()
         if status is not None:
-            self.status, self._answered_at = status, now
+            self.status = status = replace(status, end=EndReason("failed")) if failed else status
+            self._answered_at = now
             self.history.add(status)
         elif now < self._look_at:
             return

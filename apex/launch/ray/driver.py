@@ -138,7 +138,7 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
                 time.sleep(POLL_SECONDS)
         finally:
             fleet.end()
-        watch.tick()  # The learner sends its last status unrequested.
+        watch.tick(failed=ending is not None and ending.failure is not None)  # The learner sends it unrequested.
     run_folder = Path(config.run.folder) / config.run.name
     return RunOutcome(config, run_folder, ending or Ending(FINISHED), watch.status, folder)
 

@@ -82,9 +82,11 @@ class Coordinator:
             case control.StatusRequest():
                 return self.status()
             case control.Goodbye():
+                is_last = self.state.over and request.session in self._holders.values()
                 self._replace(request.session)
                 self._leases.release(request.session)
-                self.state.members.forget(request.session)
+                if not is_last:  # The last status shows the figures of the replay servers.
+                    self.state.members.forget(request.session)
                 return None
             case control.Hello():
                 return self._answer_hello(request)

@@ -58,6 +58,9 @@ class Members:
         if isinstance(heartbeat, control.ReplayHeartbeat):
             if not 0 <= heartbeat.shard < self._replay.num_shards:
                 raise ValueError(f"there is no shard {heartbeat.shard}: the run has {self._replay.num_shards} shards")
+            before = self.replay_servers.get(heartbeat.shard)
+            if before is not None and before.heartbeat.session != heartbeat.session:
+                self.forget(before.heartbeat.session)  # Otherwise its figures return when the new server leaves.
             if heartbeat.endpoints not in ({}, self.replay_endpoints[heartbeat.shard]):
                 self.replay_endpoints[heartbeat.shard] = heartbeat.endpoints
                 self.generation = control.generation_of(self.all_replay_endpoints)

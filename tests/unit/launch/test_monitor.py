@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from support.messages import make_run_status
 
-from apex.facts import LogEntry, ProgramEvent, Waiting
+from apex.facts import INTERRUPTED, EndReason, LogEntry, ProgramEvent, Waiting
 from apex.launch import monitor
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.terminal.dashboard import History
@@ -54,6 +54,13 @@ def test_a_status_is_shown_at_once_and_silence_once_a_second():
         ("show", "training", pytest.approx(1.0)),
         ("show", "training", pytest.approx(2.0)),
     ]
+
+
+def test_a_run_that_failed_is_not_shown_as_interrupted():
+    watch = make_watch(Tape([make_run_status(phase="finished", end=INTERRUPTED)]))
+    watch.tick(failed=True)
+    assert watch.status.end == EndReason("failed")
+    assert not watch.status.end.is_limit  # It can be resumed.
 
 
 def test_a_supervisor_message_is_shown_at_once():

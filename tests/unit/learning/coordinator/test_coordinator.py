@@ -3,6 +3,9 @@
 import os
 import pwd
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace as replace_fields
@@ -30,6 +33,7 @@ from apex.transport.messages.results import ActorScores, Scores
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
 
+TESTS = Path(__file__).parents[3]
 THERE = {"priorities": "tcp://1.2.3.4:5"}
 REPLAY = replace_fields(HELLO, role="replay", num_streams=0)
 
@@ -165,6 +169,49 @@ def test_a_replaced_server_is_refused_when_its_network_returns(scene):
     assert isinstance(scene.beat(session=2), StateAnswer)
     scene.coordinator.answer(Goodbye(2))
     assert isinstance(scene.beat(session=1), RefusedAnswer)  # Server 1 lacks the transitions that server 2 has stored.
+
+
+@pytest.mark.parametrize(("over", "size"), [(False, None), (True, 90)])
+def test_figures_of_a_killed_server_do_not_return(scene, over, size):
+    """After the end of a run, those of the last server stay, for the last status."""
+    scene.beat(session=1, size=40)
+    scene.clock.now += 2.1
+    scene.coordinator.answer(replace_fields(REPLAY, session=2))
+    scene.beat(session=2, size=90)
+    if over:
+        scene.coordinator.receive(TrainerEnd(EndReason("steps", 90.0)))
+    scene.coordinator.answer(Goodbye(2))
+    assert scene.coordinator.status().replay.size == size
+
+
+CLOCKS = """
+import itertools, sys, time
+jumps, real = itertools.cycle((0.0, 86_400.0, -3_600.0)), time.time
+time.time = lambda: real() + next(jumps)
+from msgspec.structs import replace
+from support.messages import HELLO
+from support.trainers import NETWORK, SCHEMA
+from apex.config import ActorConfig, Config, RunConfig
+from apex.learning.coordinator.coordinator import Coordinator
+from apex.learning.coordinator.state import RunState
+from apex.runs.folder import RunFolder
+run = RunConfig(folder=sys.argv[1], name="run", max_minutes=600.0)
+config = Config(network=NETWORK, actor=ActorConfig(num_actors=6), run=run)
+coordinator = Coordinator(RunFolder.create(config, SCHEMA), epoch=1)
+state = RunState(config, name="run", folder="", exploration=coordinator.state.exploration)
+for session in range(1, 9):
+    coordinator.tick()
+    print(len(coordinator.answer(replace(HELLO, session=session, num_streams=3)).streams), end=" ")
+    assert coordinator.state.decide_end() is state.decide_end() is None
+    assert coordinator.state.elapsed_seconds < 600.0 and state.elapsed_seconds < 600.0
+"""
+
+
+def test_jumps_of_the_wall_clock_end_neither_leases_nor_runs(tmp_path):
+    """Each jump is longer than a lease and than the limit of the run."""
+    script = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(TESTS)!r})\n{CLOCKS}", str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.split(), done.returncode) == (["3", "3", *"000000"], 0), done.stderr
 
 
 def test_the_first_server_keeps_its_shard_after_a_learner_restart(scene):
