@@ -30,6 +30,7 @@ options=(--constraint "$staged/source/constraints.txt")
 if [[ $KIND == cpu && -n ${CPU_WHEELS:-} ]]; then options+=(--extra-index-url "$CPU_WHEELS"); fi
 wheel=$(echo "$staged"/wheel/apex_zeromq-*.whl)
 "${pip[@]}" install "${options[@]}" "${wheel}[aws]"
+install -m 0644 "$staged/source/constraints.txt" "$home/constraints.txt" # for packages that a cluster adds
 
 install -m 0755 "$staged"/units/bin/* "$home/bin"
 install -m 0644 "$staged"/units/*.{service,timer} /etc/systemd/system

@@ -25,10 +25,9 @@ def test_a_file_for_aws_uses_the_paths_of_the_image_and_our_version_of_ray():
     install = (ROOT / "deploy" / "packer" / "install.sh").read_text()
     (home,) = [line.partition("=")[2] for line in install.splitlines() if line.startswith("home=")]
     assert '-m venv "$home/venv"' in install
-    assert (
-        config["setup_commands"][-1]
-        == f"sudo {home}/venv/bin/python -m pip install '{RAY.replace('==', '[default]==')}'"
-    )
+    assert '/constraints.txt" "$home/constraints.txt"' in install
+    pip = f"sudo {home}/venv/bin/python -m pip install --constraint {home}/constraints.txt"
+    assert config["setup_commands"][-1] == f"{pip} 'ray[default]'"
     commands = " ".join(config["head_start_ray_commands"] + config["worker_start_ray_commands"]).split()
     assert {word for word in commands if word.endswith("/ray")} == {f"{home}/venv/bin/ray"}
 
