@@ -263,11 +263,17 @@ def member(programs, role):
 
 def test_a_run_survives_a_kill_of_each_program_and_the_loss_of_its_memory(programs):
     """Steps and updates grow after each fault. The run keeps its replay memory until the test removes the file."""
-    programs.start("train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard")
+    options = ["--name", "one", "--run.no-tensorboard", "--run.crash-budget", "9"]
+    programs.start("train", "train", *TINY, *programs.offset, *options)
     status = programs.status(lambda status: status.updates > 50)
     folder = RunFolder.open(programs.folder / "runs" / "one")
-    for role in ("replay", "actor", "evaluator", "learner"):
-        pid = learner_of(programs.folder) if role == "learner" else member(programs, role).pid
+    for role in ("replay", "actor", "evaluator", "learner", "coordinator", "loader"):
+        if role in ("replay", "actor", "evaluator"):
+            pid = member(programs, role).pid
+        else:
+            learner = learner_of(programs.folder)
+            coordinator, loader, *_ = sorted(children_of(learner))
+            pid = {"learner": learner, "coordinator": coordinator, "loader": loader}[role]
         os.kill(pid, signal.SIGKILL)
         assert is_owned(claim_path(store_path(folder.run_id)))  # No other run removes this memory.
         steps = status.steps

@@ -172,15 +172,16 @@ def test_a_program_starts_once_it_is_ready(folder):
     assert pids(folder, "learner")
 
 
-def test_the_run_continues_without_a_program_that_is_not_essential(folder):
+@pytest.mark.parametrize(("end", "value"), [("exit 1", 1), ("kill -9 $$", 9)])
+def test_the_run_continues_without_a_program_that_is_not_essential(folder, end, value):
     gone = folder / "tensorboard.log"
     programs = [
-        shell("tensorboard", "exit 1", crash_budget=0.0, essential=False),
+        shell("tensorboard", end, crash_budget=0.0, essential=False),
         shell("learner", "exit 0", ends_run=True, ready=gone.exists),
     ]
     ending, events = run(programs, folder=folder)
     assert ending.status == FINISHED
-    assert [(event.role, event.kind, event.failure.value) for event in events] == [("tensorboard", "abandoned", 1)]
+    assert [(event.role, event.kind, event.failure.value) for event in events] == [("tensorboard", "abandoned", value)]
 
 
 def test_niceness_applies_to_the_program_and_its_session(folder):

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.builders import CONTINUOUS, PIXELS
+from support.small_disks import needs_mounts, run_on_a_small_disk
 from support.store_builders import SCHEMA, SETTINGS, attach, create, make_segment, open_reader, write_number
 
 from apex.errors import DamagedMemoryError, LostMemoryError, UsageError
@@ -69,6 +70,26 @@ def test_failed_allocation_is_refused(path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not path.exists()
+
+
+@needs_mounts
+def test_a_tmpfs_that_fills_after_the_check_is_refused(tmp_path):
+    """A file of the full size whose pages tmpfs cannot provide, as `ftruncate` makes it, would end the writer later."""
+    script = """
+        import errno, os, sys
+        sys.path.insert(0, "tests")
+        from pathlib import Path
+        from types import SimpleNamespace
+        from support.store_builders import create
+        from apex.errors import UsageError
+        os.fstatvfs = lambda descriptor: SimpleNamespace(f_bavail=2**30, f_frsize=4096)
+        path = Path(os.environ["FOLDER"]) / "store"
+        try:
+            create(path, max_bytes=10**6)
+        except UsageError as error:
+            print(os.strerror(errno.ENOSPC) in error.problem, bool(error.remedy), path.exists())
+    """
+    assert run_on_a_small_disk(tmp_path, script).split() == ["True", "True", "False"]
 
 
 @pytest.mark.parametrize(
