@@ -1,8 +1,6 @@
 """Runs the `apex` command for `python -m apex`."""
 
-import sys
-
-from apex.cli import main
+from apex.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -4,11 +4,11 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from apex.config.arguments import reader_may_leave
 from apex.errors import FINISHED, UsageError
-from apex.runtime.lifecycle import reports_errors
+from apex.runtime.lifecycle import end_process, reports_errors
 from apex.version import VERSION
 
 Main = Callable[[list[str]], int]  # arguments after the subcommand -> exit status
@@ -61,6 +61,11 @@ def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Main] = loa
         print(f"apex {VERSION}")
         return FINISHED
     return load(_find(arguments[0]).module)(arguments[1:])
+
+
+def run() -> NoReturn:
+    """Runs the subcommand of this process's command line, and ends the process."""
+    end_process(main())
 
 
 def overview() -> str:

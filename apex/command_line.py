@@ -13,9 +13,10 @@ from typing import Any, Literal, get_args, get_origin
 from apex.config.arguments import Formatter, Parser, reader_may_leave
 from apex.config.codec import RETIRED, dump_toml, flatten, from_dict, lay_over, read_toml
 from apex.config.presets import DEFAULT, PRESETS, preset_for
-from apex.config.tree import Config, EnvironmentConfig
+from apex.config.tree import Config
 from apex.config.validation import Branch, describe, did_you_mean, from_text, plain_type, require_setting
 from apex.environments.factory import kind
+from apex.environments.inspection import Inspector
 from apex.errors import ConfigError
 from apex.runtime.gpu import means_gpu
 
@@ -53,14 +54,13 @@ SETTINGS: dict[str, Any] = {  # every setting -> its annotation
 }
 
 
-def choose_preset(asked: Config) -> Config:
-    """Returns the preset for the environment and the device of `asked`; creates the environment to see its kind."""
+def choose_preset(asked: Config, inspector: Inspector) -> Config:
+    """Returns the preset for the environment and the device of `asked`; a child process creates the environment."""
 
     def on_gpu() -> bool:
         return not asked.run.single_process and means_gpu(asked.learner.device)
 
-    name = asked.environment.id
-    return preset_for(kind(EnvironmentConfig(id=name, args=asked.environment.args)), name, gpu=on_gpu)
+    return preset_for(kind(asked.environment, inspector.schema(asked)), asked.environment.id, gpu=on_gpu)
 
 
 def parse_config(
@@ -70,7 +70,8 @@ def parse_config(
     description: str = "",
     base: Config | None = None,
     own: Sequence[Parser] = (),
-    choose: Callable[[Config], Config] = choose_preset,
+    choose: Callable[[Config, Inspector], Config] = choose_preset,
+    inspector: Inspector | None = None,
 ) -> Config:
     """Returns the configuration that the options describe; raises ConfigError for unknown options and bad values.
 
@@ -100,7 +101,7 @@ def parse_config(
         base = Config()
     elif base is None:
         has_environment = any("id" in tree.get("environment", {}) for tree in (file, typed))
-        base = choose(asked) if has_environment else PRESETS[DEFAULT].config
+        base = choose(asked, inspector or Inspector()) if has_environment else PRESETS[DEFAULT].config
     config = lay_over(lay_over(base, file), typed)
     if options.help_all:
         _make_parser(prog, description, own, comments, config).print_help()

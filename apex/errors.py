@@ -13,6 +13,7 @@
     │   └── ChildRefusedError     a child process ended with status 2
     ├── DivergedError             status 3: the program failed, and a restart does not help
     ├── EnvironmentFailure        the user's environment failed
+    ├── StoppedError              status 0: a stop was requested before the run began
     ├── ChildDiedError            a child process ended unexpectedly
     ├── LostMemoryError           the file of a replay memory was removed while the replay server ran
     ├── ExportError               a network cannot be written as ONNX
@@ -105,6 +106,12 @@ class EnvironmentFailure(ApexError):  # noqa: N818  EnvironmentError is Python's
     environment, the value and the step."""
 
 
+class StoppedError(ApexError):
+    """The user requested a stop before the run began."""
+
+    exit_status = FINISHED
+
+
 class ExportError(ApexError, RuntimeError):
     """The network cannot be written as ONNX, or the ONNX file computes other values than the network."""
 
@@ -124,6 +131,14 @@ class AwsError(ApexError, RuntimeError):
     def __init__(self, problem: str, code: str = "") -> None:
         super().__init__(problem)
         self.code = code
+
+
+def describe_exception(error: BaseException) -> str:
+    """Returns the type and the text of an exception of the user's code, whose `__str__` may itself raise."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (its text cannot be read)"
 
 
 def require(condition: bool, problem: str, error: type[UsageError] = UsageError, *, remedy: str = "") -> None:

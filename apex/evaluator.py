@@ -1,13 +1,12 @@
 """The evaluator: plays full games with the newest parameters at intervals during training."""
 
-import sys
 from collections.abc import Sequence
 
 from apex.config.arguments import Parser
 from apex.errors import FINISHED
 from apex.evaluation.service import run_service
 from apex.runs.live import find_route
-from apex.runtime.lifecycle import reports_errors, stop_on_signals
+from apex.runtime.lifecycle import end_process, reports_errors, stop_on_signals
 from apex.runtime.logs import configure_logging
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet
@@ -30,4 +29,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

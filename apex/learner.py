@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from apex.command_line import parse_config
 from apex.config.arguments import Parser
-from apex.environments.factory import describe
+from apex.environments.inspection import Inspector
 from apex.errors import require
 from apex.learning.service import run_service
 from apex.replay_memory.store.location import claim_run
@@ -29,13 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     configure_logging(Role.LEARNER)
     with stop_on_signals(take_notifier()) as stop:
-        folder = open_run(arguments)
+        folder = open_run(arguments, Inspector(stop))
         # The parent may be a launcher that holds the lock.
         with hold(folder.path, or_parent=True), claim_run(folder.run_id, folder.path):
             return run_service(folder, stop)
 
 
-def open_run(arguments: list[str]) -> RunFolder:
+def open_run(arguments: list[str], inspector: Inspector) -> RunFolder:
     """Opens the run of `--run-folder`, which the launcher created; without it, creates a run from the other options."""
     parser = Parser(prog="apex learner", add_help=False)
     parser.add_argument("--run-folder", metavar="DIR", help="train the run in this folder; other options are ignored")
@@ -43,11 +43,11 @@ def open_run(arguments: list[str]) -> RunFolder:
     if options.run_folder is not None:
         return RunFolder.open(options.run_folder)
     about = "Starts a learner, which trains on the transitions that actors send."
-    config = parse_config(rest, prog="apex learner", description=about, own=[parser])
+    config = parse_config(rest, prog="apex learner", description=about, own=[parser], inspector=inspector)
     require(
         not config.run.single_process, "--single-process runs all roles in one process", remedy="use apex train instead"
     )
-    schema = describe(config.environment, config.actor.n_step)
+    schema = inspector.schema(config)
     return RunFolder.create(size_to_machine(config, read_machine(), schema).config, schema, argv=arguments)
 
 

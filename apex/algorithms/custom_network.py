@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from apex.algorithms.parameters import num_parameters
 from apex.config.importer import call_factory
-from apex.errors import UsageError, require
+from apex.errors import UsageError, describe_exception, require
 from apex.types import Schema
 
 
@@ -42,7 +42,7 @@ class CustomNetwork:
         try:
             output = compute(self._observation, *inputs)
         except Exception as error:
-            raise UsageError(f"{self._name}: {given} raised {type(error).__name__}: {error}") from error
+            raise UsageError(f"{self._name}: {given} raised {describe_exception(error)}") from error
         wanted = f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
         fits = isinstance(output, Tensor) and output.dtype is torch.float32 and output.dim() == len(shape)
         fits = fits and all(size in (None, actual) for size, actual in zip(shape, output.shape, strict=True))

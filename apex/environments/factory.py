@@ -22,7 +22,7 @@ from apex.environments.interface import VectorEnvironment
 from apex.environments.mujoco import prepare, require_picture, uses_mujoco
 from apex.environments.observation_form import read_observations
 from apex.environments.sync_vector import SyncVectorEnvironment
-from apex.errors import UsageError, require
+from apex.errors import UsageError, describe_exception, require
 from apex.types import Schema
 
 gymnasium.register_envs(ale_py)  # Importing ale_py has registered its games; this marks the import as used.
@@ -51,7 +51,7 @@ def describe(config: EnvironmentConfig, n_step: int, report: Callable[[str], Non
         try:
             masked = actions.num_actions > 0 and has_mask(env.reset(seed=0)[1])
         except Exception as error:
-            problem = f"environment.id {config.id!r} cannot be reset: {type(error).__name__}: {error}"
+            problem = f"environment.id {config.id!r} cannot be reset: {describe_exception(error)}"
             raise UsageError(problem) from error
     if form.change:
         report(f"{config.id}: {form.change}")
@@ -67,15 +67,15 @@ def describe(config: EnvironmentConfig, n_step: int, report: Callable[[str], Non
     )
 
 
-def kind(config: EnvironmentConfig) -> EnvironmentKind:
-    """Returns the kind of observations, and whether actions are continuous."""
+def kind(config: EnvironmentConfig, schema: Schema | None = None) -> EnvironmentKind:
+    """Returns the kind of observations, and whether actions are continuous. `schema`: result of `describe` if known."""
     if _atari_game(config) is not None:
         return "atari"
-    with _one(config) as env:
-        is_image = read_observations(env, config).dtype == "uint8"
-        if isinstance(env.action_space, gymnasium.spaces.Box):
-            return "continuous-image" if is_image else "continuous"
-        return "image" if is_image else "vector"
+    schema = schema or describe(config, 1)
+    is_image = schema.frame_dtype == "uint8"
+    if schema.action_size:
+        return "continuous-image" if is_image else "continuous"
+    return "image" if is_image else "vector"
 
 
 def make_environment(
@@ -103,7 +103,7 @@ def _one(config: EnvironmentConfig) -> Iterator[gymnasium.Env[Any, Any]]:
         try:
             env.close()
         except Exception as error:
-            log.warning("%s: raised %s: %s (in its close). Ignored", config.id, type(error).__name__, error)
+            log.warning("%s: raised %s (in its close). Ignored", config.id, describe_exception(error))
 
 
 def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = False) -> gymnasium.Env[Any, Any]:
@@ -126,8 +126,8 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
         raise UsageError(f"environment.id {config.id!r} is unknown", _suggest(config.id)) from error
     except Exception as error:
         mode = " with render_mode='rgb_array'" if pictures else ""
-        cause = f"{type(error).__name__}: {error}"
-        raise UsageError(f"environment.id {config.id!r} cannot be created{mode}: {cause}") from error
+        problem = f"environment.id {config.id!r} cannot be created{mode}: {describe_exception(error)}"
+        raise UsageError(problem) from error
     if not isinstance(env, gymnasium.Env):
         raise UsageError(f"environment.id {config.id!r} returned {type(env).__name__}", "return a gymnasium.Env")
     problem = f"environment.id {config.id!r} cannot be drawn: its render_mode is {env.render_mode!r}, not 'rgb_array'"

@@ -3,7 +3,7 @@
 import logging
 
 from apex.environments.answers import BadAnswerError
-from apex.errors import EnvironmentFailure
+from apex.errors import EnvironmentFailure, describe_exception
 
 MAX_FAULTS = 10  # highest tolerated level of FaultBudget; a fault beyond it ends the process
 FORGIVEN_STEPS = 1_000  # environment steps in which the level of FaultBudget falls by one fault
@@ -46,7 +46,7 @@ class FaultBudget:
 
     def failure(self, i: int, error: BaseException, where: str = "") -> EnvironmentFailure:
         """Returns an EnvironmentFailure that describes the fault."""
-        fault = str(error) if isinstance(error, BadAnswerError) else f"raised {type(error).__name__}: {error}"
+        fault = str(error) if isinstance(error, BadAnswerError) else f"raised {describe_exception(error)}"
         fault += f" ({where})" if where else ""
         subject = f"{self._name}: environment {i} of {self._num_envs}"
         return EnvironmentFailure(f"{subject} {fault}, at step {self._num_steps}")

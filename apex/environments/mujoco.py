@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from apex.errors import UsageError
+from apex.errors import UsageError, describe_exception
 
 DM_CONTROL = "dm_control/"
 BACKEND = "MUJOCO_GL"  # variable that names the renderer; dm_control and MuJoCo read it only when they are imported
@@ -51,7 +51,7 @@ def require_picture(env: gymnasium.Env[Any, Any], name: str) -> None:
         env.reset(seed=0)
         env.render()
     except Exception as error:
-        cause = f"{type(error).__name__}: {error}".rstrip(".")
+        cause = describe_exception(error).rstrip(".")
         remedy = f"without a screen, install libegl1 and libgl1, or install libosmesa6 and set {BACKEND}=osmesa"
         raise UsageError(f"environment.id {name!r} cannot be rendered on this host: {cause}", remedy) from error
 

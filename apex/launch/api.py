@@ -5,14 +5,16 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from apex.command_line import choose_preset
 from apex.config import Config, from_dict, lay_over
-from apex.errors import REFUSED, TrainingError, UsageError, require
+from apex.environments.inspection import Inspector
+from apex.errors import REFUSED, StoppedError, TrainingError, UsageError, require
 from apex.facts import EndReason
 from apex.launch.engine import LOCAL, RAY, RayEngine
 from apex.launch.start import Start
@@ -54,8 +56,8 @@ def preset_for(environment_id: str, **changes: Any) -> Config:
     `changes` are the same as in `apex.preset`. If observations are images, the settings depend on learner.device, or,
     if that is "auto", on whether this machine has a GPU. Raises UsageError if the environment cannot be created here.
     """
-    asked = lay_over(Config(), changes)
-    return from_dict(changes, choose_preset(lay_over(asked, {"environment": {"id": environment_id}})))
+    asked = lay_over(lay_over(Config(), changes), {"environment": {"id": environment_id}})
+    return from_dict(changes, choose_preset(asked, Inspector()))
 
 
 def train(
@@ -86,9 +88,9 @@ def train(
     if not isinstance(chosen, RayEngine | None):
         raise UsageError(f'engine must be "local", "ray" or an apex.RayEngine, got {engine!r}')
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    start = Start(config=config, argv=["apex.train"], engine=chosen, environment={"PYTHONPATH": paths})
-    with _only_call(), _stop_request(stop) as request, open(os.devnull, "w") as nowhere:
-        outcome = execute(start, request, nowhere if quiet else None)
+    start, outcome = partial(Start, config=config, argv=["apex.train"], environment={"PYTHONPATH": paths}), None
+    with _only_call(), _stop_request(stop) as request, open(os.devnull, "w") as nowhere, suppress(StoppedError):
+        outcome = execute(start(engine=chosen, inspector=Inspector(request)), request, nowhere if quiet else None)
     if request.signum == signal.SIGTERM:
         signal.raise_signal(signal.SIGTERM)
     if outcome is None and request.signum:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TextIO
 
 from apex.config import from_dict
-from apex.environments.factory import describe
-from apex.errors import FINISHED, NEIGHBOUR_GONE, REFUSED, ApexError, UsageError, require
+from apex.environments.inspection import Inspector
+from apex.errors import FINISHED, NEIGHBOUR_GONE, REFUSED, ApexError, StoppedError, UsageError, require
 from apex.facts import Ending, Failure
 from apex.launch.programs import PYTHON
 from apex.launch.ray.order import Order, Report
@@ -52,6 +52,8 @@ def main() -> int:
             raise UsageError("standard input has no valid order", "only a scheduler can start this module") from error
         try:
             ending = guard(order, Lifeline(sys.stdin.fileno(), reports, signals))
+        except StoppedError:
+            ending = Ending(FINISHED)
         except (ApexError, OSError) as error:
             status = error.exit_status if isinstance(error, ApexError) else REFUSED
             ending = Ending(status, order.name, Failure(role=order.name, kind="error", detail=str(error)))
@@ -128,13 +130,13 @@ def guard(order: Order, lifeline: Lifeline) -> Ending:
 
 def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
     """Starts the run, or resumes it if its folder exists, and supervises its programs in this process."""
-    config = from_dict(order.run or {})
+    config, inspector = from_dict(order.run or {}), Inspector(lifeline.stop)
     path = Path(config.run.folder) / config.run.name
     config = replace(config, transport=replace(config.transport, keys=str(keys)))
     lifeline.config_file = path / "config.toml"
     if (path / "manifest.json").exists():
         here = ("--transport.keys", str(keys), "--transport.bind", config.transport.bind)
-        _, config = reopen(str(path), here)
+        _, config = reopen(str(path), here, inspector=inspector)
         start = Start(config=config, argv=here, folder=path)
     else:
         require(
@@ -144,8 +146,8 @@ def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
         )
         machine = read_machine()
         machine = replace(machine, cores=order.cores or machine.cores)
-        sized = size_to_machine(config, machine, describe(config.environment, config.actor.n_step))
-        start = Start(config=sized.config, argv=order.argv)
+        sized = size_to_machine(config, machine, inspector.schema(config))
+        start = Start(config=sized.config, argv=order.argv, inspector=inspector)
     lifeline.logs.append(LogTail(path / "logs"))
     with open(os.devnull, "w") as nowhere:
         outcome = execute(start, lifeline.stop, nowhere)

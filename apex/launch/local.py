@@ -7,7 +7,6 @@ from functools import partial
 from typing import TextIO
 
 from apex.config import Config
-from apex.environments.factory import describe
 from apex.facts import EndReason
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
@@ -37,7 +36,7 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
     require_keys(config)
     with PortClaims() as claims, ExitStack() as lock:
         if start.folder is None:
-            schema = describe(config.environment, config.actor.n_step, tell)
+            schema = start.inspector.schema(config, tell)
             config, sizes = fit(config, schema, tell, free=claims.claim)
             if stop.poll():
                 return None
@@ -100,7 +99,8 @@ def _run_programs(start: Start, config: Config, folder: RunFolder, stop: Stop, o
             tick=watch.tick,
             environment=start.environment,
         )
-        watch.tick()  # Shows the learner's last status, which the learner sends without a request.
-    if ending.failure is not None:  # The learner only knows that it was asked to stop.
+        failed = ending.failure is not None
+        watch.tick(failed=failed)  # Shows the learner's last status, which the learner sends without a request.
+    if failed:
         folder.end = EndReason("failed")
     return RunOutcome(config, folder.path, ending, watch.status)

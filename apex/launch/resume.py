@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from apex.command_line import parse_config
 from apex.config import Config, flatten
 from apex.config.arguments import Parser
-from apex.environments import factory
+from apex.environments.inspection import Inspector
 from apex.errors import DamagedMemoryError, require
 from apex.facts import LossCause, Missing, OtherVersion, Restored
 from apex.replay_memory.open_store import require_snapshot
@@ -76,7 +76,9 @@ def resume_parser(prog: str) -> Parser:
     return parser
 
 
-def reopen(name: str, arguments: Sequence[str], *, accept: bool = False) -> tuple[RunFolder, Config]:
+def reopen(
+    name: str, arguments: Sequence[str], *, accept: bool = False, inspector: Inspector | None = None
+) -> tuple[RunFolder, Config]:
     """Returns the run's folder, and its configuration with the changes in `arguments`.
 
     Raises UsageError if there is no such run, if the run is still running on this host, or if settings other than
@@ -104,7 +106,7 @@ def reopen(name: str, arguments: Sequence[str], *, accept: bool = False) -> tupl
         remedy=f"remove the other options, add {ACCEPT}, or start a new run",
     )
     require(
-        factory.describe(config.environment, config.actor.n_step) == folder.schema,
+        (inspector or Inspector()).schema(config) == folder.schema,
         f"{run}: {config.environment.id} has changed since the run was saved",
         remedy="install the package versions that the run was started with",
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex.config import Config
+from apex.environments.inspection import Inspector
 from apex.facts import Ending
 from apex.launch.engine import RayEngine
 from apex.runtime.supervisor import Program
@@ -22,6 +23,7 @@ class Start:
     accept_changes: bool = False  # a resumed run may lose saved data
     asks: bool = False  # a person at a terminal must accept that a resumed run lacks transitions
     engine: RayEngine | None = None  # None: this machine
+    inspector: Inspector = field(default_factory=Inspector)  # knows the environment if the preset depended on it
     environment: Mapping[str, str] = field(default_factory=dict)  # additional variables for the programs
     edit_programs: Callable[[list[Program]], list[Program]] = list  # fault tests change the programs of the run
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from apex.command_line import parse_config
+from apex.environments.inspection import Inspector
 from apex.errors import FAILED, FINISHED, require
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
 from apex.launch.local import run_locally
@@ -24,26 +25,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         with stop_on_signals(take_notifier()) as stop:
-            return show(execute(read_start(arguments), stop))
+            return show(execute(read_start(arguments, stop), stop))
     except KeyboardInterrupt:
         print_line("apex train: interrupted again while stopping; every program was killed", sys.stderr)
         return FAILED
 
 
-def read_start(arguments: Sequence[str]) -> Start:
-    """Returns what a command line of `apex train` requests. Raises UsageError if it cannot be run."""
+def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
+    """Returns what a command line of `apex train` requests; raises UsageError, or StoppedError after a stop request."""
+    inspector = Inspector(stop)
     parser = resume_parser("apex train")
     add_engine_options(parser)
     options, rest = parser.parse_known_args(arguments)
     require_engine(options)
     if options.resume is not None and options.engine != RAY:
-        folder, config = reopen(options.resume, rest, accept=options.accept_changes)
+        folder, config = reopen(options.resume, rest, accept=options.accept_changes, inspector=inspector)
         accept, asks = options.accept_changes, sys.stdin is not None and sys.stdin.isatty()
         return Start(config=config, argv=arguments, folder=folder.path, accept_changes=accept, asks=asks)
     about = "Trains on this machine or on a cluster: runs replay, learner, actors, evaluator and TensorBoard."
-    config = parse_config(rest, prog="apex train", description=about, own=[parser])
+    config = parse_config(rest, prog="apex train", description=about, own=[parser], inspector=inspector)
     if options.engine != RAY:
-        return Start(config=config, argv=arguments)
+        return Start(config=config, argv=arguments, inspector=inspector)
     require(not options.accept_changes, f"{ACCEPT} cannot be used with --engine ray", remedy="leave it out")
     options.insecure_no_auth = config.transport.insecure_no_auth
     if options.resume is None:
@@ -57,7 +59,8 @@ def read_start(arguments: Sequence[str]) -> Start:
 def execute(start: Start, stop: Stop, out: TextIO | None = None) -> RunOutcome | None:
     """Runs until the run ends or `stop` is requested; returns None if a stop was requested before the run began.
 
-    `out`: the stream for progress; None: standard output. Raises UsageError if the run cannot be started.
+    `out`: the stream for progress; None: standard output. Raises UsageError if the run cannot be started, and
+    StoppedError if a stop is requested while the environment is created.
     """
     if start.engine is not None:
         return run_on_ray(start, start.engine, stop, out)

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -19,12 +20,15 @@ from apex.errors import FAILED, REFUSED, ChildDiedError, ChildRefusedError, Usag
 from apex.facts import Waiting
 from apex.runtime.file_lock import FileLock
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait, stop_on_signals
+from apex.runtime.logs import RoleFormatter
 from apex.runtime.spawn import belong_to
 from apex.runtime.watchdog import Pulse, StuckDetector, abort
 
 KILL_SECONDS = 1.0  # maximum time until a process has ended after SIGKILL
 
 log = logging.getLogger("apex")
+if logging.lastResort is not None:  # prints the waits of a command that has no log yet
+    logging.lastResort.setFormatter(RoleFormatter())
 _fork = multiprocessing.get_context("fork")  # Children share the parent's loaded libraries and its mapped memory.
 
 
@@ -113,15 +117,25 @@ def stop_children(children: Sequence[BaseProcess], grace_seconds: float = 2.0) -
             child.join(KILL_SECONDS)
 
 
-def call_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop: Stop) -> dict[str, Any]:
+def call_in_child(
+    name: str,
+    function: Callable[[Stop], dict[str, Any]],
+    stop: Stop,
+    *,
+    stuck_seconds: float = RunConfig().stuck_seconds,
+) -> dict[str, Any]:
     """Runs `function(stop)` in a separate child process and returns its result, passed as JSON.
 
-    Use this if sockets are needed before the last fork, because a ZeroMQ context must not be forked. Raises UsageError
-    if the function does. Returns {} if `stop` was requested first.
+    Use this if sockets are needed before the last fork, because a ZeroMQ context must not be forked, and for code that
+    may hang or leave threads and processes behind: none of them remains.
+    Raises UsageError if the function does, and ChildDiedError if the child ends otherwise or sends no heartbeat for
+    `stuck_seconds` (0: no limit). Returns {} if `stop` was requested first.
     """
     reader, writer = _fork.Pipe(duplex=False)
 
     def answer(child_stop: Stop) -> None:
+        os.setsid()  # Processes that the function starts can be killed together.
+        child_stop.tick()  # The limit holds from the first heartbeat.
         try:
             writer.send_bytes(json.dumps({"result": function(child_stop)}).encode())
         except UsageError as error:
@@ -133,13 +147,28 @@ def call_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop: S
         while not reader.poll(POLL_SECONDS):
             if stop.poll():
                 return {}
-            check_children([child], RunConfig().stuck_seconds)
+            try:
+                check_children([child], stuck_seconds)
+            except ChildDiedError:
+                if child.exitcode or not reader.poll():  # Otherwise it has sent its result since.
+                    raise
         reply = json.loads(reader.recv_bytes())
     except EOFError as error:
-        raise ChildDiedError(f"{name} ended without a result") from error
+        child.join(KILL_SECONDS)
+        raise ChildDiedError(f"{name} ended with status {child.exitcode}, without a result") from error
     finally:
-        stop_children([child])
+        _kill_session(child)
         reader.close()
     if "error" in reply:
         raise UsageError(*reply["error"])
     return dict(reply["result"])
+
+
+def _kill_session(child: BaseProcess) -> None:
+    """Kills a child of `call_in_child` that does not end by itself, and the processes that it has started."""
+    assert child.pid is not None
+    child.join(POLL_SECONDS)
+    child.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.join(KILL_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from types import FrameType
-from typing import ParamSpec
+from typing import NoReturn, ParamSpec
 
 from msgspec.structs import replace
 
@@ -144,6 +145,15 @@ class Helper(threading.Thread):
         """Raises the exception that ended the thread, if any."""
         if self.exception is not None:
             raise self.exception
+
+
+def end_process(status: int) -> NoReturn:
+    """Ends this process, even if an environment has left a thread for which Python would wait."""
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        with suppress(OSError, ValueError):
+            print(end="", flush=True)
+        os._exit(status)
+    sys.exit(status)
 
 
 def complain(sentence: str) -> None:

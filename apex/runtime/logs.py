@@ -23,8 +23,8 @@ log = logging.getLogger("apex")
 class RoleFormatter(logging.Formatter):
     """Formats log lines as time, role, level and message; a record of `apex.facts` becomes its sentence."""
 
-    def __init__(self, role: str) -> None:
-        super().__init__(f"%(asctime)s {role} %(levelname)s %(message)s", "%H:%M:%S")
+    def __init__(self, role: str = "") -> None:
+        super().__init__(f"%(asctime)s {role} %(levelname)s %(message)s" if role else "%(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the log line."""

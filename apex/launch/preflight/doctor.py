@@ -22,7 +22,7 @@ from apex.config import Config, flatten
 from apex.config.arguments import reader_may_leave
 from apex.config.presets import DEFAULT, PRESETS
 from apex.dqn.kernels.convolution import find_convolution
-from apex.environments.factory import describe
+from apex.environments.inspection import Inspector
 from apex.errors import FAILED, FINISHED, UsageError
 from apex.launch.preflight import checks
 from apex.launch.preflight.fit import require_keys, size_beside
@@ -68,14 +68,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(argv)
     if options.clean:
         return clean_memory()
-    own = None
+    own, inspector = None, Inspector()
     if options.resume is None:
         about = "Checks whether apex train can start here with the same options, and names the remedies."
-        config = parse_config(rest, prog="apex doctor", description=about, own=[parser], choose=_preset_or_default)
+        config = parse_config(
+            rest, prog="apex doctor", description=about, own=[parser], choose=_preset_or_default, inspector=inspector
+        )
     else:
-        folder, config = reopen(options.resume, rest, accept=options.accept_changes)
+        folder, config = reopen(options.resume, rest, accept=options.accept_changes, inspector=inspector)
         own = store_path(folder.run_id)
-    report = examine(config, own)
+    report = examine(config, own, inspector)
     print_report(config, report)
     if options.json:
         print(json.dumps(describe_report(config, report)))
@@ -94,13 +96,13 @@ def clean_memory() -> int:
     return FINISHED
 
 
-def examine(config: Config, own: Path | None = None) -> Report:
+def examine(config: Config, own: Path | None = None, inspector: Inspector | None = None) -> Report:
     """Makes all checks; `own` is the replay memory file of a run that is to be resumed."""
     cuda, leftovers, versions = read_cuda(), find_leftovers(own), describe_versions()
     machine = read_machine(cuda)
     on_gpu = machine.gpu and config.learner.device != "cpu"
     gpu = checks.check_gpu(config.learner.device, cuda, versions["torch"] or "")
-    environment, schema = check_environment(config)
+    environment, schema = check_environment(config, inspector or Inspector())
     limits = core_limits(read_membership(), ROOT)
     results = [
         checks.check_packages(versions, _requirements()),
@@ -132,11 +134,11 @@ def examine(config: Config, own: Path | None = None) -> Report:
     return Report([*results, checks.check_kept(leftovers.kept), *checks.check_leftovers(leftovers)], sized)
 
 
-def check_environment(config: Config) -> tuple[Check, Schema | None]:
+def check_environment(config: Config, inspector: Inspector) -> tuple[Check, Schema | None]:
     """Creates an environment. Returns a check and the schema; the schema is None if no environment can be created."""
     changes: list[str] = []
     try:
-        schema = describe(config.environment, config.actor.n_step, changes.append)
+        schema = inspector.schema(config, changes.append)
     except UsageError as error:
         return checks.refused("environment", error, "see --env in apex train --help"), None
     shape = " x ".join(map(str, schema.observation_shape))
@@ -153,10 +155,10 @@ def check_keys(config: Config) -> Check:
     return Check("keys", 1, note=f"{config.transport.keys} has the keys of every program")
 
 
-def _preset_or_default(asked: Config) -> Config:
+def _preset_or_default(asked: Config, inspector: Inspector) -> Config:
     """Returns the preset for the environment; if no environment can be created, which the report shows, the default."""
     try:
-        return choose_preset(asked)
+        return choose_preset(asked, inspector)
     except UsageError:
         return PRESETS[DEFAULT].config
 

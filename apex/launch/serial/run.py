@@ -19,7 +19,6 @@ import torch
 from msgspec.structs import replace
 
 from apex.algorithms.interface import make_algorithm
-from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, DivergedError, EnvironmentFailure
 from apex.evaluation.evaluator import Evaluator
 from apex.facts import Ending, EndReason, Failure, Waiting
@@ -227,7 +226,7 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
 
     Progress is printed as plain lines, so that a debugger can use the terminal.
     """
-    schema = describe(start.config.environment, start.config.actor.n_step, partial(print_line, stream=out))
+    schema = start.inspector.schema(start.config, partial(print_line, stream=out))
     config, sizes = fit_one_process(start.config, schema)
     folder = RunFolder.create(config, schema, argv=start.argv)
     for line in (f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"):

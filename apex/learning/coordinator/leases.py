@@ -18,7 +18,7 @@ class LeaseTable:
     """Leases of the ids 0 ... N-1 to sessions. An actor host has one session per start.
 
     The incarnation of an id grows with every lease of the id, also across restarts of the learner: its upper bits are
-    `epoch`, which grows with each restart (`RunFolder.next_epoch`). The lower bits begin at a random number, because two
+    `epoch`, which grows with each restart (`RunFolder.next_epoch`). Its lower bits begin at a random number, because
     copies of a run folder that are resumed in the same second have the same epoch.
     """
 

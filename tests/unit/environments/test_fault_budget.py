@@ -2,9 +2,11 @@
 
 import logging
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from support.environments import FACTORY, Counter, Pictures, Tokens, here, made_by_the_test, make, make_config, play
 
@@ -32,9 +34,25 @@ def play_on(environment, actions):
     return [environment.step(row) for row in actions]
 
 
+class Mute(Exception):  # noqa: N818
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
 BAD_ANSWERS = [  # fault, and what the message names
     ({"error": KeyError("door")}, "KeyError: 'door'"),
     ({"error": SystemExit(0)}, "SystemExit: 0"),
+    ({"error": Mute()}, "Mute"),
+    ({"error": ExceptionGroup("a", [ValueError(1)])}, "ExceptionGroup: a"),
+    ({"error": StopIteration()}, "StopIteration"),
+    ({"error": MemoryError()}, "MemoryError"),
+    ({"reward": 10**400}, "OverflowError"),
+    ({"reward": np.longdouble("1e4000")}, "reward inf"),
+    ({"reward": 1j}, "reward 1j"),
+    ({"reward": Fraction(1, 3)}, "reward Fraction(1, 3)"),
+    ({"reward": Mute()}, "RuntimeError: no text"),
     ({"reward": float("nan")}, "reward nan"),
     ({"reward": float("-inf")}, "reward -inf"),
     ({"reward": 1e14}, "reward 1e+14"),
@@ -48,9 +66,14 @@ BAD_ANSWERS = [  # fault, and what the message names
     ({"observation": None}, "observation object[]"),
     ({"observation": "ab"}, "observation <U2[]"),
     ({"observation": np.array(["a", "b"])}, "TypeError"),
+    ({"observation": [1.0, [2.0]]}, "ValueError"),
+    ({"observation": np.array([10**400, 0], object)}, "OverflowError"),
+    ({"observation": np.full(2, 1j)}, "TypeError"),
     ({"terminated": None}, "terminated None"),
+    ({"terminated": "yes"}, "terminated 'yes'"),
     ({"truncated": np.array([True, False])}, "truncated array([ True, False])"),
     ({"answer": (np.zeros(2), 1.0, False, {})}, "tuple of 4"),
+    ({"answer": [np.zeros(2), 1.0, False, False, {}]}, "list of 5"),
     ({"answer": None}, "NoneType"),
 ]
 
@@ -92,6 +115,10 @@ def test_fault_is_logged_as_a_warning_with_its_traceback(caplog):
         ({"truncated": np.int64(1)}, 5, True),
         ({"info": None}, 5, False),
         ({"info": ["not a dict"]}, 5, False),
+        ({"observation": np.array([1, 2], ">f4")}, 5, False),
+        ({"observation": np.broadcast_to(np.float32(0), (2,))}, 5, False),
+        ({"observation": np.array([2**62, 0])}, 5, False),
+        ({"observation": torch.zeros(2)}, 5, False),
     ],
 )
 def test_unusual_but_valid_values_are_accepted(answer, reward, ended, caplog):

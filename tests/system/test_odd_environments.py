@@ -1,0 +1,75 @@
+"""Whole runs end, whatever their environment starts, ignores or waits for."""
+
+import signal
+
+import pytest
+from support.programs import TINY, running_in
+from support.waiting import until
+
+ODD = """
+import os, signal, subprocess, sys, threading, time
+from pathlib import Path
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Threads(CartPoleEnv):
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        threading.Thread(target=time.sleep, args=(300,)).start()
+
+    def step(self, action):
+        time.sleep(0.002)
+        return super().step(action)
+
+class Leaves(Threads):
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+        os.fork() or time.sleep(300)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+class Hangs(Leaves):
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        Path("hangs").touch()
+        time.sleep(300)
+"""
+
+
+@pytest.fixture
+def start(programs):
+    (programs.folder / "odd.py").write_text(ODD)
+    return lambda *arguments: programs.start("odd", *arguments)
+
+
+def end(programs):
+    """Returns the exit status of the program, after all processes have ended."""
+    status = programs.wait("odd")
+    until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
+    return status
+
+
+def test_a_run_ends_whatever_its_environment_leaves_behind(programs, start):
+    options = ["--run.no-tensorboard", "--max-steps", "600", "--evaluator.final-seconds", "5"]
+    start("train", *TINY, "--env", "odd:Leaves", *options, *programs.offset)
+    assert end(programs) == 0, programs.output("odd")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", *TINY, "--single-process", "--max-steps", "400", "--evaluator.no-enabled", "--env", "odd:Threads"],
+        ["evaluate", "--random", "--episodes", "1", "--envs", "1", "--env", "odd:Threads"],
+    ],
+)
+def test_a_thread_of_an_environment_does_not_keep_a_command(programs, start, command):
+    start(*command)
+    assert end(programs) == 0, programs.output("odd")
+
+
+@pytest.mark.parametrize(("command", "status"), [("train", 0), ("learner", 0), ("doctor", 130)])
+def test_ctrl_c_ends_the_wait_for_an_environment(programs, start, command, status):
+    start(command, "--env", "odd:Hangs")
+    until((programs.folder / "hangs").exists, "environment", seconds=60.0)
+    programs.running["odd"].send_signal(signal.SIGINT)
+    assert end(programs) == status, programs.output("odd")
