@@ -9,8 +9,8 @@ import sys
 from dataclasses import replace
 
 import pytest
+from support.builders import VECTORS
 
-from apex import command_line
 from apex.command_line import SHORT_NAMES, parse_config
 from apex.config import (
     Config,
@@ -26,6 +26,7 @@ from apex.config import (
 )
 from apex.config.arguments import Parser
 from apex.config.presets import ATARI, CARTPOLE, NARROW, PONG, PRESETS, VECTOR
+from apex.environments.inspection import Inspector
 from apex.errors import UsageError
 from apex.runtime import gpu
 from apex.runtime.gpu import Cuda, Gpu
@@ -161,7 +162,7 @@ def test_an_environment_beside_a_preset_changes_only_the_environment():
 
 def test_the_preset_is_chosen_with_the_arguments_of_the_environment(monkeypatch):
     created = []
-    monkeypatch.setattr(command_line, "kind", lambda environment: created.append(environment) or "vector")
+    monkeypatch.setattr(Inspector, "schema", lambda self, config: created.append(config.environment) or VECTORS)
     parse("--env", "Mine-v0", "--env-arg", "size=3")
     assert created == [EnvironmentConfig(id="Mine-v0", args={"size": 3})]
 

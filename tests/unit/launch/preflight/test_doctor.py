@@ -10,6 +10,7 @@ import pytest
 from support.users import in_own_tmpfs, needs_root
 
 from apex.config import Config, EnvironmentConfig, ReplayConfig, RunConfig, TransportConfig
+from apex.environments.inspection import Inspector
 from apex.errors import FAILED, FINISHED, REFUSED
 from apex.launch.preflight.doctor import (
     Report,
@@ -166,14 +167,14 @@ def test_missing_keys_are_short(tmp_path):
 
 
 def test_the_environment_is_described():
-    check, schema = check_environment(Config())
+    check, schema = check_environment(Config(), Inspector())
     assert (check.verdict, schema is not None) == ("ok", True)
     assert all(text in check.note for text in ("ALE/Pong-v5", "4 x 84 x 84 uint8", "6"))
 
 
 def test_a_missing_rom_is_short(tmp_path, monkeypatch):
     monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
-    check, schema = check_environment(Config())
+    check, schema = check_environment(Config(), Inspector())
     assert (check.verdict, schema) == ("short", None)
     assert "pong" in check.note
     assert "ALE_ROMS_DIR" in check.remedy
