@@ -58,7 +58,17 @@ def test_a_run_ends_whatever_its_environment_leaves_behind(programs, start):
 @pytest.mark.parametrize(
     "command",
     [
-        ["train", *TINY, "--single-process", "--max-steps", "400", "--evaluator.no-enabled", "--env", "odd:Threads"],
+        [
+            "train",
+            *TINY,
+            "--single-process",
+            "--max-steps",
+            "400",
+            "--evaluator.final-seconds",
+            "0",
+            "--env",
+            "odd:Threads",
+        ],
         ["evaluate", "--random", "--episodes", "1", "--envs", "1", "--env", "odd:Threads"],
     ],
 )
