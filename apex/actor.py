@@ -17,6 +17,7 @@ from apex.errors import FINISHED
 from apex.runs.live import find_route
 from apex.runtime.lifecycle import reports_errors, sleep, stop_on_signals
 from apex.runtime.logs import configure_logging
+from apex.runtime.trust import add_allow
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet_in_child
 from apex.types import Role
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None, work: Work = run_worker) -> int:
     """Runs `apex actor`: the composition root. `work` is the function that each worker process runs."""
     parser = Parser(prog="apex actor", description="Starts actors that explore for the learner at HOST.")
     add_route_options(parser)
+    add_allow(parser)
     count = non_negative_int
     parser.add_argument("--processes", type=count, default=0, help="processes on this host; 0: the learner decides")
     parser.add_argument("--envs", type=count, default=0, help="environments per process; 0: the learner decides")

@@ -16,6 +16,7 @@ from apex.config.presets import DEFAULT, PRESETS, preset_for
 from apex.config.tree import Config
 from apex.config.validation import Branch, describe, did_you_mean, from_text, plain_type, require_setting
 from apex.environments.factory import kind
+from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
 from apex.errors import ConfigError
 from apex.runtime.gpu import means_gpu
@@ -77,6 +78,7 @@ def parse_config(
 
     `base` replaces the preset. `choose` returns the preset if an environment is given without a preset; its argument
     has the settings of the file and the options. `own`: parsers of the caller's own options, which --help lists too.
+    Trusts the modules that the options name, but not those that only the file names.
     --help, --help-all and --print-config print their text and raise SystemExit.
     """
     comments = _read_comments() if {"-h", "--help", "--help-all"} & set(argv) else {}
@@ -90,6 +92,7 @@ def parse_config(
     if unknown:
         raise _unknown_option(unknown[0], prog)
     file, typed = read_toml(options.config) if options.config else {}, _typed_settings(options)
+    require_trust(lay_over(Config(), typed), given=True)
     asked = lay_over(lay_over(base or Config(), file), typed)
     if options.env_arg:
         args = {**asked.environment.args, **read_env_args(options.env_arg)}

@@ -8,6 +8,7 @@ from apex.evaluation.service import run_service
 from apex.runs.live import find_route
 from apex.runtime.lifecycle import end_process, reports_errors, stop_on_signals
 from apex.runtime.logs import configure_logging
+from apex.runtime.trust import add_allow
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet
 from apex.types import Role
@@ -20,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="apex evaluator", description="Starts an evaluator, which plays full games with the newest parameters."
     )
     add_route_options(parser)
+    add_allow(parser)
     arguments = parser.parse_args(argv)
     configure_logging(Role.EVALUATOR)
     route = find_route(arguments)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from apex.command_line import parse_config
 from apex.config.arguments import Parser
+from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
 from apex.errors import require
 from apex.learning.service import run_service
@@ -18,6 +19,7 @@ from apex.runs.lock import hold
 from apex.runtime.hardware import read_machine
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.logs import configure_logging
+from apex.runtime.trust import add_allow, remember
 from apex.runtime.watchdog import take_notifier
 from apex.sizing import size_to_machine
 from apex.types import Role
@@ -38,15 +40,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def open_run(arguments: list[str], inspector: Inspector) -> RunFolder:
     """Opens the run of `--run-folder`, which the launcher created; without it, creates a run from the other options."""
     parser = Parser(prog="apex learner", add_help=False)
-    parser.add_argument("--run-folder", metavar="DIR", help="train the run in this folder; other options are ignored")
+    parser.add_argument("--run-folder", metavar="DIR", help="train the run in this folder; other settings are ignored")
+    add_allow(parser)
     options, rest = parser.parse_known_args(arguments)
     if options.run_folder is not None:
-        return RunFolder.open(options.run_folder)
+        folder = RunFolder.open(options.run_folder)
+        require_trust(folder.config)
+        return folder
     about = "Starts a learner, which trains on the transitions that actors send."
     config = parse_config(rest, prog="apex learner", description=about, own=[parser], inspector=inspector)
     require(
         not config.run.single_process, "--single-process runs all roles in one process", remedy="use apex train instead"
     )
+    remember(require_trust(config))
     schema = inspector.schema(config)
     return RunFolder.create(size_to_machine(config, read_machine(), schema).config, schema, argv=arguments)
 

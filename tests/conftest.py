@@ -40,6 +40,34 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_list_of_modules(tmp_path_factory):
+    """Runs of tests record the modules that they train with in a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+class Everything(set):
+    def __contains__(self, module):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch):
+    """The modules that the process of the tests trusts: every module, so that tests can use their own."""
+    monkeypatch.setattr("apex.runtime.trust._allowed", modules := Everything())
+    return modules
+
+
+@pytest.fixture
+def trusts_nothing(monkeypatch, tmp_path):
+    """The process trusts no module. Its user, whose configuration is in the yielded folder, has not trained yet."""
+    monkeypatch.setattr("apex.runtime.trust._allowed", set())
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
+    return tmp_path / "configuration"
+
+
 @pytest.fixture(autouse=True)
 def _coverage_of_programs(request, monkeypatch):
     """Excludes started programs from coverage, which doubles their time, unless the test is meant to cover them."""

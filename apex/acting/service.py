@@ -5,6 +5,7 @@ import logging
 from apex.acting.host import ActorHost, WorkerReports
 from apex.acting.shared_parameters import SharedParameters
 from apex.acting.worker import Work, WorkerTask
+from apex.environments.foreign import require_trust
 from apex.errors import FINISHED, NEIGHBOUR_GONE, ChildDiedError
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.hardware import read_machine
@@ -37,6 +38,7 @@ def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int | No
     Returns None if a replay server has moved, so that this host must join again. If a worker dies, raises
     ChildDiedError with the cause that the worker recorded.
     """
+    require_trust(welcome.config, given=bool(welcome.route.keys))
     streams = welcome.streams
     size = envs or welcome.config.actor.envs_per_process or len(streams)
     blocks = [streams[i : i + size] for i in range(0, len(streams), size)]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from apex.algorithms.parameters import num_parameters
-from apex.config.importer import call_factory
 from apex.errors import UsageError, describe_exception, require
+from apex.runtime.importer import call_factory
 from apex.types import Schema
 
 
@@ -26,7 +26,7 @@ class CustomNetwork:
 
     def __init__(self, path: str, schema: Schema) -> None:
         """`path`: package.module:name of a function of the schema that returns the module."""
-        self.module: Any = call_factory("network.factory", path, schema)
+        self.module: Any = call_factory("network.factory", path, nn.Module, schema)
         self._name = f"network.factory {path!r}"
         shape = (2, *schema.observation_shape)
         is_image = schema.frame_dtype == "uint8"

@@ -16,8 +16,8 @@ from torch import nn
 from apex.algorithms.gradient_step import Update
 from apex.config import Config
 from apex.config.algorithm_choice import choose_algorithm
-from apex.config.importer import call_factory
 from apex.errors import require
+from apex.runtime.importer import call_factory
 from apex.types import Array, Exploration, Schema
 
 Mask = NDArray[np.bool_] | None  # [E, A]  whether each action is allowed; None: all are allowed
@@ -102,7 +102,7 @@ def make_algorithm(config: Config, schema: Schema) -> Algorithm:
         module, _, attribute = BUILT_IN[name].partition(":")
         algorithm: Algorithm = getattr(importlib.import_module(module), attribute)(config, schema)
         return algorithm
-    custom: Algorithm = call_factory("algorithm", name, config, schema)
+    custom: Algorithm = call_factory("algorithm", name, object, config, schema)
     missing = sorted(method for method in METHODS if not hasattr(custom, method))
     require(not missing, f"algorithm {name!r}: {type(custom).__name__} lacks {missing}", remedy="define them")
     return custom

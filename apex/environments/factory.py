@@ -13,16 +13,18 @@ import gymnasium
 import numpy as np
 
 from apex.config import EnvironmentConfig
-from apex.config.importer import add_current_folder, find_factory
 from apex.config.presets import EnvironmentKind
 from apex.environments.action_form import read_actions
 from apex.environments.answers import has_mask
 from apex.environments.atari import AtariEnvironment, action_names
+from apex.environments.foreign import environment_modules
 from apex.environments.interface import VectorEnvironment
 from apex.environments.mujoco import prepare, require_picture, uses_mujoco
 from apex.environments.observation_form import read_observations
 from apex.environments.sync_vector import SyncVectorEnvironment
 from apex.errors import UsageError, describe_exception, require
+from apex.runtime.importer import find_factory, import_module
+from apex.runtime.trust import require_trusted
 from apex.types import Schema
 
 gymnasium.register_envs(ale_py)  # Importing ale_py has registered its games; this marks the import as used.
@@ -113,10 +115,12 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
     env: Any
     try:
         if colon and name.isidentifier():  # Otherwise it is Gymnasium's form module:Name-v0.
-            env = find_factory("environment.id", config.id)(**options)
+            env = find_factory("environment.id", config.id, gymnasium.Env)(**options)
         else:
+            for module in environment_modules(config.id):
+                require_trusted("environment.id", config.id, module)
             if colon:
-                add_current_folder()
+                import_module("environment.id", config.id)  # It registers the environment.
             if uses_mujoco(config.id):
                 prepare(config.id, draws=pictures or not plays, pictures=pictures)
             env = gymnasium.make(config.id, disable_env_checker=True, **options)

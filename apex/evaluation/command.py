@@ -8,7 +8,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from apex.config import EnvironmentConfig
 from apex.config.arguments import Parser, check_out, positive_int, probability, seed
 from apex.config.validation import PositiveInt, Probability, Seed, checked
 from apex.environments.factory import describe, kind, make_environment
+from apex.environments.foreign import environment_modules
 from apex.errors import FAILED, FINISHED, require
 from apex.evaluation.episodes import ActFunction, Episode, Summary, evaluation_seed, play, summarize
 from apex.evaluation.evaluator import make_policy
@@ -30,6 +31,7 @@ from apex.evaluation.policy import EPSILON, add_policy, default_epsilon, find_po
 from apex.evaluation.video import FORMATS, Camera, begin_video
 from apex.runs.checkpoints.policy_file import read_policy
 from apex.runs.folder import open_run
+from apex.runtime import trust
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.types import Array
 
@@ -67,10 +69,11 @@ def evaluate(
     seed: int = 0,
     num_envs: int = 5,
     video: str | os.PathLike[str] | None = None,
+    allow: str | Iterable[str] = (),
 ) -> Evaluation:
     """Plays `episodes` full games with a run's policy, `num_envs` in parallel, as `apex evaluate` does.
 
-    `run` and `checkpoint` are the same as in `apex.load_policy`. The games use other seeds than training. `epsilon`:
+    `run`, `checkpoint` and `allow` are as in `apex.load_policy`. The games use other seeds than training. `epsilon`:
     probability of a random action, or standard deviation of the noise on continuous actions; None: 0.001, or no noise.
     `video`: path of a film of the first game, ending in .mp4 or .gif.
 
@@ -82,6 +85,7 @@ def evaluate(
     checked("seed", Seed, seed)
     if epsilon is not None:
         checked("epsilon", Probability, epsilon)
+    trust.allow(allow)
     path = None if video is None else Path(video)
     if path is not None:
         check_out(path, *FORMATS, option="video")
@@ -183,6 +187,7 @@ def _choose_player(options: argparse.Namespace) -> Player:
     require(options.env is not None, "--random needs --env ID", remedy="add an id, for example --env ALE/Pong-v5")
     for given in filter(None, (options.run, options.checkpoint and f"--checkpoint {options.checkpoint}")):
         require(False, f"--random and {given} exclude each other", remedy="leave one out")
+    trust.allow(environment_modules(options.env))
     config = EnvironmentConfig(id=options.env, args=read_env_args(options.env_arg))
     schema, rng = describe(config, n_step=1), np.random.default_rng(evaluation_seed(options.seed))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.paths import MANIFEST
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy
 from apex.runs.folder import RunFolder
+from apex.runtime import trust
 from apex.types import Array, Schema
 
 EPSILON = "probability of a random action, 0.001 by default; continuous actions: standard deviation of noise, default 0"
@@ -29,13 +30,14 @@ RUN = "a run folder, or its name below runs/ (default: the newest run)"
 
 
 def add_policy(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that choose a policy: RUN and --checkpoint."""
+    """Adds the arguments that choose a policy: RUN, --checkpoint and --allow."""
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN)
     parser.add_argument(
         "--checkpoint",
         metavar="best|last|PATH",
         help="policy to use (default: best if the run has a best policy, otherwise last)",
     )
+    trust.add_allow(parser)
 
 
 def default_epsilon(schema: Schema) -> float:
@@ -49,18 +51,21 @@ def load_policy(
     checkpoint: str | os.PathLike[str] | None = None,
     epsilon: float = 0.0,
     seed: int = 0,
+    allow: str | Iterable[str] = (),
 ) -> Policy:
     """Loads the policy of a run, on the CPU.
 
     `run` is the result of `apex.train`, a run folder or its name below runs/, the folder of a checkpoint, or a file of
     weights: best.safetensors, or model.safetensors of `apex export`. For a run, `checkpoint` is "best" (the evaluator's
     best policy), "last", or a path; None: the best if there is one, otherwise the last. `epsilon` is the probability of
-    a random action, and `seed` is the seed of these random choices.
+    a random action, and `seed` is the seed of these random choices. `allow`: modules that files may name, other than
+    those with which you have trained here, as the option --allow.
 
-    Raises UsageError if the policy is missing or damaged, or if epsilon is outside 0 ... 1. A custom network
-    (network.factory) must be importable.
+    Raises UsageError if the policy is missing or damaged, names another module, or if epsilon is outside 0 ... 1. A
+    custom network (network.factory) must be importable.
     """
     checked("epsilon", Probability, epsilon)
+    trust.allow(allow)
     path = find_policy(run, checkpoint)
     info, agent = read_policy(path)
     return Policy(info, agent, path=path, epsilon=epsilon, seed=seed)

@@ -5,6 +5,7 @@ import logging
 import torch
 
 from apex.algorithms.interface import make_algorithm
+from apex.environments.foreign import require_trust
 from apex.errors import FINISHED, NEIGHBOUR_GONE
 from apex.evaluation.evaluator import Evaluator
 from apex.runtime.lifecycle import Stop
@@ -41,6 +42,7 @@ class RemoteLearner:
 
 def run_service(welcome: Welcome, stop: Stop) -> int:
     """Evaluates the newest parameters until the run ends; returns the exit status."""
+    require_trust(welcome.config, given=bool(welcome.route.keys))
     config, codec = welcome.config, Codec(welcome.run_id, welcome.schema)
     torch.set_num_threads(config.evaluator.num_threads)
     with open_context(read_keys(config.transport.keys, Role.EVALUATOR)) as context:

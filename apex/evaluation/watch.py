@@ -20,6 +20,7 @@ from apex.runs.checkpoints.paths import newest_update
 from apex.runs.checkpoints.policy_file import find_best
 from apex.runs.folder import open_run
 from apex.runtime.lifecycle import Stop, reports_errors, sleep, stop_on_signals
+from apex.runtime.trust import add_allow
 from apex.sentences import plural
 from apex.types import Array
 
@@ -125,4 +126,5 @@ def _make_parser() -> Parser:
     add("--epsilon", type=probability, metavar="P", help=EPSILON)
     default = "seed of games and actions (default: random)"
     add("--seed", type=seed, default=secrets.randbits(31), metavar="S", help=default)
+    add_allow(parser)
     return parser

@@ -13,6 +13,7 @@ from typing import Any
 
 from apex.command_line import choose_preset
 from apex.config import Config, from_dict, lay_over
+from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
 from apex.errors import REFUSED, StoppedError, TrainingError, UsageError, require
 from apex.facts import EndReason
@@ -57,6 +58,7 @@ def preset_for(environment_id: str, **changes: Any) -> Config:
     if that is "auto", on whether this machine has a GPU. Raises UsageError if the environment cannot be created here.
     """
     asked = lay_over(lay_over(Config(), changes), {"environment": {"id": environment_id}})
+    require_trust(asked, given=True)
     return from_dict(changes, choose_preset(asked, Inspector()))
 
 
@@ -70,7 +72,8 @@ def train(
 
     Replay, learner, actors and evaluator run as separate processes. All of them have ended when this function returns
     or raises. They can import the same modules as the caller (sys.path). A script needs `if __name__ == "__main__"`
-    only if it defines its environment or network itself, because the processes then import the script.
+    only if it defines its environment or network itself, because the processes then import the script. Imports the
+    modules that `config` names: do not pass a configuration from somebody else.
 
     `quiet`: print nothing; the logs are still written to the run folder. `stop` is called five times a second; the run
     ends when it returns True. Ctrl-C also ends the run: the learner saves a checkpoint, and the returned run has
@@ -87,6 +90,7 @@ def train(
     chosen = RayEngine() if engine == RAY else None if engine == LOCAL else engine
     if not isinstance(chosen, RayEngine | None):
         raise UsageError(f'engine must be "local", "ray" or an apex.RayEngine, got {engine!r}')
+    require_trust(config, given=True)
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     start, outcome = partial(Start, config=config, argv=["apex.train"], environment={"PYTHONPATH": paths}), None
     with _only_call(), _stop_request(stop) as request, open(os.devnull, "w") as nowhere, suppress(StoppedError):

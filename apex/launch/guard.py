@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from apex.config import from_dict
+from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
 from apex.errors import FINISHED, NEIGHBOUR_GONE, REFUSED, ApexError, StoppedError, UsageError, require
 from apex.facts import Ending, Failure
@@ -131,6 +132,7 @@ def guard(order: Order, lifeline: Lifeline) -> Ending:
 def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
     """Starts the run, or resumes it if its folder exists, and supervises its programs in this process."""
     config, inspector = from_dict(order.run or {}), Inspector(lifeline.stop)
+    require_trust(config, given=True)  # The scheduler is a program of the same user.
     path = Path(config.run.folder) / config.run.name
     config = replace(config, transport=replace(config.transport, keys=str(keys)))
     lifeline.config_file = path / "config.toml"

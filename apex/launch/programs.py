@@ -8,6 +8,7 @@ from apex.config.role_command import OptionValue, learner_command, module_comman
 from apex.launch.monitor import RunMonitor
 from apex.runs.folder import RunFolder
 from apex.runtime.supervisor import Program
+from apex.runtime.trust import allow_options
 from apex.transport.hello import local_host
 from apex.types import Role
 
@@ -23,7 +24,7 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
     """
     run, shards = config.run, range(config.replay.num_shards)
     role = partial(Program, stuck_seconds=run.stuck_seconds, crash_budget=run.crash_budget)
-    learner = learner_command(config=folder.config_file, run_folder=folder.path)
+    learner = (*learner_command(config=folder.config_file, run_folder=folder.path), *allow_options())
     snapshots = folder.checkpoints / "replay" if config.checkpoint.replay else None
     programs = [
         role(
@@ -38,7 +39,7 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
     programs.append(role(role="learner", command=(*PYTHON, *module_command(learner)), grace_seconds=4.0, ends_run=True))
     evaluator = role(
         role="evaluator",
-        command=_command(config, Role.EVALUATOR),
+        command=(*_command(config, Role.EVALUATOR), *allow_options()),
         grace_seconds=1.0,
         # With a stop score, the run waits for evaluations. Beside busy actors, niceness makes them ten times slower.
         niceness=NICE if run.stop_score is None else 0,
@@ -46,7 +47,7 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
     )
     actor = role(
         role="actor",
-        command=_command(config, Role.ACTOR),
+        command=(*_command(config, Role.ACTOR), *allow_options()),
         grace_seconds=2.0,
         niceness=actor_niceness(config),
         ready=lambda: not watch.ending,

@@ -24,6 +24,7 @@ from apex.replay_memory.store.layout import Store
 from apex.replay_memory.store.location import has_owner, store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.provenance import describe_checkout
+from apex.runtime.trust import add_allow
 from apex.sentences import describe
 from apex.types import Schema
 from apex.version import VERSION
@@ -67,12 +68,13 @@ log = logging.getLogger("apex")
 
 
 def resume_parser(prog: str) -> Parser:
-    """Returns a parser for the run to resume; `parse_config` reads the rest of the command line."""
+    """Returns a parser for the run to resume and for --allow; `parse_config` reads the rest of the command line."""
     parser = Parser(prog=prog, add_help=False)
     parser.add_argument(
         OPTION, metavar="RUN", help="continue the run in this folder; only limits, such as --run.max-steps, may change"
     )
     parser.add_argument(ACCEPT, action="store_true", help=f"allow {OPTION} to change other settings or lose saved data")
+    add_allow(parser)
     return parser
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from apex.command_line import parse_config
+from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
 from apex.errors import FAILED, FINISHED, require
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
@@ -16,6 +17,7 @@ from apex.launch.start import RunOutcome, Start
 from apex.launch.summary import summary
 from apex.launch.terminal.view import print_line
 from apex.runtime.lifecycle import Stop, reports_errors, stop_on_signals
+from apex.runtime.trust import remember
 from apex.runtime.watchdog import take_notifier
 
 
@@ -62,6 +64,7 @@ def execute(start: Start, stop: Stop, out: TextIO | None = None) -> RunOutcome |
     `out`: the stream for progress; None: standard output. Raises UsageError if the run cannot be started, and
     StoppedError if a stop is requested while the environment is created.
     """
+    remember(require_trust(start.config))
     if start.engine is not None:
         return run_on_ray(start, start.engine, stop, out)
     if start.config.run.head:

@@ -92,6 +92,36 @@ def test_commands_do_not_import_torch(module):
     assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0
 
 
+IMPORTERS = {  # modules that may import by a name that is computed, and what they import
+    "apex.__init__",  # the Python API
+    "apex.cli",  # commands
+    "apex.algorithms.interface",  # built-in algorithms
+    "apex.environments.mujoco",  # MuJoCo and dm_control
+    "apex.evaluation.export.command",  # onnx
+    "apex.evaluation.video",  # pygame
+    "apex.runtime.importer",  # the user's modules, if the user trusts them
+}
+
+
+def imports_by_name(tree):
+    """Yields the calls in a source that import a module whose name is a value, and imports of such functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("importlib.import_module", "gymnasium.make"):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom) and node.module == "importlib":
+            yield from (alias.name for alias in node.names if alias.name == "import_module")
+        elif isinstance(node, ast.Name) and node.id == "__import__":
+            yield node.id
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_only_listed_modules_import_by_a_computed_name(module):
+    allowed = {"importlib.import_module", "import_module"} if module in IMPORTERS else set()
+    if module == "apex.environments.factory":
+        allowed = {"gymnasium.make"}  # after `require_trusted`
+    assert set(imports_by_name(SOURCES[module])) <= allowed
+
+
 def wall_clocks(tree):
     """Yields the reads of the wall clock in a source. Users and time servers can change that clock."""
     for node in ast.walk(tree):

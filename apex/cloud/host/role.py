@@ -7,9 +7,11 @@ from pathlib import Path
 
 from apex.cloud.host.key_exchange import learner_address
 from apex.cloud.host.settings import HostSettings
-from apex.config import Config, load_toml
+from apex.config import Config, lay_over, load_toml
+from apex.config.codec import read_toml
 from apex.config.role_command import learner_command, role_command
 from apex.errors import require
+from apex.runtime.trust import allow_options
 from apex.types import Role
 
 ANY = "0.0.0.0"  # all addresses: the host's address may change; security groups and keys control access
@@ -44,8 +46,12 @@ def is_new(settings: HostSettings) -> bool:
 def _learner(settings: HostSettings, file: Path) -> list[str]:
     """Returns the command that resumes this host's run or starts a new one."""
     run = settings.run
+    if file.exists():  # The user's Terraform has written it.
+        from apex.environments.foreign import require_trust  # Other commands do not need Gymnasium.
+
+        require_trust(lay_over(Config(), read_toml(file)), given=True)
     if not is_new(settings):
-        return list(learner_command(run_folder=run))
+        return [*learner_command(run_folder=run), *allow_options()]
     if run.exists():  # The creation of the run was interrupted. A new run needs a new folder.
         aside = run.with_name(f"{run.name}.unfinished-{os.getpid()}")
         os.replace(run, aside)
@@ -54,4 +60,5 @@ def _learner(settings: HostSettings, file: Path) -> list[str]:
         *learner_command(config=file),
         *("--run.name", settings.cluster, "--run.folder", str(settings.runs)),
         *("--transport.bind", ANY, "--transport.keys", str(settings.keys)),
+        *allow_options(),
     ]

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from apex.runs.checkpoints.checkpoint import read_manifest
 from apex.runs.checkpoints.policy_file import PolicyInfo, encode_policy, read_policy
 from apex.runs.folder import RunFolder, open_run
 from apex.runs.metrics.writer import read_curve
+from apex.runtime import trust
 from apex.runtime.atomic_files import replace_file
 from apex.runtime.lifecycle import reports_errors
 from apex.runtime.optional_imports import remedy
@@ -52,17 +53,19 @@ def export(
     onnx: bool = False,
     episodes: int = 0,
     license: str = "mit",
+    allow: str | Iterable[str] = (),
 ) -> Path:
     """Writes a run's weights and their model card to the folder `out`, by default RUN/export, and returns the folder.
 
-    `checkpoint` is the same as in `apex.load_policy`. `onnx`: also write model.onnx. `episodes`: number of greedy full
-    games to play for the score on the card; 0: use the evaluator's score. `license`: the license of the weights, for
-    the card. Replaces the files of an earlier export in `out`.
+    `checkpoint` and `allow` are as in `apex.load_policy`. `onnx`: also write model.onnx. `episodes`: number of greedy
+    full games to play for the score on the card; 0: use the evaluator's score. `license`: the license of the weights,
+    for the card. Replaces the files of an earlier export in `out`.
 
     Raises UsageError if the run, policy or folder cannot be used, and ExportError if the ONNX export fails.
     """
     checked("episodes", NonNegativeInt, episodes)
     require(license.strip() != "" and license.isprintable(), f"license must be a name such as mit, got {license!r}")
+    trust.allow(allow)
     folder = RunFolder.open(Path(run))
     path = find_policy(folder.path, checkpoint)
     target = Path(out) if out is not None else folder.path / "export"

@@ -12,6 +12,7 @@ from apex.runs.folder import open_run
 from apex.runs.report.page import build_page
 from apex.runs.report.video import EmbeddedVideo, NoVideoError, film
 from apex.runtime.atomic_files import replace_file
+from apex.runtime.trust import add_allow
 
 NAME = "report.html"  # default file name, in the run's folder
 
@@ -55,4 +56,5 @@ def _make_parser() -> Parser:
         help="include a video of the best policy in one game (default)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_allow(parser)
     return parser

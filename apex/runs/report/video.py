@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import cv2
 
+from apex.runtime.trust import allow_options
 from apex.sentences import plural
 
 MAX_HEIGHT = 320  # pixels
@@ -57,7 +58,7 @@ def film(run: Path, epsilon: float, *, apex: Sequence[str] = APEX) -> EmbeddedVi
     """Records a game of the run's best policy, or of its last checkpoint if there is none; raises NoVideoError."""
     with tempfile.TemporaryDirectory(prefix="apex-report-") as name:
         played, recoded = Path(name) / "played.mp4", Path(name) / "recoded.mp4"
-        figures = _play([*apex, "evaluate", str(run)], epsilon, played)
+        figures = _play([*apex, "evaluate", str(run), *allow_options()], epsilon, played)
         is_whole = recode(played, recoded)
         data = recoded.read_bytes()
     if len(data) > MAX_BYTES:

@@ -39,7 +39,9 @@ CHECKS = [
     Check("tmpfs", 1, 2, unit="bytes", note="in tmpfs", remedy="docker run --shm-size=1g"),
 ]
 SEMI = """
-class Semi:
+import gymnasium
+
+class Semi(gymnasium.Env):
     def __init__(self):
         raise ValueError("cannot open map: a.txt; 3 other maps exist")
 """

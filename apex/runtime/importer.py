@@ -1,0 +1,55 @@
+"""Imports the user's code for a setting of the form package.module:name, if the user trusts the module."""
+
+import importlib
+import os
+from types import FunctionType, ModuleType
+from typing import Any
+
+from apex.errors import ConfigError, UsageError, require
+from apex.runtime.trust import OWN, add_current_folder, package_of, require_trusted
+
+
+def import_module(setting: str, path: str) -> ModuleType:
+    """Imports the module of `path` (package.module:name); also looks in the current folder.
+
+    Raises UsageError if the user does not trust the module, ConfigError, which names `setting`, if the import fails.
+    """
+    module_name = path.partition(":")[0]
+    require_trusted(setting, path, module_name)
+    add_current_folder()
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{setting} {path!r}: cannot import {module_name!r} in the folder {os.getcwd()}: {reason}"
+        ) from error
+
+
+def find_factory(setting: str, path: str, kind: type) -> Any:
+    """Returns the function or class at `path`. A class must be a subclass of `kind`.
+
+    A function must be defined in the package of its module, and not in this package: `os.system` is no factory of a
+    module that imports it. Raises ConfigError for anything else, which is not called, and as `import_module` does.
+    """
+    module, name = import_module(setting, path), path.partition(":")[2]
+    found, package = getattr(module, name, None), package_of(module.__name__)
+    if isinstance(found, type):
+        fits = issubclass(found, kind)
+    else:
+        fits = isinstance(found, FunctionType) and package_of(found.__module__) == package != OWN
+    what = "class" if kind is object else f"subclass of {kind.__name__}"
+    problem = f"{setting} {path!r}: {module.__name__!r} defines no function or {what} {name!r}"
+    require(
+        fits, problem, ConfigError, remedy="" if found is None else "define a function in this module that returns it"
+    )
+    return found
+
+
+def call_factory(setting: str, path: str, kind: type, *arguments: Any) -> Any:
+    """Calls the function or class at `path`, as `find_factory` does; raises UsageError if it raises an exception."""
+    factory = find_factory(setting, path, kind)
+    try:
+        return factory(*arguments)
+    except Exception as error:
+        raise UsageError(f"{setting} {path!r} raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,68 @@
+"""Programs that read a hostile file, or join a hostile learner, run no command of theirs. Ports of three attacks."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+import zmq
+from support.builders import VECTORS
+from support.hostile import HostileRun
+
+from apex.config import to_dict
+from apex.transport.json_codec import encode_control
+from apex.transport.messages.control import WelcomeAnswer
+from apex.types import Stream
+
+COMMANDS = ("evaluate", "watch", "report", "export", "plot", "train --resume", "evaluate a model")
+ENDS = {role: f"tcp://127.0.0.1:{9 + i}" for i, role in enumerate(("experience", "priorities", "receipts"))}
+
+
+def command_of(words, run):
+    """The command line for the run folder, or for the exported model."""
+    more = {"watch": ["--out", "game.gif"], "plot": ["--out", "a.png"], "export": ["--episodes", "1"]}.get(words, [])
+    path = run.model if words.endswith("model") else run.path
+    return [sys.executable, "-m", "apex", *words.removesuffix(" a model").split(), str(path), *more]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_program_runs_no_command_of_a_file(words, tmp_path):
+    touch = {"args": ["sh", "-c", f"touch {tmp_path}/ran"]}
+    run = HostileRun(tmp_path, "environment.id", "subprocess:check_output", touch)
+    command = command_of(words, run)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert not (tmp_path / "ran").exists()
+    assert words == "plot" or "--allow subprocess" in ended.stderr, ended.stderr
+    assert ended.returncode == (0 if words == "report" else 2), ended.stderr  # The page has no video.
+
+
+@pytest.mark.parametrize("role", ["actor", "evaluator"])
+def test_a_program_without_keys_runs_no_command_of_a_learner(role, tmp_path):
+    touch = {"args": ["sh", "-c", f"touch {tmp_path}/ran"]}
+    config = HostileRun(tmp_path, "environment.id", "subprocess:check_output", touch).config
+    answer = WelcomeAnswer(
+        run_id=7,
+        config=to_dict(config),
+        schema=VECTORS,
+        num_parameters=4,
+        num_actors=8,
+        memory="",
+        replay=[ENDS],
+        absent="",
+        streams=[Stream(7, 1)] if role == "actor" else [],
+    )
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        command = [sys.executable, "-m", "apex", role, "--learner", f"127.0.0.1:{port}"]
+        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as program:
+            until = time.monotonic() + 100
+            while program.poll() is None and time.monotonic() < until:
+                if router.poll(100):
+                    identity, *_ = router.recv_multipart()
+                    router.send_multipart([identity, *encode_control(answer, 7)])
+            program.kill()
+            said = program.stderr.read()
+    assert not (tmp_path / "ran").exists()
+    assert program.returncode == 2, said
+    assert "--allow subprocess" in said
