@@ -103,15 +103,17 @@ def _play(
     try:
         with open_context() as context:
             run = ChaosRun(config, folder, command_line, HOSTS.get(name, ()), context)
+            injector = FaultInjector(run, proxy, options.seed)
             try:
                 run.start()
-                figures += SCENARIOS[name].play(run, proxy, FaultInjector(run, proxy, options.seed), reporter, options)
+                figures += SCENARIOS[name].play(run, proxy, injector, reporter, options)
                 alive = run.look()
                 run.end()
                 verdicts = [alive.judge(), run.look_at_end().judge()]
                 reporter.say(f"audit during the run {verdicts[0].sentence()}")
                 reporter.say(f"audit after the run {verdicts[1].sentence()}")
             finally:
+                injector.end()
                 run.end()
                 run.clear()
     finally:

@@ -1,5 +1,6 @@
 """The faults of `python -m chaos`, drawn from a seed before the run begins."""
 
+import os
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,8 +8,15 @@ from typing import NamedTuple
 from apex.errors import require
 from chaos.proxy import PAIRS
 
-KINDS = ("kill", "hangup", "stop", "cut", "delay", "garbage", "storm")
-VICTIMS = ("launcher", "replay", "learner", "actor")
+EVERY_KIND = ("kill", "pair", "hangup", "stop", "cut", "delay", "garbage", "storm", "clock", "neighbour", "plant")
+KINDS = EVERY_KIND if os.geteuid() == 0 else EVERY_KIND[:-1]  # Only root can act as another user.
+VICTIMS = ("launcher", "replay", "learner", "actor", "evaluator")
+CHILDREN = ("replay's child", "learner's loader", "learner's coordinator", "actor's child")
+STOP_SECONDS = (1.0, 90.0)  # shortest and longest stop; the logarithm of the duration is uniform
+CUT_SECONDS = (2.0, 60.0)  # the same for cuts and delays
+PLANT_SECONDS = 60.0  # time for which the files of another user stay
+LARGEST_JUMP = 86_400.0  # seconds by which the wall clock may differ
+BESIDE = ("a living run", "a killed run")  # beside what a second run starts and ends
 ROUND_TRIP_SECONDS = 0.25  # round trip of delayed links
 RARE_ROUNDS = 5
 STORM_KILLS = 4
@@ -20,8 +28,8 @@ class Fault(NamedTuple):
 
     at: float  # seconds after the beginning of the training
     kind: str  # one of KINDS
-    target: str  # a role, "ROLE's child", "learner's loader", a pair of programs, or "every port"
-    seconds: float = 0.0  # duration
+    target: str  # a role, one of CHILDREN, two of both, a pair of programs, one of BESIDE, or the name of a thing
+    seconds: float = 0.0  # duration; clock: difference from the true time
 
     def sentence(self) -> str:
         """For people."""
@@ -33,6 +41,10 @@ class Fault(NamedTuple):
             "delay": f"{1000 * ROUND_TRIP_SECONDS:.0f} ms round trip {self.target} for {self.seconds:.1f} s",
             "garbage": f"garbage to {self.target}",
             "storm": f"kill -9 {self.target}, {STORM_KILLS} times, {STORM_SECONDS} s apart",
+            "pair": f"kill -9 {self.target}, at once",
+            "clock": f"{self.target} differs by {self.seconds:+,.0f} s",
+            "neighbour": f"a second run starts and ends beside {self.target}",
+            "plant": f"another user's files in {self.target} for {self.seconds:.1f} s",
         }
         return f"{self.at:7.1f} s  {sentences[self.kind]}"
 
@@ -43,7 +55,8 @@ def draw(seed: int, seconds: float, period: float, kinds: Sequence[str] = KINDS)
     Every kind occurs once before any occurs again. Raises UsageError for an unknown kind.
     """
     for kind in kinds:
-        require(kind in KINDS, f"--faults must be of {', '.join(KINDS)}, got {kind!r}")
+        require(kind in EVERY_KIND, f"--faults must be of {', '.join(EVERY_KIND)}, got {kind!r}")
+        require(kind in KINDS, f"--faults {kind} needs root", remedy="leave it out, or start the command as root")
     require(bool(kinds), f"--faults must name at least one of {', '.join(KINDS)}")
     rng = random.Random(seed)
     faults: list[Fault] = []
@@ -88,15 +101,27 @@ def make_garbage(seed: int) -> list[bytes]:
 
 
 def _target(kind: str, rng: random.Random) -> tuple[str, float]:
-    if kind == "kill":
-        role = rng.choice(VICTIMS)
-        return (f"{role}'s child" if role != "launcher" and rng.random() < 0.5 else role), 0.0
-    if kind == "hangup":
-        return rng.choice(VICTIMS), 0.0
-    if kind == "storm":
-        return rng.choice([role for role in VICTIMS if role != "launcher"]), STORM_KILLS * STORM_SECONDS
-    if kind == "stop":
-        return rng.choice(VICTIMS), rng.uniform(1.0, 8.0)
-    if kind in ("cut", "delay"):
-        return rng.choice(list(PAIRS)), rng.uniform(2.0, 10.0)
+    match kind:
+        case "kill":
+            return rng.choice((*VICTIMS, *CHILDREN)), 0.0
+        case "pair":
+            return " + ".join(rng.sample((*VICTIMS, *CHILDREN), 2)), 0.0
+        case "hangup":
+            return rng.choice(VICTIMS), 0.0
+        case "storm":
+            return rng.choice([role for role in VICTIMS if role != "launcher"]), STORM_KILLS * STORM_SECONDS
+        case "stop":
+            return rng.choice((*VICTIMS, "learner's coordinator")), _duration(*STOP_SECONDS, rng)
+        case "cut" | "delay":
+            return rng.choice(list(PAIRS)), _duration(*CUT_SECONDS, rng)
+        case "clock":
+            return "the wall clock", rng.uniform(-LARGEST_JUMP, LARGEST_JUMP)
+        case "neighbour":
+            return rng.choice(BESIDE), 0.0
+        case "plant":
+            return "/dev/shm", PLANT_SECONDS
     return "every port", 0.0
+
+
+def _duration(shortest: float, longest: float, rng: random.Random) -> float:
+    return shortest * float((longest / shortest) ** rng.random())

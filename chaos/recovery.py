@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from apex.errors import UsageError
-from chaos.faults import ROUND_TRIP_SECONDS, STORM_KILLS, STORM_SECONDS, Fault, make_garbage
+from apex.replay_memory.store.location import MEMORY
+from chaos import neighbours
+from chaos.faults import BESIDE, ROUND_TRIP_SECONDS, STORM_KILLS, STORM_SECONDS, Fault, make_garbage
 from chaos.processes import Process, kill, maps_memory, send
 from chaos.proxy import Proxy
 from chaos.run import ChaosRun
@@ -39,33 +41,60 @@ class FaultInjector:
         self._random = random.Random(seed)
         self._later: list[tuple[float, Callable[[], None]]] = []
         self.kills: dict[str, int] = {}
+        self.failed_neighbours = 0  # second runs that did not reach their end
 
     def do(self, fault: Fault) -> None:
         """Begins a fault; `tick` ends it."""
-        now = time.monotonic()
-        if fault.kind == "kill":
-            self.kill(fault.target)
-        elif fault.kind == "hangup":
-            for process in self._run.processes():
-                if process.role == fault.target and not process.is_child:
+        run, target, ends_at = self._run, fault.target, time.monotonic() + fault.seconds
+        match fault.kind:
+            case "kill" | "pair":
+                for victim in target.split(" + "):
+                    self.kill(victim)
+            case "hangup":
+                for process in self._find(target):
                     send(process.pid, signal.SIGHUP)
-        elif fault.kind == "storm":
-            for number in range(STORM_KILLS):
-                self._later.append((now + number * STORM_SECONDS, lambda: self._kill_again(fault.target)))
-        elif fault.kind == "stop":
-            stopped = [process for process in self._run.processes() if process.role == fault.target]
-            for process in stopped if fault.target != "launcher" else stopped[:1]:
-                send(process.pid, signal.SIGSTOP)
-                self._later.append((now + fault.seconds, lambda pid=process.pid: send(pid, signal.SIGCONT)))  # type: ignore[misc]
-        elif fault.kind == "cut":
-            silent = self._random.random() < 0.5
-            self._proxy.set(fault.target, is_cut=not silent, is_silent=silent, bits_to_turn=CHECK_BITS)
-            self._later.append((now + fault.seconds, lambda: self._mend(fault.target)))
-        elif fault.kind == "delay":
-            self._proxy.set(fault.target, delay=ROUND_TRIP_SECONDS / 2)
-            self._later.append((now + fault.seconds, lambda: self._mend(fault.target)))
-        else:
-            self._proxy.throw_garbage(make_garbage(self._random.randrange(2**32)))
+            case "storm":
+                for number in range(STORM_KILLS):
+                    at = time.monotonic() + number * STORM_SECONDS
+                    self._later.append((at, lambda: self._kill_again(target)))
+            case "stop":
+                self._stop(target, ends_at)
+            case "cut":
+                silent = self._random.random() < 0.5
+                self._proxy.set(target, is_cut=not silent, is_silent=silent, bits_to_turn=CHECK_BITS)
+                self._later.append((ends_at, lambda: self._mend(target)))
+            case "delay":
+                self._proxy.set(target, delay=ROUND_TRIP_SECONDS / 2)
+                self._later.append((ends_at, lambda: self._mend(target)))
+            case "clock":
+                run.set_clock(fault.seconds)
+            case "neighbour":
+                self._start_and_end_a_second_run(while_killed=target == BESIDE[1])
+            case "plant":
+                planted = neighbours.plant(MEMORY, run.run_id)
+                self._later.append((ends_at, lambda: neighbours.clear(planted)))
+            case _:
+                self._proxy.throw_garbage(make_garbage(self._random.randrange(2**32)))
+
+    def _stop(self, target: str, ends_at: float) -> None:
+        """Stops a role with its children, or one of its children."""
+        stopped = self._find(target)
+        if "'" not in target and target != "launcher":  # All other programs are children of the launcher.
+            stopped = [process for process in self._run.processes() if process.role == target]
+        for process in stopped:
+            send(process.pid, signal.SIGSTOP)
+            self._later.append((ends_at, lambda pid=process.pid: send(pid, signal.SIGCONT)))  # type: ignore[misc]
+
+    def _start_and_end_a_second_run(self, *, while_killed: bool) -> None:
+        """Returns after the end of the second run. `while_killed`: the run is killed before, and not yet resumed."""
+        if while_killed:
+            self.kill("launcher")
+        with neighbours.second_run(self._run.folder) as second:
+            deadline = time.monotonic() + LIMIT_SECONDS
+            while second.poll() is None and time.monotonic() < deadline:
+                self._run.tick(may_resume=not while_killed)
+                self.tick()
+        self.failed_neighbours += second.returncode != 0
 
     def tick(self) -> None:
         """Ends faults, and restarts processes, that are due."""
@@ -82,6 +111,12 @@ class FaultInjector:
             self._run.tick()
             self.tick()
 
+    def end(self) -> None:
+        """Ends all faults now."""
+        due, self._later = self._later, []
+        for _, act in due:
+            act()
+
     @property
     def busy(self) -> bool:
         """Returns whether a fault is still active."""
@@ -91,17 +126,22 @@ class FaultInjector:
         """Kills a role's program, one of its children or loaders with SIGKILL; returns False if there is none at
         present.
         """
-        role, _, child = target.partition("'")
-        candidates = [process for process in self._run.processes() if process.role == role]
-        candidates = [process for process in candidates if process.is_child == bool(child)]
-        if child == "s loader":
-            candidates = [process for process in candidates if maps_memory(process.pid)]
+        candidates = self._find(target)
         if not candidates:
             return False
         victim: Process = self._random.choice(candidates)
         kill(victim)
         self.kills[name_of(target)] = self.kills.get(name_of(target), 0) + 1
         return True
+
+    def _find(self, target: str) -> list[Process]:
+        """Returns the program of a role, or all of its children that the target names."""
+        role, _, child = target.partition("'s ")
+        found = [process for process in self._run.processes() if process.role == role]
+        found = [process for process in found if process.is_child == bool(child)]
+        if child in ("loader", "coordinator"):  # Of the learner's children, only loaders map the replay memory.
+            found = [process for process in found if maps_memory(process.pid) == (child == "loader")]
+        return found
 
     def kill_and_wait(self, target: str, limit_seconds: float = LIMIT_SECONDS) -> Recovery:
         """Kills, and waits until the victim works again: an insert, an update, or an accepted new incarnation."""

@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -11,8 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from apex.config import Config
 from apex.errors import UsageError
+from apex.facts import ProgramEvent
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.open_store import store_settings
 from apex.replay_memory.snapshots.restore import restore
@@ -26,6 +30,7 @@ from apex.transport.sockets import Context
 from chaos.audit import Content, Follower, Verdict, judge
 from chaos.ledger import Entries, LedgerReader
 from chaos.processes import Process, find, is_alive, kill, send
+from chaos.programs.launcher import EVENTS
 
 TICK_SECONDS = 0.05
 # interval between two looks of the followers, in which a full store must not overwrite unread transitions
@@ -33,7 +38,8 @@ AUDIT_SECONDS = 1.0
 ASK_SECONDS = 0.25  # interval between two questions to the learner
 ANSWER_SECONDS = 2.0  # time after which an unanswered question is asked again
 START_SECONDS = 90.0  # time until a run trains
-ABORT = re.compile(r"^Assertion failed|was ended by signal 6\b|ended with status -6\b", re.MULTILINE)
+ASSERTION = re.compile(r"^Assertion failed", re.MULTILINE)  # libzmq prints it before it aborts the process
+CLOCK = Path(__file__).with_name("clock")  # folder of the module that changes the wall clock of a program
 END_SECONDS = 20.0  # time for a run to end after SIGTERM
 
 
@@ -54,12 +60,14 @@ class ChaosRun:
     def __init__(self, config: Config, folder: Path, options: Sequence[str], hosts: Sequence[int], context: Context):
         """`config` is the result of `options`. `hosts`: streams of each actor host; none: as in the product."""
         self._config = config
-        self._folder = folder
+        self.folder = folder
         self._options = list(options)
         self._hosts = ",".join(map(str, hosts))
         self._context = context
         self._ledgers = folder / "ledgers"
         self._ledgers.mkdir(parents=True)
+        self._clock = folder / "clock"
+        self._clock.write_bytes(bytes(8))
         self.ledger = LedgerReader(self._ledgers)
         self._launcher: subprocess.Popen[bytes] | None = None
         self._last_processes: list[Process] = []
@@ -81,7 +89,7 @@ class ChaosRun:
         deadline = time.monotonic() + START_SECONDS
         while not (wanted or self._trains)():
             if time.monotonic() > deadline or self._launcher is None or self._launcher.poll() is not None:
-                raise UsageError(f"the run did not begin to train; see {self._folder}")
+                raise UsageError(f"the run did not begin to train; see {self.folder}")
             self.tick()
 
     def tick(self, may_resume: bool = True) -> None:
@@ -134,12 +142,24 @@ class ChaosRun:
         return [] if self._launcher is None else find(self._launcher.pid)
 
     def count_aborts(self) -> int:
-        """Returns how often a program of the run ended by an assertion of a library or another abort, according to the
-        logs.
-        """
+        """Returns how often an assertion of libzmq failed, plus how often a program ended by SIGABRT."""
         assert self.run_folder is not None
-        texts = (path.read_text(errors="replace") for path in self.run_folder.logs.glob("*.log"))
-        return sum(len(ABORT.findall(text)) for text in texts)
+        texts = [path.read_text(errors="replace") for path in self.run_folder.logs.glob("*.log")]
+        path = self.folder / EVENTS
+        events = path.read_bytes().splitlines() if path.exists() else []
+        failures = [msgspec.json.decode(event, type=ProgramEvent).failure for event in events]
+        aborted = [f for f in failures if f is not None and (f.kind, f.value) == ("signal", signal.SIGABRT)]
+        return sum(len(ASSERTION.findall(text)) for text in texts) + len(aborted)
+
+    @property
+    def run_id(self) -> int:
+        """The id of the run; 0 before it has a folder."""
+        return 0 if self.run_folder is None else self.run_folder.run_id
+
+    def set_clock(self, seconds: float) -> None:
+        """Sets by how much the wall clock of all programs of the run differs from the true time."""
+        with self._clock.open("r+b") as file:
+            file.write(struct.pack("d", seconds))
 
     def look(self) -> Look:
         """Returns the present contents of ledgers and stores.
@@ -217,8 +237,10 @@ class ChaosRun:
 
     def _start(self, options: Sequence[str]) -> None:
         command = [sys.executable, "-m", "chaos.programs.launcher", str(self._ledgers), self._hosts, *options]
-        with open(self._folder / "run.log", "ab") as log:
-            self._launcher = spawn(command, output=log)
+        paths = os.pathsep.join(filter(None, (str(CLOCK), os.environ.get("PYTHONPATH"))))
+        with open(self.folder / "run.log", "ab") as log:
+            environment = {"CHAOS_CLOCK": str(self._clock), "PYTHONPATH": paths}
+            self._launcher = spawn(command, output=log, environment=environment)
 
     def _resume(self) -> None:
         """Resumes the run, as a user would, after its last program has ended."""

@@ -24,7 +24,8 @@ AUDIT_EVERY = 20  # kills in a scenario
 SETTLE_SECONDS = 60.0  # time before memory is measured, because a process uses less memory just after a restart
 GOES_ON = "the run continues after the last fault"
 ABORTS = "aborted programs"
-ESSENTIAL = (GOES_ON, ABORTS)  # figures whose bars every run must meet
+NEIGHBOURS = "second runs that failed"
+ESSENTIAL = (GOES_ON, ABORTS, NEIGHBOURS)  # figures whose bars every run must meet
 KILLED = (
     (("actor",),),
     (("actor", "learner", "learner's loader"), ("replay", "launcher")),
@@ -81,6 +82,8 @@ def random_faults(
         Figure("updates without faults", calm, "/s"),
         Figure("updates under faults, without repeated ones", net / seconds, "/s"),
         Figure("share of updates under faults", 100 * net / seconds / calm if calm else None, "%", ">= 80"),
+        Figure(NEIGHBOURS, injector.failed_neighbours, "", "= 0"),
+        Figure(ABORTS, run.count_aborts(), "", "= 0"),
         *calm_down,
     ]
 

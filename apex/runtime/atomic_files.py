@@ -23,7 +23,7 @@ UNINTERRUPTED = Steps()
 def replace_file(path: Path, data: bytes) -> None:
     """Replaces the file at `path` atomically: even after a crash it is the old file or the new one, never a mixture."""
     os.replace(write_beside(path, data), path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_beside(path: Path, *parts: Any, drops_cache: bool = False) -> Path:
@@ -32,7 +32,7 @@ def write_beside(path: Path, *parts: Any, drops_cache: bool = False) -> Path:
     If this raises OSError, the file has been removed. `drops_cache`: also asks the kernel to drop the file from the
     page cache.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _create_folder(path.parent)
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -48,9 +48,17 @@ def write_beside(path: Path, *parts: Any, drops_cache: bool = False) -> Path:
     return partial
 
 
-def sync_folder(folder: Path) -> None:
-    """Flushes the directory entries of `folder` to disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _create_folder(folder: Path) -> None:
+    """Creates a folder and its missing parents, and flushes their names to disk."""
+    if not folder.is_dir():
+        _create_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Flushes a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apex.errors import DataError
-from apex.runtime.atomic_files import UNINTERRUPTED, Steps, digest, seal, sync_folder, unseal, write_beside
+from apex.runtime.atomic_files import UNINTERRUPTED, Steps, digest, seal, sync, unseal, write_beside
 
 
 class SealedFile(NamedTuple):
@@ -60,11 +60,11 @@ class SealedFolder:
         """Writes a manifest, which must list only files that were written before. Replaces an earlier one."""
         self.steps.before("write the manifest")
         partial = write_beside(self.path / name, seal({"format": self._format, **fields}))
-        sync_folder(self.path)  # The files must be on disk before the manifest gets its final name.
+        sync(self.path)  # The files must be on disk before the manifest gets its final name.
         self.steps.before("rename the manifest")
         os.replace(partial, self.path / name)
         self.steps.before("flush the folder")
-        sync_folder(self.path)
+        sync(self.path)
 
     def manifest(self, name: str) -> dict[str, Any]:
         """Returns the fields of a manifest; raises the folder's error unless it is intact and of the right format."""

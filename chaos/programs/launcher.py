@@ -7,23 +7,42 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from apex.errors import FAILED
+from apex.facts import Record
+from apex.launch.monitor import RunMonitor
 from apex.launch.train import execute, read_start, show
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.supervisor import Program
 from chaos.proxy import ADDRESSES
+
+EVENTS = "events.jsonl"  # file beside the ledgers' folder, with the launcher's events
 
 
 @reports_errors("python -m chaos")
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root; arguments: folder of the ledgers, streams of each actor host, options of `apex train`."""
     ledgers, hosts, *rest = sys.argv[1:] if argv is None else argv
+    record_events(Path(ledgers).with_name(EVENTS))
     edit = partial(edit_programs, Path(ledgers), [int(count) for count in hosts.split(",") if count])
     try:
         with stop_on_signals() as stop:
             return show(execute(replace(read_start(rest), edit_programs=edit), stop))
     except KeyboardInterrupt:
         return FAILED
+
+
+def record_events(path: Path) -> None:
+    """Makes the launcher append its events to a file."""
+    show = RunMonitor.show_event
+
+    def record(watch: RunMonitor, event: Record) -> None:
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(event) + b"\n")
+        show(watch, event)
+
+    RunMonitor.show_event = record  # type: ignore[method-assign]
 
 
 def edit_programs(ledgers: Path, hosts: Sequence[int], programs: Sequence[Program]) -> list[Program]:

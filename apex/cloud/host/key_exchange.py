@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from apex.cloud.host.settings import HostSettings
 from apex.errors import UsageError
-from apex.runtime.atomic_files import replace_file, sync_folder
+from apex.runtime.atomic_files import replace_file, sync
 from apex.transport.curve.key_store import PINNED, certificate, certificates, create_pair, lists_for, public_digits
 from apex.types import Role
 
@@ -65,8 +65,10 @@ def make_pairs(settings: HostSettings, address: str) -> None:
     for name in (*settings.roles, Role.OBSERVER) if Role.LEARNER in settings.roles else settings.roles:
         create_pair(partial, name)
         (partial / f"{name}.key").write_text(_certificate(public_digits(partial, name), address))
-    sync_folder(partial)
+    for path in (*partial.iterdir(), partial):
+        sync(path)
     os.replace(partial, folder)  # Atomic, because an existing folder is never changed, even if it is incomplete.
+    sync(folder.parent)
     log.info("created this host's keys in %s", folder)
 
 

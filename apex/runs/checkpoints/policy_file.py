@@ -23,7 +23,7 @@ from apex.config import Config, EnvironmentConfig, from_saved
 from apex.errors import CheckpointError
 from apex.runs.checkpoints.checkpoint import load_checkpoint
 from apex.runs.checkpoints.tensor_file import decode, digest_of, encode
-from apex.runtime.atomic_files import replace_file, seal, sync_folder, unseal
+from apex.runtime.atomic_files import replace_file, seal, unseal
 from apex.runtime.sealed_folder import naming
 from apex.types import Schema
 
@@ -96,7 +96,6 @@ def save_best(folder: Path, values: NDArray[np.float32], info: PolicyInfo) -> No
         partial.unlink(missing_ok=True)
         os.link(best, partial)
         os.replace(partial, before)
-        sync_folder(folder)
     save_policy(best, values, info)
 
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from apex.errors import UsageError
+from chaos import faults
 from chaos.environment import LONGEST_EPISODE, AuditEnvironment
-from chaos.faults import KINDS, draw, draw_kills, make_garbage
+from chaos.faults import BESIDE, CHILDREN, KINDS, VICTIMS, draw, draw_kills, make_garbage
+from chaos.proxy import PAIRS
 
 
 def test_the_same_seed_draws_the_same_faults_and_another_one_others():
@@ -27,6 +29,28 @@ def test_every_kind_occurs_once_before_any_occurs_again():
 def test_unknown_kinds_of_faults_are_refused(kinds):
     with pytest.raises(UsageError, match="--faults must"):
         draw(0, 600, 30, kinds)
+
+
+def test_kinds_that_need_root_are_refused_to_others(monkeypatch):
+    monkeypatch.setattr(faults, "KINDS", faults.EVERY_KIND[:-1])
+    assert "plant" not in {fault.kind for fault in draw(0, 600, 30, faults.KINDS)}
+    with pytest.raises(UsageError, match="plant needs root"):
+        draw(0, 600, 30, ["plant"])
+
+
+def test_each_victim_and_each_duration_occurs():
+    drawn = draw(0, 30 * 200 * len(KINDS), 30)
+    targets = {kind: {fault.target for fault in drawn if fault.kind == kind} for kind in KINDS}
+    seconds = {kind: sorted(fault.seconds for fault in drawn if fault.kind == kind) for kind in KINDS}
+    assert targets["kill"] == {*VICTIMS, *CHILDREN}
+    assert {victim for pair in targets["pair"] for victim in pair.split(" + ")} == targets["kill"]
+    assert targets["stop"] == {*VICTIMS, "learner's coordinator"}
+    assert targets["cut"] == targets["delay"] == {*PAIRS}
+    assert targets["neighbour"] == {*BESIDE}
+    assert 1 <= seconds["stop"][0] < 2 < 80 < seconds["stop"][-1] <= 90
+    assert 2 <= seconds["cut"][0] < 3 < 50 < seconds["cut"][-1] <= 60
+    assert seconds["clock"][0] < -80_000
+    assert seconds["clock"][-1] > 80_000
 
 
 def test_victims_are_killed_in_each_round_and_rare_ones_in_every_fifth():

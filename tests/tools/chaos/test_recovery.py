@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,24 +14,26 @@ import pytest
 from msgspec.structs import replace
 from support.builders import VECTORS
 from support.messages import make_run_status
-from support.waiting import until
+from support.waiting import DEADLINE, until
 
 from apex.config import Config
 from apex.facts import Failure, ProgramEvent
+from apex.launch.monitor import RunMonitor
 from apex.launch.programs import make_programs
 from apex.runs.folder import RunFolder
-from apex.sentences import describe_event
-from chaos import growth, processes, recovery
+from chaos import growth, neighbours, processes, recovery
+from chaos import run as chaos_run
 from chaos.faults import Fault
 from chaos.growth import growth_figures
 from chaos.processes import Footprint, Process, find, footprints, is_alive, kill, maps_memory, send
-from chaos.programs.launcher import edit_programs
+from chaos.programs.launcher import EVENTS, edit_programs, record_events
 from chaos.proxy import ADDRESSES
 from chaos.recovery import FaultInjector
 from chaos.report import ScenarioReporter
 from chaos.run import ChaosRun
 from chaos.scenarios import GOES_ON, SCENARIOS, ScenarioOptions
 
+ROOT = Path(__file__).parents[3]
 FAMILY = """
 import os, sys, time
 if len(sys.argv) > 1:
@@ -72,13 +75,15 @@ class Sleeper:
         self.num_stored = self.num_acknowledged = self.most_updates = self.num_updates = 0
         self.newest_incarnation = self.num_resumes = 0
         self.ledger = Ledger()
+        self.folder, self.run_id, self.resumes, self.clock = Path("nowhere"), 7, [], 0.0
         self.status, self.status_at = make_run_status(updates=1, replay={"size": 1, "capacity": 1}), float("inf")
 
     def processes(self):
         roles = ("launcher", "replay", "learner", "actor")
         return [Process(self.child.pid, 1, role, child) for role in roles for child in (False, True)]
 
-    def tick(self):
+    def tick(self, may_resume=True):
+        self.resumes.append(may_resume)
         if self.child.poll() is not None:
             self.child = subprocess.Popen(["sleep", "60"])
         self.num_stored += 1
@@ -97,6 +102,9 @@ class Sleeper:
 
     def read(self):
         pass
+
+    def set_clock(self, seconds):
+        self.clock = seconds
 
     def count_aborts(self):
         return 0
@@ -133,7 +141,8 @@ def test_a_kill_is_counted_by_role_and_a_hangup_spares_children(run, monkeypatch
     for maps in (False, True):
         monkeypatch.setattr(recovery, "maps_memory", lambda pid, maps=maps: maps)
         assert injector.kill("learner's loader") == maps
-    assert injector.kills == {"replay": 1, "loader": 1}
+        assert injector.kill("learner's coordinator") != maps
+    assert injector.kills == {"replay": 1, "loader": 1, "learner": 1}
     sent = []
     monkeypatch.setattr(recovery, "send", lambda pid, signum: sent.append((pid, signum)))
     injector.do(Fault(0.0, "hangup", "learner"))
@@ -166,6 +175,61 @@ def test_a_stopped_process_continues_after_its_time(run):
     until(lambda: state(run.child.pid) != "T", "continuation")
 
 
+def test_a_pair_is_killed_at_once(run):
+    injector = FaultInjector(run, Links(), 0)
+    injector.do(Fault(0.0, "pair", "replay + actor's child"))
+    assert injector.kills == {"replay": 1, "actor": 1}
+
+
+@pytest.mark.parametrize(("target", "resumes"), [("a living run", True), ("a killed run", False)])
+def test_a_second_run_ends_before_a_killed_run_is_resumed(run, monkeypatch, target, resumes):
+    @contextmanager
+    def second_run(folder):
+        with subprocess.Popen(["sleep", "0.1"] if resumes else ["false"]) as process:
+            yield process
+
+    monkeypatch.setattr(neighbours, "second_run", second_run)
+    injector = FaultInjector(run, Links(), 0)
+    injector.do(Fault(0.0, "neighbour", target))
+    assert set(run.resumes) <= {resumes}
+    assert injector.kills == ({} if resumes else {"launcher": 1})
+    assert injector.failed_neighbours == (0 if resumes else 1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_files_of_another_user_are_planted_and_removed(run, monkeypatch, place):
+    place.chmod(0o1777)
+    (place / "apex-own").touch()
+    monkeypatch.setattr(recovery, "MEMORY", place)
+    injector = FaultInjector(run, Links(), 0)
+    injector.do(Fault(0.0, "plant", "/dev/shm", 60.0))
+    planted = {path for path in place.iterdir() if path.lstat().st_uid == neighbours.STRANGER}
+    assert len(planted) == 8
+    assert any(path.is_fifo() for path in planted)
+    assert any(path.is_dir() for path in planted)
+    injector.end()
+    assert list(place.iterdir()) == [place / "apex-own"]
+
+
+def test_the_wall_clock_of_a_program_jumps_and_its_monotonic_clock_does_not(tmp_path):
+    run = ChaosRun(Config(), tmp_path / "run", [], [], None)
+    command = "import time; print(time.time(), time.time_ns() / 1e9, time.monotonic()); input()\n"
+    paths = os.pathsep.join([str(chaos_run.CLOCK), str(ROOT)])
+    environment = {**os.environ, "CHAOS_CLOCK": str(tmp_path / "run" / "clock"), "PYTHONPATH": paths}
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", 3 * command], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        for jump in (0.0, -86_400.0, 86_400.0):
+            run.set_clock(jump)
+            program.stdin.write(b"go on\n" if jump else b"")
+            program.stdin.flush()
+            wall, precise, monotonic = map(float, program.stdout.readline().split())
+            assert wall - time.time() == pytest.approx(jump, abs=DEADLINE)
+            assert precise == pytest.approx(wall, abs=DEADLINE)
+            assert monotonic == pytest.approx(time.monotonic(), abs=DEADLINE)
+        program.communicate(b"end\n", timeout=DEADLINE)
+
+
 def test_a_cut_ends_by_itself(run):
     links = Links()
     injector = FaultInjector(run, links, 0)
@@ -188,16 +252,20 @@ def test_a_victim_has_recovered_when_its_work_is_seen_again(run, victim):
         assert FaultInjector(run, Links(), 0).kill_and_wait(victim).seconds is None
 
 
-def test_aborts_are_counted_in_the_logs_of_all_programs(tmp_path):
+def test_assertions_of_libzmq_and_aborted_programs_are_counted(tmp_path):
     (tmp_path / "replay.log").write_text("ready\nAssertion failed: !_io_error (src/stream_engine_base.cpp:310)\n")
     failures = [Failure(role="replay", kind="signal", value=signum) for signum in (signal.SIGABRT, signal.SIGKILL)]
-    events = [ProgramEvent("replay", "restarting", 0.5, failure) for failure in failures]
-    lines = [f"12:00:00 launcher WARNING {describe_event(event)}\n" for event in events]
-    (tmp_path / "launcher.log").write_text("".join(lines))
-    (tmp_path / "learner.log").write_text("loader-0 ended with status -6\nloader-0 ended with status -9\n")
-    run = ChaosRun.__new__(ChaosRun)
+    run = ChaosRun(Config(), tmp_path / "run", [], [], None)
     run.run_folder = SimpleNamespace(logs=tmp_path)
-    assert run.count_aborts() == 3
+    assert run.count_aborts() == 1
+    shown = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunMonitor, "show_event", lambda watch, event: shown.append(event))
+        record_events(tmp_path / "run" / EVENTS)
+        for failure in (*failures, None):
+            RunMonitor.show_event(None, ProgramEvent("replay", "restarting", 0.5, failure))
+    assert [event.failure for event in shown] == [*failures, None]
+    assert run.count_aborts() == 2
 
 
 @pytest.mark.parametrize("name", ["random", "kills", "recovery", "partition", "far-actor"])

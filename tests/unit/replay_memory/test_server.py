@@ -90,10 +90,11 @@ def test_each_stream_gets_one_receipt_per_burst(scene):
 
 
 def test_a_duplicate_is_stored_once_and_acknowledged_again(scene):
-    scene.insert(0)
-    assert scene.insert(0) == [Receipt(Stream(2, 7), 77, 1, 0)]
-    assert scene.store.num_inserted == 5
-    assert scene.server.status().duplicate_segments == 1
+    scene.insert(0, 2)
+    for number in (0, 2):  # Segment 1 is missing, so only the bitmap shows that segment 2 is stored.
+        assert scene.insert(number) == [Receipt(Stream(2, 7), 77, 1, 0b1)]
+    assert scene.store.num_inserted == 10
+    assert scene.server.status().duplicate_segments == 2
 
 
 def test_malformed_segments_are_counted_without_receipt(scene):
