@@ -42,7 +42,7 @@ def record_events(path: Path) -> None:
             file.write(msgspec.json.encode(event) + b"\n")
         show(watch, event)
 
-    RunMonitor.show_event = record  # type: ignore[method-assign]
+    RunMonitor.show_event = record  # type: ignore[assignment, method-assign]
 
 
 def edit_programs(ledgers: Path, hosts: Sequence[int], programs: Sequence[Program]) -> list[Program]:

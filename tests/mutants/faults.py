@@ -26,6 +26,7 @@ from .__main__ import ROOT, copy_tree
 TABLE = ROOT / "docs" / "faults.md"
 ERRORS = Path(__file__).with_suffix(".toml")
 TEST = re.compile(r"`([\w/]+\.py::\w+)`")
+FAILED = re.compile(r"^(FAILED|ERROR) \S+::", re.MULTILINE)  # pytest's summary: a test failed, not its import
 LONGEST_SECONDS = 420.0  # limit for one test; an error that makes it hang counts as noticed
 
 
@@ -105,9 +106,9 @@ def examine(tree: Path, error: FaultError, *, sound: bool = False) -> str:
     finally:
         file.write_text(text)
         _kill_processes_of(tree)
-    if ended.returncode == 0:
-        return "SURVIVED" if " passed" in ended.stdout else "skipped"
-    return "noticed" if ended.returncode == 1 else "BROKEN"
+    if FAILED.search(ended.stdout):
+        return "noticed"
+    return "BROKEN" if ended.returncode else "SURVIVED" if " passed" in ended.stdout else "skipped"
 
 
 def _kill_processes_of(tree: Path) -> None:

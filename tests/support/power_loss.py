@@ -131,5 +131,9 @@ def write(tree: Tree, folder: Path) -> Path:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            path.mkdir() if content is None else path.write_bytes(content)
+            if content is None:
+                path.mkdir()
+            else:
+                path.write_bytes(content)
+                path.chmod(0o600)
     return folder

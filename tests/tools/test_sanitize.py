@@ -11,10 +11,14 @@ from tests.tools import sanitize
 SOURCE = """
 #include <stdint.h>
 #include <stdlib.h>
-int32_t read_at(int64_t place) { volatile char *bytes = calloc(8, 1); int32_t found = bytes[place]; return found; }
+char *bytes;
+void allocate(void) { bytes = calloc(8, 1); }
+int32_t read_at(int64_t place) { return bytes[place]; }
 int32_t shift(int32_t places) { return 1 << places; }
 """
-CALL = "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); print(eval('library.' + sys.argv[2]))"
+CALL = (
+    "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); library.allocate(); print(eval('library.' + sys.argv[2]))"
+)
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,18 @@ from tests.mutants.faults import ERRORS, TABLE, FaultError, Row, examine, find_f
 
 SOURCE = "def area(width):\n    if width < 0:\n        raise ValueError\n    return width * width\n"
 TESTS = """
-import area, pytest
-def test_area(): assert area.area(3) == 9
-def test_zero(): assert area.area(0) == 0
+import shape_area, pytest
+def test_area(): assert shape_area.area(3) == 9
+def test_zero(): assert shape_area.area(0) == 0
 def test_gone(): pytest.skip("no machine")
 """
 ROWS = [Row("Shapes: area", ["test_area.py::test_area", "test_area.py::test_zero"])]
-ERROR = FaultError("Shapes: area", "area.py", "width * width", "width + width", "test_area.py::test_area")
+ERROR = FaultError("Shapes: area", "shape_area.py", "width * width", "width + width", "test_area.py::test_area")
 
 
 @pytest.fixture
 def tree(tmp_path):
-    (tmp_path / "area.py").write_text(SOURCE)
+    (tmp_path / "shape_area.py").write_text(SOURCE)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_area.py").write_text(TESTS)
     return tmp_path
@@ -53,7 +53,7 @@ def test_a_fault_error_is_noticed_survives_or_cannot_be_judged(tree):
         for name in ("area", "zero", "gone", "nothing")
     }
     assert verdicts == {"area": "noticed", "zero": "SURVIVED", "gone": "skipped", "nothing": "BROKEN"}
-    assert (tree / "area.py").read_text() == SOURCE
+    assert (tree / "shape_area.py").read_text() == SOURCE
     assert examine(tree, ERROR, sound=True) == "SURVIVED"
 
 
