@@ -217,9 +217,12 @@ class Stubborn(Counter):
 
 
 def test_failed_reset_is_repeated_with_a_new_environment(caplog, monkeypatch):
-    FACTORY.make = Stubborn
+    made = []
+    FACTORY.make = lambda: made.append(Stubborn()) or made[-1]
+    environment = make(NAME)
     monkeypatch.setattr(Stubborn, "failures", 3)
-    first, steps = play(make(NAME), np.zeros((4, 2), np.int64))
+    first, steps = play(environment, np.zeros((4, 2), np.int64))
+    assert len(made) == 2 + 3
     assert first[:, 0].tolist() == [[1, 0], [1, 0]]
     assert all(step.failed is None for step in steps)
     message = caplog.messages[0]
