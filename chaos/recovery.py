@@ -69,7 +69,7 @@ class FaultInjector:
             case "clock":
                 run.set_clock(fault.seconds)
             case "neighbour":
-                self._start_and_end_a_second_run(while_killed=target == BESIDE[1])
+                self.start_and_end_a_second_run(while_killed=target == BESIDE[1])
             case "plant":
                 planted = neighbours.plant(MEMORY, run.run_id)
                 self._later.append((ends_at, lambda: neighbours.clear(planted)))
@@ -85,7 +85,7 @@ class FaultInjector:
             send(process.pid, signal.SIGSTOP)
             self._later.append((ends_at, lambda pid=process.pid: send(pid, signal.SIGCONT)))  # type: ignore[misc]
 
-    def _start_and_end_a_second_run(self, *, while_killed: bool) -> None:
+    def start_and_end_a_second_run(self, *, while_killed: bool) -> None:
         """Returns after the end of the second run. `while_killed`: the run is killed before, and not yet resumed."""
         if while_killed:
             self.kill("launcher")

@@ -12,7 +12,7 @@ from chaos.faults import KINDS, RARE_ROUNDS, ROUND_TRIP_SECONDS, draw, draw_kill
 from chaos.growth import growth_figures, settled_footprints
 from chaos.processes import Process, kill, send
 from chaos.proxy import Proxy
-from chaos.recovery import FaultInjector, name_of
+from chaos.recovery import LIMIT_SECONDS, FaultInjector, name_of
 from chaos.report import Figure, ScenarioReporter, recovery_figures
 from chaos.run import ChaosRun
 
@@ -104,6 +104,23 @@ def kills(
     calm = _calm_down(run, proxy, injector)
     aborts = Figure(ABORTS, run.count_aborts(), "", "= 0")
     return [*rows, *recovery_figures(times, {}), aborts, *calm]
+
+
+def neighbours(
+    run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
+) -> list[Figure]:
+    """Kills the whole run, starts and ends a second run, and resumes the first one."""
+    for number in range(1, options.rounds + 1):
+        injector.start_and_end_a_second_run(while_killed=True)
+        goes_on = run.wait(LIMIT_SECONDS, _more_acknowledged(run))
+        reporter.say(f"{number:4d}  killed, second run, resumed: {'goes on' if goes_on else 'does not go on'}")
+        if number % AUDIT_EVERY == 0:
+            reporter.say(f"      audit {run.look().judge().sentence()}")
+    return [
+        Figure("kill -9 of the whole run", injector.kills.get("launcher", 0)),
+        Figure(NEIGHBOURS, injector.failed_neighbours, "", "= 0"),
+        *_calm_down(run, proxy, injector),
+    ]
 
 
 def recoveries(
@@ -254,6 +271,11 @@ SCENARIOS: dict[str, ScenarioEntry] = {
             ("--env", PACED_ID, "--replay.samples-per-insert", "8"),
         ),
     ),
+    "neighbours": ScenarioEntry(
+        neighbours,
+        "kill -9 of the whole run, --rounds times, and each time a second run before its resume",
+        ("rounds",),
+    ),
     "recovery": ScenarioEntry(
         recoveries,
         "recovery time of each role after kill -9, --rounds times, with --size transitions in memory",
@@ -266,6 +288,7 @@ SCENARIOS: dict[str, ScenarioEntry] = {
 }
 DEFAULTS: dict[str, dict[str, float]] = {  # settings that differ from the defaults of ScenarioOptions
     "kills": {"rounds": 100},
+    "neighbours": {"rounds": 100},
     "recovery": {"rounds": 5},
     "far-actor": {"minutes": 1.0},
     "slow-actors": {"minutes": 0.5},

@@ -46,10 +46,11 @@ class Guards:
         (folder / "role.py").write_text(ROLE)
 
     def start(self, line):
+        paths = filter(None, [str(self.folder), os.environ.get("PYTHONPATH")])
         process = subprocess.Popen(
             [sys.executable, "-u", "-m", "apex.launch.guard"],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(self.folder)},  # A guard's program does not import from its folder.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},  # A program does not import from its folder.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -141,7 +141,7 @@ def main() -> int:
         for job in range(options.jobs):
             trees.put(copy_tree(Path(folder) / str(job)))
 
-        def run(error: FaultError) -> bool:
+        def run(error: FaultError) -> str:
             tree, began = trees.get(), time.monotonic()
             try:
                 verdict = examine(tree, error, sound=options.sound)
@@ -149,12 +149,13 @@ def main() -> int:
                 trees.put(tree)
             shown = {"SURVIVED": "passed", "noticed": "FAILED"}.get(verdict, verdict) if options.sound else verdict
             print(f"{shown:<8} {time.monotonic() - began:5.0f} s  {error.fault}  {error.test}", flush=True)
-            return verdict == expected
+            return verdict
 
         with ThreadPoolExecutor(options.jobs) as pool:
             verdicts = list(pool.map(run, errors))
-    print(f"{sum(verdicts)} of {len(verdicts)} rows: {'passed' if options.sound else 'noticed'}")
-    return int(not all(verdicts))
+    good, skipped = verdicts.count(expected), verdicts.count("skipped")  # Ray, for example, is an optional package.
+    print(f"{good} of {len(verdicts)} rows: {'passed' if options.sound else 'noticed'}; {skipped} skipped here")
+    return int(good + skipped < len(verdicts))
 
 
 if __name__ == "__main__":

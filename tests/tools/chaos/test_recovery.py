@@ -268,8 +268,9 @@ def test_assertions_of_libzmq_and_aborted_programs_are_counted(tmp_path):
     assert run.count_aborts() == 2
 
 
-@pytest.mark.parametrize("name", ["random", "kills", "recovery", "partition", "far-actor"])
-def test_a_scenario_ends_its_faults_and_reports_the_recovery(run, name, capsys):
+@pytest.mark.parametrize("name", ["random", "kills", "neighbours", "recovery", "partition", "far-actor"])
+def test_a_scenario_ends_its_faults_and_reports_the_recovery(run, name, capsys, monkeypatch):
+    monkeypatch.setattr(neighbours, "second_run", lambda folder: subprocess.Popen(["true"]))
     links = Links()
     options = ScenarioOptions(minutes=0.001, period=0.02, rounds=1, part=1, size=10, faults=("kill", "garbage"))
     figures = SCENARIOS[name].play(run, links, FaultInjector(run, links, 0), ScenarioReporter(as_json=False), options)
