@@ -168,7 +168,7 @@ def _describe_exit(failure: Failure) -> str:
 
 WAITS: dict[WaitKind, str] = {
     "welcome_without_keys": "the learner at {subject}, which may require --keys",
-    "welcome_with_keys": "the learner at {subject}, which must have this program's public key",
+    "welcome_with_keys": "the learner at {subject}, which must know this key; each start of apex train has new keys",
     "all_replay": "all replay servers to join the run: {subject} is missing",
     "shard": "the learner at {subject} to assign this server's shard, which another replay server may still hold",
     "actor_id": "a free actor id: other actor hosts use all {need:,.0f}",

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] not in BENCHES:
         raise UsageError(f"unknown benchmark {arguments[0]!r}; known: {', '.join(BENCHES)}")
     if any(argument.partition("=")[0] == "--transport.keys" for argument in arguments):
-        raise UsageError("benchmarks run on loopback without keys; python -m bench curve measures the cost of keys")
+        raise UsageError("benchmarks make their own keys, or use none; python -m bench curve measures the cost of keys")
     bench: Callable[[list[str]], int] = importlib.import_module(BENCHES[arguments[0]]).main
     return bench(arguments[1:])
 

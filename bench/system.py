@@ -15,6 +15,8 @@ from apex.launch.status import ask
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import Stop
 from apex.runtime.ports import choose_ports, is_free
+from apex.transport.curve.key_store import read_keys
+from apex.types import Role
 from bench import actor, learner
 from bench.harness.command import Figures, make_parser, read_config, run_bench
 from bench.harness.programs import control_address, map_stores, measure_rates, open_programs
@@ -96,16 +98,16 @@ def _time_run(config: Config, folder: Path, seconds: float, stop: Stop) -> tuple
         programs.wait_for((path / "manifest.json").exists, "run folder")
         run = RunFolder.open(path)
         stores = programs.wait_for(lambda: map_stores(run), "replay memory")
-        programs.wait_for(lambda: _updates(run.config), "first update")
+        programs.wait_for(lambda: _updates(run), "first update")
         settled = time.monotonic() + min(SETTLE_SECONDS, seconds)
         programs.wait_for(lambda: time.monotonic() >= settled, "time")
-        began, before = time.monotonic(), _updates(run.config)
+        began, before = time.monotonic(), _updates(run)
         rates = measure_rates(lambda: sum(store.num_inserted for store in stores), seconds, PIECES, programs.check)
-        after = _updates(run.config)
+        after = _updates(run)
         return statistics.median(rates), (after - before) / (time.monotonic() - began)
 
 
-def _updates(config: Config) -> int:
+def _updates(run: RunFolder) -> int:
     """Returns the learner's number of updates, which it reports once a second."""
-    status = ask(f"tcp://{control_address(config)}", ANSWER_SECONDS)
+    status = ask(f"tcp://{control_address(run.config)}", ANSWER_SECONDS, read_keys(run.keys, Role.OBSERVER))
     return 0 if status is None else status.updates

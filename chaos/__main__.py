@@ -20,7 +20,6 @@ from apex.config.arguments import Formatter, Parser, positive_float, positive_in
 from apex.errors import FAILED, FINISHED, UsageError, require
 from apex.runtime.lifecycle import reports_errors
 from apex.runtime.ports import choose_ports, is_free
-from apex.transport.sockets import open_context
 from chaos.audit import Verdict
 from chaos.environment import ID, PACED_ID
 from chaos.proxy import Proxy
@@ -101,21 +100,20 @@ def _play(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # End as after Ctrl-C, so that everything is cleaned up.
     proxy = Proxy(config.transport, config.replay.num_shards, options.seed)
     try:
-        with open_context() as context:
-            run = ChaosRun(config, folder, command_line, HOSTS.get(name, ()), context)
-            injector = FaultInjector(run, proxy, options.seed)
-            try:
-                run.start()
-                figures += SCENARIOS[name].play(run, proxy, injector, reporter, options)
-                alive = run.look()
-                run.end()
-                verdicts = [alive.judge(), run.look_at_end().judge()]
-                reporter.say(f"audit during the run {verdicts[0].sentence()}")
-                reporter.say(f"audit after the run {verdicts[1].sentence()}")
-            finally:
-                injector.end()
-                run.end()
-                run.clear()
+        run = ChaosRun(config, folder, command_line, HOSTS.get(name, ()))
+        injector = FaultInjector(run, proxy, options.seed)
+        try:
+            run.start()
+            figures += SCENARIOS[name].play(run, proxy, injector, reporter, options)
+            alive = run.look()
+            run.end()
+            verdicts = [alive.judge(), run.look_at_end().judge()]
+            reporter.say(f"audit during the run {verdicts[0].sentence()}")
+            reporter.say(f"audit after the run {verdicts[1].sentence()}")
+        finally:
+            injector.end()
+            run.end()
+            run.clear()
     finally:
         proxy.close()
     for verdict, when in zip(verdicts, ("alive", "after the end"), strict=True):

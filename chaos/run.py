@@ -3,30 +3,34 @@
 import os
 import re
 import secrets
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from apex.config import Config
-from apex.errors import UsageError
+from apex.errors import UsageError, require
 from apex.facts import ProgramEvent
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.open_store import store_settings
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.store.location import remove, store_path
-from apex.runs.folder import RunFolder
+from apex.runs.folder import KEYS, RunFolder
 from apex.runtime.spawn import spawn
 from apex.transport.control_client import ControlClient
+from apex.transport.curve.key_store import read_keys
 from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
-from apex.transport.sockets import Context
+from apex.transport.sockets import open_context
+from apex.types import Role
 from chaos.audit import Content, Follower, Verdict, judge
 from chaos.ledger import Entries, LedgerReader
 from chaos.processes import Process, find, is_alive, kill, send
@@ -57,13 +61,12 @@ class Look(NamedTuple):
 class ChaosRun:
     """One run, from its first start to its audit."""
 
-    def __init__(self, config: Config, folder: Path, options: Sequence[str], hosts: Sequence[int], context: Context):
+    def __init__(self, config: Config, folder: Path, options: Sequence[str], hosts: Sequence[int]):
         """`config` is the result of `options`. `hosts`: streams of each actor host; none: as in the product."""
         self._config = config
         self.folder = folder
         self._options = list(options)
         self._hosts = ",".join(map(str, hosts))
-        self._context = context
         self._ledgers = folder / "ledgers"
         self._ledgers.mkdir(parents=True)
         self._clock = folder / "clock"
@@ -72,6 +75,7 @@ class ChaosRun:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._last_processes: list[Process] = []
         self._client: ControlClient | None = None
+        self._opened = ExitStack()  # the context of the client
         self._asked_at = self._look_at = 0.0
         self.run_folder: RunFolder | None = None
         self.stores: list[Follower] = []
@@ -85,7 +89,6 @@ class ChaosRun:
     def start(self, wanted: Callable[[], bool] | None = None) -> None:
         """Starts the run, and waits until it trains. Raises UsageError if it does not."""
         self._start(self._options)
-        self._client = ControlClient(self._context, self._config.transport.endpoint("control"))
         deadline = time.monotonic() + START_SECONDS
         while not (wanted or self._trains)():
             if time.monotonic() > deadline or self._launcher is None or self._launcher.poll() is not None:
@@ -99,6 +102,7 @@ class ChaosRun:
         if may_resume and self._launcher is not None and self._launcher.poll() is not None:
             self._resume()
         self._open()
+        self._connect()
         self._receive_status(now)
         if now >= self._look_at:
             self._look_at = now + AUDIT_SECONDS
@@ -225,6 +229,7 @@ class ChaosRun:
                 self.read()  # The run stores transitions until it ends.
                 time.sleep(TICK_SECONDS)
         _wait_for_death(everybody)
+        self._opened.close()
 
     def clear(self) -> None:
         """Removes the replay memory of the run."""
@@ -236,6 +241,10 @@ class ChaosRun:
         return self.most_updates > 0 and self.num_stored > 0
 
     def _start(self, options: Sequence[str]) -> None:
+        self._opened.close()
+        self._client = None
+        if self.run_folder is not None:  # The launcher removes old keys too, but perhaps after the next look.
+            shutil.rmtree(self.run_folder.path / KEYS, ignore_errors=True)
         command = [sys.executable, "-m", "chaos.programs.launcher", str(self._ledgers), self._hosts, *options]
         paths = os.pathsep.join(filter(None, (str(CLOCK), os.environ.get("PYTHONPATH"))))
         with open(self.folder / "run.log", "ab") as log:
@@ -259,6 +268,16 @@ class ChaosRun:
                 Follower(store_path(self.run_folder.run_id, shard), self.run_folder.schema)
                 for shard in range(self._config.replay.num_shards)
             ]
+
+    def _connect(self) -> None:
+        """Connects to the learner as soon as the launcher has made the keys of this start."""
+        if self._client is not None or self.run_folder is None:
+            return
+        transport, keys = self._config.transport, self.run_folder.keys
+        with suppress(UsageError):
+            require(bool(keys) or transport.insecure_no_auth, "there are no keys yet")
+            context = self._opened.enter_context(open_context(read_keys(keys, Role.OBSERVER)))
+            self._client = ControlClient(context, transport.endpoint("control"))
 
     def _receive_status(self, now: float) -> None:
         if self._client is None:

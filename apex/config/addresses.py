@@ -14,8 +14,8 @@ class TransportConfig(Branch):
     """Addresses and ports. Other hosts need only the address and control port of the learner."""
 
     bind: str = "127.0.0.1"  # address that this host's sockets bind to; any other than loopback needs keys
-    keys: str = ""  # folder of CURVE keys that encrypt and authenticate every connection; see apex keys --help
-    insecure_no_auth: bool = False  # bind to non-loopback addresses without keys; trusts every host that can connect
+    keys: str = ""  # folder of CURVE keys, see apex keys --help; empty: apex train makes new keys for each start
+    insecure_no_auth: bool = False  # use no keys, and trust every user and host that can connect
     port_offset: int = 0  # added to every port below, so that several runs can share a host
     experience_port: Port = 21001  # replay server, PULL: segments from actors; 10 higher for each further shard
     priorities_port: Port = 21002  # replay server, PULL: new priorities; 10 higher for each further shard

@@ -1,12 +1,16 @@
 """Runs every program of a run on this machine, and shows its progress until it ends."""
 
+import shutil
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TextIO
 
 from apex.config import Config
+from apex.errors import UsageError
 from apex.facts import EndReason
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
@@ -16,7 +20,7 @@ from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import open_view, print_line
 from apex.replay_memory.store.location import claim_run, store_path
-from apex.runs.folder import RunFolder
+from apex.runs.folder import KEYS, RunFolder
 from apex.runs.lock import hold
 from apex.runtime.lifecycle import Stop
 from apex.runtime.logs import LogTail, log_to
@@ -24,6 +28,7 @@ from apex.runtime.ports import PortClaims
 from apex.runtime.supervisor import supervise
 from apex.sentences import describe_restored
 from apex.transport.control_client import ControlClient
+from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import local_host
 from apex.transport.sockets import open_context
@@ -55,7 +60,30 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
             folder.record_resume(config, argv=start.argv)
         for line in _introduce(config, folder, sizes):
             tell(line)
-        return _run_programs(start, config, folder, stop, out or sys.stdout)
+        with _keys_of_start(config, folder) as with_keys:
+            return _run_programs(start, with_keys, folder, stop, out or sys.stdout)._replace(config=config)
+
+
+@contextmanager
+def _keys_of_start(config: Config, folder: RunFolder) -> Iterator[Config]:
+    """Makes new keys in the run folder, unless the configuration has keys or excludes them; removes them at the end.
+
+    Yields the configuration with the keys. Raises UsageError if the keys cannot be written, or are not private.
+    """
+    transport, keys = config.transport, folder.path / KEYS
+    shutil.rmtree(keys, ignore_errors=True)  # left by a killed launcher
+    try:
+        if not (transport.keys or transport.insecure_no_auth):
+            config = replace(config, transport=replace(transport, keys=str(keys)))
+            try:
+                new_folder(keys)
+                require_keys(config)
+            except (OSError, UsageError) as error:
+                remedy = "set run.folder to a disk with free space and file modes, or add --insecure-no-auth"
+                raise UsageError(f"cannot make private keys in {keys}: {error}", remedy) from error
+        yield config
+    finally:
+        shutil.rmtree(keys, ignore_errors=True)
 
 
 def _claim(lock: ExitStack, folder: RunFolder) -> None:

@@ -40,7 +40,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
 
     Returns the exit status. Raises ChildDiedError if a child process dies, and DivergedError if training diverges.
     """
-    config, schema, run_id = folder.config, folder.schema, folder.run_id
+    config, schema, run_id = folder.config_with_keys, folder.schema, folder.run_id
     device = choose_device(config.learner)
     gpu = device.type == "cuda"
     keys = read_keys(config.transport.keys, Role.LEARNER)

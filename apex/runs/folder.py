@@ -8,6 +8,7 @@ runs/pong-20250131-235959/
     logs/           one .log file per program, and one .jsonl file with its warnings and errors
     tensorboard/    event files, in a subfolder with the run's name, which TensorBoard shows
     checkpoints/    000012345/ (the number of updates), best.safetensors, and replay/
+    keys/           keys of the present start, if no other keys are configured; removed at its end
 """
 
 import json
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -37,6 +39,7 @@ FORMAT = 3  # version of the manifest's format
 
 EPOCH_ZERO = 1_704_067_200  # Unix time of 2024-01-01. Epochs count seconds since then: 31 bits suffice until 2092.
 
+KEYS = "keys"
 _MANIFEST = "manifest.json"
 _ELAPSED = "elapsed.json"
 _EPOCH = "epoch.json"
@@ -69,6 +72,20 @@ class RunFolder:
     def config(self) -> Config:
         """The resolved configuration."""
         return from_saved(self.manifest["config"])
+
+    @property
+    def keys(self) -> str:
+        """Folder of the keys that the programs of this run use now; "": they use none.
+
+        Each start of `apex train` makes new keys in the run folder, unless keys are configured.
+        """
+        made = self.path / KEYS
+        return str(made) if made.is_dir() else self.config.transport.keys
+
+    @property
+    def config_with_keys(self) -> Config:
+        """The resolved configuration, but with the keys of the present start."""
+        return replace(self.config, transport=replace(self.config.transport, keys=self.keys))
 
     @property
     def elapsed_seconds(self) -> float:

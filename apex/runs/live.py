@@ -1,7 +1,9 @@
-"""Finds the learner of the newest run that is running on this host, for programs that get no address."""
+"""Finds the learner of a run that this user runs on this host, and the keys that its programs need."""
 
+import os
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 
 from apex.errors import UsageError
 from apex.runs.folder import RunFolder, list_runs
@@ -12,14 +14,37 @@ from apex.transport.hello import Route, local_host, read_route
 def find_route(arguments: Namespace, folder: str = "runs") -> Route:
     """Returns the route of the options (see `add_route_options`); without --learner, that of the newest live run.
 
-    Prints that run's path to standard error. Raises UsageError if no run below `folder` is running on this host.
+    Without --keys, the route has the keys of the live run whose learner it leads to, if that is on this host. Prints
+    the path of a run that no option names. Raises UsageError if there is no --learner, and no live run below `folder`.
     """
-    if arguments.learner is not None:
-        return read_route(arguments)
-    run = next((RunFolder.open(path) for path in list_runs(folder) if is_held(path)), None)
-    if run is None:
-        raise UsageError(f"no run in {folder} is running on this host", "start one, or add --learner HOST")
-    print(f"using the newest live run: {run.path}", file=sys.stderr)
+    runs = ((run, _route_to(run)) for run in _live_runs(folder))
+    if arguments.learner is None:
+        run, found = next(runs, (None, None))
+        if run is None or found is None:
+            raise UsageError(f"no run in {folder} is running on this host", "start one, or add --learner HOST")
+        print(f"using the newest live run: {run.path}", file=sys.stderr)
+        route = found._replace(keys=arguments.keys, insecure_no_auth=arguments.insecure_no_auth)
+    else:
+        route = read_route(arguments)
+        host = "127.0.0.1" if route.host == "localhost" else route.host
+        found = next((each for _, each in runs if (each.host, each.port) == (host, route.port)), route)
+    return route if route.keys or route.insecure_no_auth else route._replace(keys=found.keys)
+
+
+def _live_runs(folder: str) -> Iterator[RunFolder]:
+    """Yields the runs of this user that are running on this host, the newest first.
+
+    Ignores runs of other users, because a learner whose key is known is trusted, and runs of other versions.
+    """
+    for path in list_runs(folder):
+        if path.stat().st_uid != os.geteuid() or not is_held(path):
+            continue
+        try:
+            yield RunFolder.open(path)
+        except UsageError:
+            continue
+
+
+def _route_to(run: RunFolder) -> Route:
     transport = run.config.transport
-    found = {"learner": f"{local_host(transport)}:{transport.port('control')}"}
-    return read_route(Namespace(**vars(arguments) | found | {"keys": arguments.keys or transport.keys}))
+    return Route(local_host(transport), transport.port("control"), run.keys)

@@ -5,6 +5,7 @@ import time
 
 import zmq
 
+from apex.transport.handshakes import FailedHandshakes
 from apex.transport.header import WireError
 from apex.transport.json_codec import MAX_JSON_BYTES, decode_answer, encode_control
 from apex.transport.messages.control import Answer, Request
@@ -27,6 +28,7 @@ class ControlClient(Reader):
         self._socket = context.socket(zmq.DEALER)
         prepare(self._socket, high_water_mark=64, max_bytes=MAX_JSON_BYTES, linger=linger)
         self._socket.reconnect_ivl_max = int(1000 * CONTROL_RECONNECT_SECONDS)
+        self._handshakes = FailedHandshakes(self._socket)
         connect(self._socket, endpoint, "control")
 
     def send(self, message: Request, run_id: int = 0) -> None:
@@ -42,7 +44,9 @@ class ControlClient(Reader):
 
     def receive(self, timeout: float) -> Answer | None:
         """Returns the next answer, or None after `timeout` seconds or for an invalid answer, which is counted."""
-        return self.read(self._socket, timeout, decode_answer)
+        answer = self.read(self._socket, timeout, decode_answer)
+        self.refused.update(self._handshakes.count())
+        return answer
 
     def refuse(self, error: WireError) -> None:
         """Counts one more invalid answer; warns at most once per WARN_SECONDS."""

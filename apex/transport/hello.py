@@ -21,6 +21,7 @@ from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
+from apex.transport.handshakes import NO_KEY
 from apex.transport.header import WIRE_VERSION
 from apex.transport.messages import control
 from apex.transport.messages.fields import printable
@@ -126,6 +127,7 @@ def greet(
             answer = _ask(client, hello, stop)
             match answer:
                 case None:
+                    _require_agreement(client, route)
                     wait.on(Waiting("welcome_with_keys" if route.keys else "welcome_without_keys", route.endpoint))
                     continue
                 case control.RefusedAnswer():
@@ -154,6 +156,15 @@ def greet_in_child(greet: Callable[[Stop], Welcome | None], stop: Stop) -> Welco
     """Calls `greet(stop)` in a child process, because a program that forks later must not have a ZeroMQ context."""
     answer = call_in_child("hello", lambda child_stop: msgspec.to_builtins(greet(child_stop)) or {}, stop)
     return msgspec.convert(answer, Welcome) if answer else None
+
+
+def _require_agreement(client: ControlClient, route: Route) -> None:
+    """Raises RefusedError if only one of the learner and this program uses keys: they can never connect."""
+    if client.refused[NO_KEY] and route.keys:
+        raise RefusedError(f"the learner at {route.endpoint} uses no keys", "leave out --keys")
+    if client.refused[NO_KEY]:
+        remedy = "run this command in the folder of apex train, or pass --keys RUN_FOLDER/keys or a bundle of keys"
+        raise RefusedError(f"the learner at {route.endpoint} accepts only programs with its keys", remedy)
 
 
 def _ask(client: ControlClient, hello: control.Hello, stop: Stop) -> control.Answer | None:

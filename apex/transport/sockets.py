@@ -21,6 +21,7 @@ from apex.runtime.lifecycle import POLL_SECONDS
 from apex.transport import timing
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.transport.curve.zap_handler import ZapHandler
+from apex.transport.handshakes import FailedHandshakes
 from apex.transport.header import Frame, WireError
 
 CURVE_BYTES = 1_024  # above the 33 bytes that CURVE adds to a message, and above its longest handshake message
@@ -112,6 +113,8 @@ def bind(socket: Any, endpoint: str, socket_name: str) -> None:
         socket.curve_secretkey = context.keys.secret
         socket.zap_domain = socket_name.encode()  # Without an enforced domain CURVE accepts any key.
         socket.zap_enforce_domain = 1
+        events = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        context.authenticator.watch(socket_name, FailedHandshakes(socket, events))
     give_up_at = time.monotonic() + BIND_SECONDS
     while True:
         try:

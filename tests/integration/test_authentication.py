@@ -5,6 +5,7 @@ import socket as network
 import threading
 import time
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -13,7 +14,7 @@ from support.waiting import DEADLINE, until
 from zmq.utils.monitor import recv_monitor_message
 
 from apex.config import Config, TransportConfig, to_dict
-from apex.errors import UsageError
+from apex.errors import RefusedError, UsageError
 from apex.learning.parameter_publisher import PublishingThread
 from apex.runtime.lifecycle import Stop
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
@@ -23,6 +24,7 @@ from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.transport.curve.zap_handler import ZapHandlerError
 from apex.transport.endpoints import BatchReceiver, ExperienceSender, ParameterPublisher, ParameterSubscriber
+from apex.transport.handshakes import NO_KEY, OTHER_SERVER, UNFINISHED
 from apex.transport.hello import Route, greet
 from apex.transport.json_codec import decode_request, encode_control
 from apex.transport.messages.control import StatusRequest, WelcomeAnswer
@@ -59,8 +61,8 @@ class Server:
         self.context = context
         self.socket = context.socket(kind)
         prepare(self.socket, high_water_mark=10)
-        self._monitor = self.socket.get_monitor_socket(OUTCOMES)
         bind(self.socket, ANY_PORT, socket_name)
+        self._monitor = self.socket.get_monitor_socket(OUTCOMES)  # The context does not count failures any more.
         self.endpoint = self.socket.last_endpoint.decode()
 
     def outcome(self):
@@ -122,6 +124,51 @@ def test_clients_without_a_key_are_refused(folder):
     with open_server(Keys(folder, "replay")) as server, knock(None, server):
         assert server.outcome() != "SUCCEEDED"  # The kind of failure depends on which side closes first.
         assert server.received(0.2) is None
+
+
+@pytest.mark.parametrize("reason", [NO_KEY, OTHER_SERVER])
+def test_a_connection_without_the_servers_key_is_counted(folder, elsewhere, reason):
+    with open_context(Keys(folder, "replay")) as context:
+        receiver = context.socket(zmq.PULL)
+        prepare(receiver, high_water_mark=10)
+        bind(receiver, ANY_PORT, "experience")
+        server = SimpleNamespace(endpoint=receiver.last_endpoint.decode())
+        with knock(Keys(elsewhere, "actor") if reason == OTHER_SERVER else None, server):
+            until(lambda: context.refused_connections, "count")
+        expected = {OTHER_SERVER} if reason == OTHER_SERVER else {NO_KEY, UNFINISHED}  # depends on which side is first
+        assert set(context.refused_connections) <= {f"experience: {each}" for each in expected}
+        assert not receiver.poll(200)
+
+
+@pytest.mark.parametrize("keyed", ["learner", "program"])
+def test_a_program_ends_if_only_one_side_has_keys(folder, keyed):
+    endpoint = free_endpoint()
+    route = Route("127.0.0.1", int(endpoint.rpartition(":")[2]), str(folder) if keyed == "program" else "")
+    with open_context(Keys(folder, "learner") if keyed == "learner" else None) as context:
+        AsyncReceiver(context, ROUTER, endpoint, "control", high_water_mark=10, max_bytes=1_000)
+        with pytest.raises(RefusedError) as refused:
+            greet(route, "actor", Stop())
+    assert endpoint in refused.value.problem
+    assert "--keys" in refused.value.remedy
+
+
+def test_a_key_folder_that_is_moved_revokes_no_key(folder):
+    class Watched(Keys):
+        num_looks = 0
+
+        @property
+        def exist(self):
+            self.num_looks += 1
+            return super().exist
+
+    keys = Watched(folder, "replay")
+    with open_server(keys) as server, knock(Keys(folder, "actor"), server) as client:
+        assert (server.outcome(), server.received()) == ("SUCCEEDED", b"knock")
+        folder.rename(folder.with_name("moved"))
+        looks = keys.num_looks
+        until(lambda: keys.num_looks > looks + 1, "looks")
+        client.send(b"again", zmq.NOBLOCK)
+        assert server.received() == b"again"
 
 
 def test_a_key_of_another_role_is_refused(folder):

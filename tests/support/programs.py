@@ -6,14 +6,17 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from apex.config import Config, RunConfig
+from apex.errors import UsageError
 from apex.launch.status import ask
 from apex.replay_memory.store.location import memory_folder
 from apex.runtime.ports import choose_ports, is_free
+from apex.transport.curve.key_store import Keys
 
 DEADLINE = 120.0
 TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", "300", "--learner.batch-size", "32"]
@@ -72,7 +75,7 @@ class Programs:
         """Waits until the run's status satisfies the condition."""
 
         def found():
-            status = ask(self.endpoint, 1.0)
+            status = ask(self.endpoint, 1.0, self.observer())
             return status if status is not None and wanted(status) else None
 
         deadline = time.monotonic() + DEADLINE
@@ -83,6 +86,12 @@ class Programs:
                 break
             time.sleep(0.05)  # The learner, which answers, is busy.
         pytest.fail("".join(f"--- {name}\n{self.output(name)}" for name in self.running))
+
+    def observer(self):
+        """The observer's keys of the newest start of `apex train`; None for programs that use no keys."""
+        with suppress(UsageError, OSError):  # The launcher has not written all of them yet, or removes them.
+            found = sorted(self.folder.glob("runs/*/keys"), key=lambda keys: keys.stat().st_mtime_ns)
+            return Keys(found[-1], "observer") if found else None
 
     def end(self):
         for process in self.running.values():

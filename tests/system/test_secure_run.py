@@ -1,4 +1,4 @@
-"""A whole run with keys: it trains, shows its secrets to no other program, and executes no data."""
+"""A whole run: it trains, keeps its keys secret, executes no data, and believes no other user of the machine."""
 
 import os
 import signal
@@ -7,18 +7,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replace_fields
 from support.listening import listening
-from support.messages import HELLO
+from support.messages import HELLO, RESULT, make_heartbeat
 from support.programs import CALM, running_in
 from support.waiting import until
 from zmq.utils import z85
 
 from apex.launch.status import ask
 from apex.runs.folder import RunFolder
+from apex.transport.codec import Codec
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import Keys
-from apex.transport.messages.control import StatusRequest
+from apex.transport.handshakes import NO_KEY, OTHER_SERVER, UNFINISHED
+from apex.transport.messages.control import Goodbye, StatusRequest
+from apex.transport.messages.results import ActorScores, Scores
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context
 from apex.types import Role
@@ -65,13 +69,22 @@ def arguments(folder):
         yield Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_a_run_with_keys_trains_hides_its_secrets_and_executes_no_data(programs, audit):
-    keys = programs.folder / "keys"
-    new_folder(keys)
-    observer = Keys(keys, "observer")
-    known = list(secrets(keys))
-    options = ["--name", "one", "--transport.keys", "keys"]
-    programs.start("train", "train", *CALM, *programs.offset, *options)
+def forge(endpoint, run, keys):
+    """Sends an evaluation, a score and a goodbye that end the run, if the learner believes them."""
+    result = replace_fields(RESULT, mean=2e6, confirmed=True)
+    with open_context(keys) as context:
+        client = ControlClient(context, endpoint)
+        client.send_frames(Codec(run.run_id, run.schema).encode_evaluation(result, None))
+        client.send(make_heartbeat("actor", run_id=run.run_id, scores=Scores([ActorScores(3, 1, 2e6, 8)])), run.run_id)
+        client.send(Goodbye(HELLO.session), run.run_id)
+        client.send(StatusRequest())
+        assert client.receive(1.0) is None
+
+
+def test_a_run_trains_hides_its_secrets_and_believes_no_stranger(programs, audit):
+    programs.start("train", "train", *CALM, *programs.offset, "--name", "one")
+    observer = until(programs.observer, "keys", seconds=60.0)
+    known = list(secrets(programs.folder / "runs" / "one" / "keys"))
 
     def training():
         assert programs.running["train"].poll() is None, programs.output("train")
@@ -80,7 +93,16 @@ def test_a_run_with_keys_trains_hides_its_secrets_and_executes_no_data(programs,
         return status and status.updates > 10 and {row.role for row in status.roles} == everyone
 
     until(training, "training with every program", seconds=120.0)
-    assert ask(programs.endpoint, 0.3) is None  # without a key
+    new_folder(programs.folder / "old")
+    for stranger in (None, Keys(programs.folder / "old", "evaluator")):
+        forge(programs.endpoint, RunFolder.open(programs.folder / "runs" / "one"), stranger)
+    refused = programs.status(lambda status: f"control: {OTHER_SERVER}" in status.refused_connections)
+    assert {f"control: {NO_KEY}", f"control: {UNFINISHED}"} & set(refused.refused_connections)
+    status = programs.status(lambda status: status.updates > refused.updates)
+    assert status.end is None
+    assert max(filter(None, (status.evaluator.best, status.actors.score)), default=0.0) < 2e6
+    programs.start("status", "status", *programs.learner)  # It finds the keys by itself.
+    assert programs.wait("status") == 0, programs.output("status")
     assert not any(secret in text for text in arguments(programs.folder) for secret in known)
     folder = RunFolder.open(programs.folder / "runs" / "one")
     tensorboard = folder.config.run.tensorboard_port

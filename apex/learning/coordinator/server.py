@@ -75,7 +75,7 @@ class CoordinatorServer:
         self._coordinator = coordinator
         self._state = coordinator.state
         self._run_id = folder.run_id
-        self._transport = folder.config.transport
+        self._transport = folder.config_with_keys.transport
         self._codec = Codec(folder.run_id, folder.schema)
         self._trainer = trainer
         self._stop = stop

@@ -70,6 +70,11 @@ class Keys:
     def __repr__(self) -> str:
         return f"Keys({self._folder}, {self.role})"
 
+    @property
+    def exist(self) -> bool:
+        """Whether the key folder still exists."""
+        return self._folder.is_dir()
+
     def server_key(self, socket_name: str) -> bytes:
         """Returns the public key of the role that binds this socket."""
         return self._only_key(ENDPOINTS[socket_name].bound_by)

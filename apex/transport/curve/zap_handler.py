@@ -20,6 +20,7 @@ from zmq.utils import z85
 
 from apex.errors import UsageError
 from apex.transport.curve.key_store import ENDPOINTS, Keys
+from apex.transport.handshakes import FailedHandshakes
 from apex.types import Role
 
 ENDPOINT = "inproc://zeromq.zap.01"
@@ -47,6 +48,7 @@ class ZapHandler:
         self._context = context
         self._keys = keys
         self._ports: dict[str, set[int]] = {}  # ports by socket name
+        self._handshakes: list[tuple[str, FailedHandshakes]] = []  # (socket name, its failed handshakes)
         own = [endpoint for endpoint in ENDPOINTS.values() if endpoint.bound_by == keys.role]
         self._needed = {role for endpoint in own for role in endpoint.open_to}
         self._complaints: dict[str, str] = {}  # the last error for each role whose keys cannot be read
@@ -67,6 +69,10 @@ class ZapHandler:
     def guard(self, socket_name: str, port: int) -> None:
         """Registers a socket's port. If a key used on the socket is removed, all connections to the port are closed."""
         self._ports.setdefault(socket_name, set()).add(port)
+
+    def watch(self, socket_name: str, handshakes: FailedHandshakes) -> None:
+        """Counts these failures too: their peers have no key that could be judged. Only the thread may read them."""
+        self._handshakes.append((socket_name, handshakes))
 
     def check(self) -> None:
         """Raises ZapHandlerError if the thread has ended."""
@@ -90,6 +96,9 @@ class ZapHandler:
             while not self._closing:
                 if socket.poll(POLL_MILLISECONDS):
                     socket.send_multipart(self._answer(socket.recv_multipart()))
+                for socket_name, handshakes in list(self._handshakes):
+                    for reason, count in handshakes.count().items():
+                        self.refused[f"{socket_name}: {reason}"] += count
                 if time.monotonic() >= look_at:
                     look_at = time.monotonic() + LOOK_SECONDS
                     self._look()
@@ -133,9 +142,10 @@ class ZapHandler:
         ZeroMQ cannot disconnect a single peer. Therefore all peers of such a socket reconnect and are authenticated
         again.
         """
-        before, self._lists = self._lists, {role: self._read(role) for role in Role}
-        if before == self._lists:
+        before, now = self._lists, {role: self._read(role) for role in Role}
+        if before == now or not self._keys.exist:  # A run folder that is moved or removed revokes no key.
             return
+        self._lists = now
         for role, keys in before.items():
             self._removed |= set(keys) - set(self._lists[role])
         gone = [entry for entry, role in self._admitted.items() if self._judge(*entry)[0] != role]
@@ -163,7 +173,8 @@ class ZapHandler:
             new = self.refused - self._reported
             self._reported = self.refused.copy()
             reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(new.items()))
-            log.warning("refused connections, most recently from %s; reasons and counts: %s", self._last, reasons)
+            last = f"; the last one with a key came from {self._last}" if self._last else ""
+            log.warning("refused connections, reasons and counts: %s%s", reasons, last)
 
 
 def cut(ports: Collection[int]) -> int:

@@ -106,7 +106,7 @@ def test_segments_stored_during_a_look_are_correct(bench, tmp_path, monkeypatch)
     # Between the reading of ledgers and stores, two segments are stored; the receipt of one counts at the next look.
     monkeypatch.setattr(bench.follower, "read", lambda: (bench.send(1, acknowledge=False), bench.send(2), read())[-1])
     monkeypatch.setattr(bench.follower, "look_again", lambda: bench.send(3))
-    run = ChaosRun(Config(), tmp_path / "run", [], (), None)
+    run = ChaosRun(Config(), tmp_path / "run", [], ())
     run.ledger, run.stores = bench.reader, [bench.follower]
     verdict = run.look().judge()
     assert verdict.passed, verdict.sentence()

@@ -2,6 +2,8 @@
 
 import dataclasses
 import socket
+import stat
+from pathlib import Path
 
 import pytest
 from support.launches import cartpole, stand_in
@@ -14,6 +16,8 @@ from apex.launch.train import execute, main, show
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import Stop
 from apex.sentences import describe_event, describe_failure
+from apex.transport.curve.command import new_folder
+from apex.transport.curve.key_store import Keys
 
 pytestmark = pytest.mark.programs
 
@@ -62,6 +66,54 @@ def test_a_running_run_is_not_resumed_and_a_finished_one_is(tmp_path):
     again = run(outcome.config, FINISHES, folder=tmp_path / "mine")
     assert again.ending.status == FINISHED
     assert [start["argv"] for start in RunFolder.open(tmp_path / "mine").manifest["resumed"]] == [["x"]]
+
+
+def keys_seen(config, **options):
+    """Starts a run; returns its outcome, and the learner's public key in the folders that its programs get."""
+    seen = []
+
+    def look(usual):
+        commands = [program.command for program in usual if "--keys" in program.command]
+        for folder in {Path(command[command.index("--keys") + 1]) for command in commands}:
+            seen.append(Keys(folder, "learner").public)
+            assert not any(stat.S_IMODE(path.stat().st_mode) & 0o077 for path in (folder, *folder.iterdir()))
+        return [FINISHES]
+
+    return execute(Start(config=config, argv=[], edit_programs=look, **options), Stop()), seen
+
+
+def test_each_start_makes_keys_and_removes_them_at_its_end(tmp_path):
+    outcome, first = keys_seen(cartpole(tmp_path))
+    keys = tmp_path / "mine" / "keys"
+    assert not keys.exists()
+    new_folder(keys)  # as a killed launcher leaves them
+    left = Keys(keys, "learner").public
+    again, second = keys_seen(outcome.config, folder=tmp_path / "mine")
+    assert len({*first, left, *second}) == 3
+    assert not keys.exists()
+    assert again.config.transport.keys == RunFolder.open(tmp_path / "mine").config.transport.keys == ""
+
+
+def test_configured_keys_are_used_and_kept(tmp_path):
+    new_folder(tmp_path / "own")
+    transport = TransportConfig(keys=str(tmp_path / "own"))
+    _, seen = keys_seen(dataclasses.replace(cartpole(tmp_path), transport=transport))
+    assert seen == [Keys(tmp_path / "own", "learner").public]
+    assert not (tmp_path / "mine" / "keys").exists()
+
+
+def test_no_keys_are_made_with_insecure_no_auth(tmp_path):
+    transport = TransportConfig(insecure_no_auth=True)
+    _, seen = keys_seen(dataclasses.replace(cartpole(tmp_path), transport=transport))
+    assert seen == []
+
+
+def test_keys_that_cannot_be_private_refuse_the_start(tmp_path, monkeypatch):
+    """As on a disk without file modes."""
+    monkeypatch.setattr("apex.launch.local.new_folder", lambda folder: (new_folder(folder), folder.chmod(0o777)))
+    with pytest.raises(UsageError, match=r"mine/keys.*0777") as refused:
+        run(cartpole(tmp_path), FINISHES)
+    assert "--insecure-no-auth" in refused.value.remedy
 
 
 def test_a_run_ends_with_the_status_of_the_program_that_refused(tmp_path, capsys):

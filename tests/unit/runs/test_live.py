@@ -1,4 +1,6 @@
-"""A program without an address joins the newest live run of the folder `runs`, or is refused."""
+"""A program without an address joins the newest live run of the folder `runs`; without keys it finds those of a live run."""
+
+import os
 
 import pytest
 from support.builders import VECTORS
@@ -41,10 +43,39 @@ def test_the_newest_live_run_is_joined_with_its_address_and_keys(runs, capsys):
         assert find_route(parse()).port == 22_103
 
 
+def test_the_keys_of_a_run_are_found_by_its_address(runs):
+    run, address = make_run(runs, "one", port_offset=50), ("--learner", "127.0.0.1:22053")
+    (run.path / "keys").mkdir()
+    make_run(runs, "ended")
+    with hold(run.path):
+        for learner in ("127.0.0.1", "localhost"):
+            assert find_route(parse("--learner", f"{learner}:22053")).keys == "runs/one/keys"
+        assert find_route(parse()).keys == "runs/one/keys"
+        assert find_route(parse(*address, "--keys", "mine")).keys == "mine"
+        for others in ((*address, "--insecure-no-auth"), ("--learner", "127.0.0.1"), ("--learner", "gpu1:22053")):
+            assert find_route(parse(*others)).keys == ""
+    assert find_route(parse(*address)).keys == ""  # The run has ended.
+    assert (run.config_with_keys.transport.keys, run.config.transport.keys) == (run.keys, "")
+
+
 def test_a_run_that_is_bound_to_an_address_is_reached_there(runs):
     run = make_run(runs, "one", bind="10.77.0.1", keys="keys")
     with hold(run.path):
         assert find_route(parse()).host == "10.77.0.1"
+        assert find_route(parse("--learner", "10.77.0.1")).keys == "keys"
+
+
+@pytest.mark.parametrize("spoil", ["other user", "other format"])
+def test_a_run_of_another_user_or_format_is_not_joined(runs, monkeypatch, spoil):
+    run = make_run(runs, "one", keys="theirs")
+    with hold(run.path):
+        if spoil == "other user":
+            monkeypatch.setattr(os, "geteuid", lambda: run.path.stat().st_uid + 1)
+        else:
+            monkeypatch.setattr("apex.runs.folder.FORMAT", 99)
+        assert find_route(parse("--learner", "127.0.0.1")).keys == ""
+        with pytest.raises(UsageError):
+            find_route(parse())
 
 
 def test_without_a_live_run_an_address_is_required(runs):

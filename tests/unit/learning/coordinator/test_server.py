@@ -313,8 +313,10 @@ def test_a_key_serves_only_its_own_role(tmp_path, transport):
         with ExitStack() as opened:
             clients = {
                 role: ControlClient(opened.enter_context(open_context(Keys(tmp_path / "keys", role))), endpoint)
-                for role in ("replay", "actor", "observer")
+                for role in ("replay", "actor", "evaluator", "observer")
             }
+            scores = make_heartbeat("actor", session=6, run_id=run_id, scores=Scores([ActorScores(5, 1, 9.0, 8)]))
+            forged = Codec(run_id, SCHEMA).encode_evaluation(replace_fields(RESULT, confirmed=True), None)
 
             def status():
                 clients["observer"].send(StatusRequest())
@@ -324,8 +326,13 @@ def test_a_key_serves_only_its_own_role(tmp_path, transport):
             assert isinstance(clients["replay"].receive(30.0), StateAnswer)
             for claim in (replace_fields(HELLO, role="evaluator"), replay, Goodbye(replay.session)):
                 clients["actor"].send(claim, run_id)
-            until(lambda: status().refusals.get("control") == {"role": 3}, "refusals")
+            clients["actor"].send_frames(forged)
+            clients["evaluator"].send(scores, run_id)
+            until(lambda: status().refusals.get("control") == {"role": 5}, "refusals")
             assert [row.role for row in status().roles] == ["replay"]
+            assert (status().evaluator.score, status().actors.score, status().end) == (None, None, None)
+            clients["evaluator"].send_frames(forged)
+            until(lambda: status().evaluator.score == RESULT.mean, "an evaluator's own evaluation")
             clients["replay"].send(Goodbye(replay.session), run_id)
             until(lambda: not status().roles, "goodbye")
     finally:
