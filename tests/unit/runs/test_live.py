@@ -1,4 +1,4 @@
-"""A program without an address joins the newest live run of the folder `runs`; without keys it finds those of a live run."""
+"""A program without an address joins the newest live run of the folder `runs`, and finds the keys of a live run."""
 
 import os
 
