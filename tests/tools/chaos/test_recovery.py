@@ -212,7 +212,7 @@ def test_files_of_another_user_are_planted_and_removed(run, monkeypatch, place):
 
 
 def test_the_wall_clock_of_a_program_jumps_and_its_monotonic_clock_does_not(tmp_path):
-    run = ChaosRun(Config(), tmp_path / "run", [], [], None)
+    run = ChaosRun(Config(), tmp_path / "run", [], [])
     command = "import time; print(time.time(), time.time_ns() / 1e9, time.monotonic()); input()\n"
     paths = os.pathsep.join([str(chaos_run.CLOCK), str(ROOT)])
     environment = {**os.environ, "CHAOS_CLOCK": str(tmp_path / "run" / "clock"), "PYTHONPATH": paths}
@@ -255,7 +255,7 @@ def test_a_victim_has_recovered_when_its_work_is_seen_again(run, victim):
 def test_assertions_of_libzmq_and_aborted_programs_are_counted(tmp_path):
     (tmp_path / "replay.log").write_text("ready\nAssertion failed: !_io_error (src/stream_engine_base.cpp:310)\n")
     failures = [Failure(role="replay", kind="signal", value=signum) for signum in (signal.SIGABRT, signal.SIGKILL)]
-    run = ChaosRun(Config(), tmp_path / "run", [], [], None)
+    run = ChaosRun(Config(), tmp_path / "run", [], [])
     run.run_folder = SimpleNamespace(logs=tmp_path)
     assert run.count_aborts() == 1
     shown = []
