@@ -92,10 +92,10 @@ def test_other_files_are_ignored(tmp_path):
     assert find(tmp_path) == Leftovers({}, {}, {}, [])
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, 30), ("apex-1-0", 30), ("apex-2-0", 30), ("apex-3-0", 130)])
+@pytest.mark.parametrize(("own", "expected"), [(None, 30), ("apex-1-0", 30), ("apex-2-0", 30), ("apex-3-0", 137)])
 def test_a_start_can_free_dead_and_kept_files_and_reuses_its_own(own, expected):
     dead, kept, alive, other = (Path(f"apex-{number}-0") for number in range(1, 5))
-    leftovers = Leftovers({dead: 10}, {kept: 20}, {alive: 100, other: 1_000}, [])
+    leftovers = Leftovers({dead: 10}, {kept: 20}, {alive: 100, Path("apex-3-1"): 7, other: 1_000}, [])
     own = Path(own) if own else None
     assert bytes_to_come(leftovers, own) == expected
 
