@@ -7,10 +7,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from apex.runtime.spawn import spawn
+from chaos.environment import PACED_ID
 
 STRANGER = 54_321  # user id of the other user
 SECOND = (  # options of a short run
-    *("--env", "CartPole-v1", "--actors", "1", "--evaluator.no-enabled", "--run.no-tensorboard"),
+    *("--env", PACED_ID, "--actors", "1", "--evaluator.no-enabled", "--run.no-tensorboard"),
     *("--replay.capacity", "2000", "--replay.min-size-to-sample", "100", "--learner.batch-size", "32"),
     *("--max-updates", "20"),
 )
