@@ -5,7 +5,7 @@
     config = apex.preset("cartpole", seed=2, run={"max_minutes": 5})
     run = apex.train(config)                      # as `apex train` does; Ctrl-C ends the run cleanly
     print(apex.evaluate(run, episodes=100).mean)  # as `apex evaluate` does
-    policy = apex.load_policy(run)                # observation -> action
+    policy = apex.load_policy(run)                # what env.step returned -> what env.step takes
 
 Each name is imported at its first use: `import apex` alone loads neither NumPy nor torch.
 """

@@ -66,7 +66,7 @@ def describe_outcome(end: EndReason | None, *, running: bool) -> str:
 
 
 def describe_failure(failure: Failure) -> str:
-    """Returns why a program could not continue, with its last words and its log."""
+    """Returns why a program could not continue, with the last line and the path of its log."""
     detail = f": {failure.detail}" if failure.detail else ""
     log = f"; see {failure.log}" if failure.log else ""
     unit = f"{failure.unit}: " if failure.unit else ""
@@ -167,8 +167,8 @@ def _describe_exit(failure: Failure) -> str:
 
 
 WAITS: dict[WaitKind, str] = {
-    "welcome_without_keys": "the learner at {subject}, which may require --keys",
-    "welcome_with_keys": "the learner at {subject}, which must know this key; each start of apex train has new keys",
+    "welcome_without_keys": "the learner at {subject}: check its port, the firewall and whether it needs --keys",
+    "welcome_with_keys": "the learner at {subject}: check its port, the firewall and the keys, new at each start",
     "all_replay": "all replay servers to join the run: {subject} is missing",
     "shard": "the learner at {subject} to assign this server's shard, which another replay server may still hold",
     "actor_id": "a free actor id: other actor hosts use all {need:,.0f}",

@@ -7,6 +7,8 @@ python examples/notebook_loop.py --max-updates 200
 # %% Train. In a notebook, replace the options by values, such as run={"max_minutes": 2}.
 import argparse
 
+import gymnasium
+
 import apex
 
 parser = argparse.ArgumentParser()
@@ -18,9 +20,9 @@ config = apex.preset("cartpole", run=limits)
 run = apex.train(config, quiet=True)
 print(f"{run.reason}: {run.steps:,} steps, {run.seconds:.0f} s, in {run.folder}")
 
-# %% Load. The policy maps one observation, or a batch of observations, to actions.
+# %% Load. The policy takes an observation of the environment, or a batch, and returns the action for env.step.
 policy = apex.load_policy(run)
-env = policy.make_environment()
+env = gymnasium.make("CartPole-v1")
 
 # %% Play one game.
 observation, _ = env.reset(seed=1)
@@ -29,4 +31,4 @@ while not ended:
     observation, reward, terminated, truncated, _ = env.step(policy(observation))
     score += reward
     ended = terminated or truncated
-print(f"one greedy game: {score:.0f}; Q of its last state: {policy.q_values(observation).round(2)}")
+print(f"one greedy game: {score:.0f}; Q of its last state: {policy.q_values(policy.prepare(observation)).round(2)}")

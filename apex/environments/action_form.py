@@ -24,6 +24,7 @@ class ActionForm(NamedTuple):
     num_actions: int  # A; 0 for continuous actions
     size: int  # K; 0 for discrete actions
     convert: Callable[[Any], Any]  # converts an int below A, or float32[K] in [-1, 1], to the environment's action
+    code: str  # `convert` of `a`, as an expression of exported code, in which `space` is the action space
 
     def check(self, actions: Array) -> None:
         """Raises ValueError unless `actions` are int[E], each below A, or float[E, K] within [-1, 1]."""
@@ -40,17 +41,20 @@ def read_actions(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> Act
     if isinstance(space, spaces.Discrete):
         first = int(space.start)
         require(space.n <= MAX_ACTIONS, f"environment.id {config.id!r} has {space.n} actions; maximum is {MAX_ACTIONS}")
-        return ActionForm(int(space.n), 0, lambda action: first + int(action))
+        return ActionForm(int(space.n), 0, lambda action: first + int(action), "int(space.start + a)")
     if isinstance(space, spaces.MultiDiscrete):
-        return _read_combinations(space, space.nvec, space.start, subject)
+        code = "space.start + np.reshape(np.unravel_index(a, space.nvec.reshape(-1)), space.shape)"
+        return _read_combinations(space, space.nvec, space.start, subject, code)
     if isinstance(space, spaces.MultiBinary):
-        return _read_combinations(space, np.full(space.shape, 2), np.zeros(space.shape, np.int64), subject)
+        twos = np.full(space.shape, 2)
+        code = f"np.reshape(np.unravel_index(a, {[2] * twos.size}), space.shape).astype(space.dtype)"
+        return _read_combinations(space, twos, np.zeros_like(twos), subject, code)
     if isinstance(space, spaces.Box):
         return _read_box(space, subject)
     raise UsageError(f"{subject}: only Discrete, MultiDiscrete, MultiBinary and Box are supported", "use a wrapper")
 
 
-def _read_combinations(space: spaces.Space[Any], counts: Array, first: Array, subject: str) -> ActionForm:
+def _read_combinations(space: spaces.Space[Any], counts: Array, first: Array, subject: str, code: str) -> ActionForm:
     """Returns a form with one action for each combination of values; the last value changes fastest."""
     values = [int(count) for count in counts.flat]
     problem = f"{subject}: {prod(values):,} combinations of values, but at most {MAX_COMBINATIONS:,} are supported"
@@ -60,7 +64,7 @@ def _read_combinations(space: spaces.Space[Any], counts: Array, first: Array, su
         combination = np.array(np.unravel_index(action, values)).reshape(counts.shape)
         return (first + combination).astype(space.dtype)
 
-    return ActionForm(prod(values), 0, convert)
+    return ActionForm(prod(values), 0, convert, code)
 
 
 def _read_box(space: spaces.Box, subject: str) -> ActionForm:
@@ -78,4 +82,6 @@ def _read_box(space: spaces.Box, subject: str) -> ActionForm:
         share = (action.reshape(space.shape).astype(np.float64) + 1) / 2
         return np.clip(low + share * (high - low), low, high).astype(space.dtype)
 
-    return ActionForm(0, size, convert)
+    scaled = "space.low + (a.reshape(space.shape) + 1) / 2 * (space.high - space.low)"
+    code = f"np.clip({scaled}, space.low, space.high).astype(space.dtype)"
+    return ActionForm(0, size, convert, code)

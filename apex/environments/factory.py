@@ -1,26 +1,29 @@
 """Creates and describes environments of ALE, Gymnasium and the user. Other packages use only this interface."""
 
+import ast
 import difflib
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import ale_py
 import gymnasium
 import numpy as np
+from ale_py.env import AtariEnv
 
 from apex.config import EnvironmentConfig
 from apex.config.presets import EnvironmentKind
-from apex.environments.action_form import read_actions
+from apex.environments.action_form import ActionForm, read_actions
 from apex.environments.answers import has_mask
 from apex.environments.atari import AtariEnvironment, action_names
 from apex.environments.foreign import environment_modules
 from apex.environments.interface import VectorEnvironment
 from apex.environments.mujoco import prepare, require_picture, uses_mujoco
-from apex.environments.observation_form import read_observations
+from apex.environments.observation_form import ObservationForm, read_observations
 from apex.environments.sync_vector import SyncVectorEnvironment
 from apex.errors import UsageError, describe_exception, require
 from apex.runtime.importer import find_factory, import_module
@@ -80,6 +83,16 @@ def kind(config: EnvironmentConfig, schema: Schema | None = None) -> Environment
     return "image" if is_image else "vector"
 
 
+def read_forms(config: EnvironmentConfig) -> tuple[gymnasium.Space[Any], ObservationForm, ActionForm]:
+    """Returns the observation space of an environment as `gymnasium.make` creates it, and the forms of both spaces."""
+    game = _atari_game(config)
+    if game is None:
+        with _one(config) as env:
+            return env.observation_space, read_observations(env, config), read_actions(env, config)
+    screen = AtariEnv(game, full_action_space=config.full_action_space)
+    return screen.observation_space, read_observations(screen, config), read_actions(screen, config)
+
+
 def make_environment(
     config: EnvironmentConfig, num_envs: int, *, seed: int, num_threads: int = 1, pictures: bool = False
 ) -> VectorEnvironment:
@@ -134,6 +147,10 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
         raise UsageError(problem) from error
     if not isinstance(env, gymnasium.Env):
         raise UsageError(f"environment.id {config.id!r} returned {type(env).__name__}", "return a gymnasium.Env")
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        problem = f"environment.id {config.id!r}: {name} is {space!r:.80}, not a gymnasium.Space"
+        require(isinstance(space, gymnasium.Space), problem, remedy=f"set self.{name} in __init__")
     problem = f"environment.id {config.id!r} cannot be drawn: its render_mode is {env.render_mode!r}, not 'rgb_array'"
     require(not pictures or env.render_mode == "rgb_array", problem)
     if pictures and uses_mujoco(config.id):
@@ -183,6 +200,19 @@ def _suggest(name: str) -> str:
     """Returns the remedy for an unknown name."""
     known = {_plain(i): i for i, spec in gymnasium.registry.items() if not _is_atari(spec) or spec.namespace == "ALE"}
     near = [known[plain] for plain in difflib.get_close_matches(_plain(name), known, n=3)]
+    if classes := _find_classes(name):
+        return f"give {' or '.join(f'{name}:{each}' for each in classes)}"
     if near:
-        return f"did you mean {' or '.join(near)}?"
-    return "use an Atari game (ALE/Pong-v5), a Gymnasium id, or package.module:factory"
+        return f"did you mean {' or '.join(near)}? If a package registers it, give package:{name}"
+    return f"use an Atari game (ALE/Pong-v5), a Gymnasium id, package:{name} if a package registers it, or module:class"
+
+
+def _find_classes(name: str) -> list[str]:
+    """Returns the public classes of the module `name` in the current folder, without importing it; [] if none."""
+    path = Path(f"{name}.py")
+    if not name.isidentifier() or not path.is_file():
+        return []
+    with suppress(SyntaxError, ValueError, OSError):
+        nodes = ast.parse(path.read_bytes()).body
+        return [node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    return []

@@ -1,6 +1,6 @@
 """Converts an environment's observations to grayscale images or float32 vectors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import cv2
@@ -15,6 +15,7 @@ from apex.types import Array
 
 CHANNELS = {1: None, 3: cv2.COLOR_RGB2GRAY, 4: cv2.COLOR_RGBA2GRAY}  # number of channels -> conversion to grayscale
 MAX_VALUES = 2**20  # maximum values of a vector observation
+WRAPPERS = "gymnasium.wrappers.FilterObservation, or FlatObsWrapper and ImgObsWrapper of minigrid.wrappers"
 MIN_IMAGE_SIZE = 16  # pixels; a smaller image is probably a grid of cells, which resizing would blur
 
 
@@ -25,6 +26,7 @@ class ObservationForm(NamedTuple):
     dtype: Literal["uint8", "float32"]
     stack: int
     to_frame: Callable[[Any], Array]  # raises BadAnswerError for an observation outside of the declared space
+    code: str  # `to_frame` of `x`, as an expression of exported code, in which `env` is the environment
     change: str = ""  # how `to_frame` changes images, in one sentence; "": unchanged
 
 
@@ -36,9 +38,10 @@ def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -
         shape = (config.image_size, config.image_size)
         to_frame = _image_reader(observations, config)
         change = _describe_change(observations, config)
-        return ObservationForm(shape, "uint8", config.frame_stack, to_frame, change)
+        return ObservationForm(shape, "uint8", config.frame_stack, to_frame, _image_code(observations, shape), change)
     num_values, to_frame = _vector_reader(observations, config)
-    return ObservationForm((num_values,), "float32", 1, to_frame)
+    code = "spaces.flatten(env.observation_space, x).astype(np.float32)"
+    return ObservationForm((num_values,), "float32", 1, to_frame, code)
 
 
 def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any], Array]:
@@ -63,6 +66,13 @@ def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any
     return to_frame
 
 
+def _image_code(space: spaces.Box, size: tuple[int, int]) -> str:
+    """Returns the conversion of `_image_reader` as an expression of exported code."""
+    conversion = {3: "RGB2GRAY", 4: "RGBA2GRAY"}.get(space.shape[-1] if len(space.shape) == 3 else 1)
+    gray = f"cv2.cvtColor(x, cv2.COLOR_{conversion})" if conversion else f"x.reshape({space.shape[:2]})"
+    return gray if space.shape[:2] == size else f"cv2.resize({gray}, {size}, interpolation=cv2.INTER_AREA)"
+
+
 def _describe_change(space: spaces.Box, config: EnvironmentConfig) -> str:
     """Returns in words how images are changed for the agent; "" if they are not."""
     height, width, *channels = space.shape
@@ -78,6 +88,19 @@ def _describe_change(space: spaces.Box, config: EnvironmentConfig) -> str:
     return f"{kind}images of {height} x {width} are {' and '.join(changes)} (--environment.image-size)"
 
 
+def _parts_without_size(space: spaces.Space[Any], name: str = "") -> Iterator[tuple[str, spaces.Space[Any]]]:
+    """Yields the keys, such as "goal.text", and spaces of the parts that cannot be flattened."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            yield from _parts_without_size(part, f"{name}.{key}".lstrip("."))
+        return
+    try:
+        spaces.flatdim(space)
+    except (ValueError, NotImplementedError):
+        yield name, space
+
+
 def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple[int, Callable[[Any], Array]]:
     """Returns the length of the vector for a space, and a function that converts observations to such vectors.
 
@@ -87,7 +110,10 @@ def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple
     try:
         num_values = spaces.flatdim(space)
     except (ValueError, NotImplementedError) as error:
-        raise UsageError(f"{subject}: {error}") from error
+        name, part = next(_parts_without_size(space), ("", space))
+        problem = f"environment.id {config.id!r} has observations whose {name or 'value'} is a {type(part).__name__}"
+        remedy = f"leave it out or convert it: {WRAPPERS}; then give module:function, which returns the wrapped game"
+        raise UsageError(f"{problem}, which has no fixed number of values", remedy) from error
     problem = f"{subject}: {num_values:,} values, but 1 ... {MAX_VALUES:,} are supported"
     remedy = "return fewer values, or images as uint8 [height, width] or [height, width, channels]"
     require(1 <= num_values <= MAX_VALUES, problem, remedy=remedy)

@@ -182,7 +182,7 @@ def _choose_player(options: argparse.Namespace) -> Player:
     if not options.random:
         given = f"--env {options.env}" if options.env else "--env-arg" if options.env_arg else ""
         require(not given, f"{given} needs --random", remedy="leave it out: a run defines its environment itself")
-        path = find_policy(options.run or open_run(None).path, options.checkpoint)
+        path = find_policy(options.run or open_run(None, with_policy=True).path, options.checkpoint)
         return load_player(path, options.epsilon, options.seed)
     require(options.env is not None, "--random needs --env ID", remedy="add an id, for example --env ALE/Pong-v5")
     for given in filter(None, (options.run, options.checkpoint and f"--checkpoint {options.checkpoint}")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 
 from apex.algorithms.interface import Agent
 from apex.config.validation import Probability, checked
+from apex.environments.answers import MASK, BadAnswerError, read_mask
 from apex.environments.factory import describe
 from apex.environments.single import AgentEnvironment
+from apex.environments.translator import Translator
 from apex.errors import UsageError, require
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.paths import MANIFEST
@@ -74,16 +77,24 @@ def load_policy(
 class Policy:
     """The epsilon-greedy policy of a trained network; for continuous actions, the network's action plus noise.
 
-    Observations have the format that the network was trained on:
+    `policy(observation)` takes what `env.reset` and `env.step` of the environment return, and returns what `env.step`
+    takes:
+
+        policy = apex.load_policy("runs/my-run")
+        env = gymnasium.make("Pendulum-v1")
+        observation, _ = env.reset()
+        observation, reward, *_ = env.step(policy(observation))
+
+    Of images, the network sees the last S frames, so call `reset` when an episode begins. An Atari game is played as
+    `gymnasium.make("ALE/Pong-v5")` shows it. Training also takes the maximum of the last two frames of the emulator,
+    which only `make_environment` does.
+
+    `act` and `q_values` take prepared observations, as `prepare` and the environment of `make_environment` return them:
 
     - vectors: float32[D], the environment's observation, flattened as by `gymnasium.spaces.flatten` (a Discrete is
       one-hot). Nothing is normalised.
     - images and Atari: uint8[S, H, W], the last S gray frames of H x W pixels, the newest last, with zeros before an
-      episode's first frame. `make_environment` returns an environment with such observations.
-
-    Discrete actions are 0 ... A - 1, counted from the action space's `start`, which is usually 0. Continuous actions
-    are float32[K] in -1 ... 1, where -1 and 1 stand for the environment's own bounds; `epsilon` is then the standard
-    deviation of normal noise.
+      episode's first frame.
     """
 
     def __init__(self, info: PolicyInfo, agent: Agent, *, path: Path, epsilon: float = 0.0, seed: int = 0) -> None:
@@ -97,24 +108,47 @@ class Policy:
     def __repr__(self) -> str:
         return f"Policy({self.info.environment.id}, {self.info.num_updates:,} updates, epsilon {self.epsilon:g})"
 
-    def __call__(self, observation: Any, mask: Any = None) -> int | Array:
-        """Returns an int for one observation, int64[B] for a batch; continuous actions are float32[K] or [B, K].
+    def __call__(self, observation: Any, mask: Any = None) -> Any:
+        """Returns the environment's own action for its own observation, or a batch of actions for a batch.
 
-        `mask`, bool[A] or [B, A]: the allowed actions, as in `info["action_mask"]`; None: all. Raises UsageError if
-        the observation has another shape or dtype, or if the policy was trained with masks and `mask` is None.
+        Batches are those of a `gymnasium.vector` environment: each array has one more axis, in front. `mask` is
+        `info["action_mask"]`; None: all actions are allowed. Raises UsageError if the observation does not belong to
+        the observation space, if the environment cannot be created to read its spaces, or if a mask is missing.
+        """
+        batch, is_one = self._translator.prepare(observation)
+        return self._translator.convert(self._choose(batch, mask), is_one=is_one)
+
+    def reset(self) -> None:
+        """Forgets the frames of the previous episode. Only policies of images remember frames."""
+        self._translator.reset()
+
+    def prepare(self, observation: Any) -> Array:
+        """Converts an observation of the environment, or a batch, to the format that the network was trained on.
+
+        For images, adds it to the frames since `reset`.
+        """
+        batch, is_one = self._translator.prepare(observation)
+        one = batch if self.info.schema.stack > 1 else batch[:, 0]
+        return one[0] if is_one else one
+
+    def act(self, observation: Any, mask: Any = None) -> int | Array:
+        """Returns the agent's action for a prepared observation: an int; for a batch, int64[B].
+
+        Discrete actions are 0 ... A - 1, counted from the action space's `start`, which is usually 0; each combination
+        of a MultiDiscrete or MultiBinary is one action. Continuous actions are float32[K] or [B, K] in -1 ... 1, where
+        -1 and 1 stand for the environment's own bounds; `epsilon` is then the standard deviation of normal noise.
+
+        `mask`, bool[A] or [B, A]: the allowed actions; None: all. Raises UsageError if the observation has another
+        shape or dtype, or if the policy was trained with masks and `mask` is None.
         """
         batch, is_one = self._batch(observation)
-        problem = f"{self.info.environment.id} has action masks, but no mask is given"
-        is_complete = mask is not None or not self.info.schema.masked
-        require(is_complete, problem, remedy='pass info["action_mask"] as the second argument')
-        allowed = None if mask is None else self._mask(mask, len(batch))
-        actions = self._agent.act(batch, allowed, self.epsilon, self._rng)
+        actions = self._choose(batch, mask)
         if not is_one:
             return actions
         return actions[0] if self.info.schema.action_size else int(actions[0])
 
     def q_values(self, observation: Any) -> NDArray[np.float32]:
-        """Returns float32[A] for one observation, float32[B, A] for a batch.
+        """Returns float32[A] for one prepared observation, float32[B, A] for a batch.
 
         Raises UsageError if the policy has no Q-values.
         """
@@ -126,11 +160,28 @@ class Policy:
         return q[0] if is_one else q
 
     def make_environment(self, render_mode: str | None = None) -> AgentEnvironment:
-        """Creates an environment as in training. Its observations and actions fit this policy without conversion."""
+        """Creates an environment as in training, with prepared observations and the agent's actions; see `act`."""
         return AgentEnvironment(self.info.environment, self.info.schema, render_mode=render_mode)
+
+    @cached_property
+    def _translator(self) -> Translator:
+        return Translator(self.info.environment)
+
+    def _choose(self, batch: Array, mask: Any) -> Array:
+        """Returns the agent's actions for frame_dtype[B, S, *F]."""
+        problem = f"{self.info.environment.id} has action masks, but no mask is given"
+        is_complete = mask is not None or not self.info.schema.masked
+        require(is_complete, problem, remedy='pass info["action_mask"] as the second argument')
+        allowed = None if mask is None else self._mask(mask, len(batch))
+        return self._agent.act(batch, allowed, self.epsilon, self._rng)
 
     def _mask(self, mask: Any, size: int) -> NDArray[np.bool_]:
         """Checks an action mask; returns bool[B, A]."""
+        if isinstance(mask, tuple):  # as `MultiDiscrete.sample` expects it
+            try:
+                mask = read_mask({MASK: mask}, self.info.schema.num_actions)
+            except BadAnswerError as error:
+                raise UsageError(f"{self.info.environment.id} {error}") from error
         allowed = np.asarray(mask)
         shape = (size, self.info.schema.num_actions)
         require(
@@ -152,8 +203,9 @@ class Policy:
         if array.shape != one and array.shape[1:] not in (one, stack):
             dims = ", ".join(map(str, one))
             raise UsageError(
-                f"an observation of {self.info.environment.id} must be {schema.frame_dtype}[{dims}], or a batch "
-                f"{schema.frame_dtype}[B, {dims}]; got {array.dtype}{list(array.shape)}"
+                f"a prepared observation of {self.info.environment.id} must be {schema.frame_dtype}[{dims}], or a "
+                f"batch {schema.frame_dtype}[B, {dims}]; got {array.dtype}{list(array.shape)}",
+                "prepare the environment's own observations with Policy.prepare, or call the policy itself",
             )
         fits = array.dtype == np.uint8 if schema.frame_dtype == "uint8" else array.dtype.kind in "biuf"
         require(fits, f"observations of {self.info.environment.id} must be {schema.frame_dtype}, got {array.dtype}")

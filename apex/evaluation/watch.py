@@ -11,7 +11,7 @@ from pathlib import Path
 from apex.algorithms.interface import Mask
 from apex.config.arguments import Parser, check_out, positive_float, positive_int, probability, seed
 from apex.environments.factory import make_environment
-from apex.errors import FINISHED, CheckpointError
+from apex.errors import FINISHED, CheckpointError, require
 from apex.evaluation.command import Player, load_player, one_thread
 from apex.evaluation.episodes import Episode, play
 from apex.evaluation.policy import EPSILON, RUN
@@ -19,9 +19,10 @@ from apex.evaluation.video import FORMATS, Camera, Gif, Mp4, Window, begin_video
 from apex.runs.checkpoints.paths import newest_update
 from apex.runs.checkpoints.policy_file import find_best
 from apex.runs.folder import open_run
+from apex.runs.lock import is_held
 from apex.runtime.lifecycle import Stop, reports_errors, sleep, stop_on_signals
 from apex.runtime.trust import add_allow
-from apex.sentences import plural
+from apex.sentences import describe_outcome, plural
 from apex.types import Array
 
 FOREVER = 10**12  # games or pictures
@@ -84,7 +85,10 @@ def main(argv: Sequence[str]) -> int:
         while (first := load(checks=True)) is None:
             if stop.poll():
                 return FINISHED
-            print(f"waiting for the first policy of {run.path}; press Ctrl-C to stop", file=sys.stderr, flush=True)
+            problem = f"{run.path} has no policy: {describe_outcome(run.end, running=run.end is None)}"
+            require(run.end is None, problem, remedy="choose another run")
+            where = "" if is_held(run.path) else ", which no process of this host trains"
+            print(f"waiting for the first policy of {run.path}{where}; Ctrl-C stops", file=sys.stderr, flush=True)
             sleep(2.0, stop)
         player = NewestPlayer(first, load)
         with closing(make_environment(first.environment, 1, seed=options.seed, pictures=True)) as game:

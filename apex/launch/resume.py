@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -15,7 +15,7 @@ from apex.config import Config, flatten
 from apex.config.arguments import Parser
 from apex.environments.inspection import Inspector
 from apex.errors import DamagedMemoryError, require
-from apex.facts import LossCause, Missing, OtherVersion, Restored
+from apex.facts import EndReason, LossCause, Missing, OtherVersion, Restored
 from apex.replay_memory.open_store import require_snapshot
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import require_room
@@ -34,9 +34,14 @@ if TYPE_CHECKING:
 
 OPTION = "--resume"
 ACCEPT = "--accept-changes"
-LIMITS = ("run.stop_score", "run.max_steps", "run.max_updates", "run.max_minutes")
+LIMITS = {
+    "score": "run.stop_score",
+    "steps": "run.max_steps",
+    "updates": "run.max_updates",
+    "minutes": "run.max_minutes",
+}
 CHANGEABLE = {
-    *LIMITS,
+    *LIMITS.values(),
     "run.stuck_seconds",
     "run.tensorboard",
     "run.tensorboard_port",
@@ -83,8 +88,8 @@ def reopen(
 ) -> tuple[RunFolder, Config]:
     """Returns the run's folder, and its configuration with the changes in `arguments`.
 
-    Raises UsageError if there is no such run, if the run is still running on this host, or if settings other than
-    limits would change without `accept`.
+    Raises UsageError if there is no such run, if the run is still running on this host, if it would end at once at the
+    limit that it has reached, or if settings other than limits would change without `accept`.
     """
     folder = RunFolder.open(name)
     run = f"{OPTION} {name}"
@@ -104,7 +109,7 @@ def reopen(
     require(not fixed, f"{run} would change {changes}; the saved files would not fit", remedy="start a new run")
     require(
         accept or not differing,
-        f"{run} would change {changes}; only limits may change: {', '.join(LIMITS)}",
+        f"{run} would change {changes}; only limits may change: {', '.join(LIMITS.values())}",
         remedy=f"remove the other options, add {ACCEPT}, or start a new run",
     )
     require(
@@ -114,7 +119,21 @@ def reopen(
     )
     stores = [store_path(folder.run_id, shard) for shard in range(config.replay.num_shards)]
     require(not any(map(has_owner, stores)), f"{run}: this run is still running", remedy="stop it first")
+    _require_work(run, folder.end, new)
     return folder, config
+
+
+def _require_work(run: str, end: EndReason | None, settings: Mapping[str, Any]) -> None:
+    """Raises UsageError if the run has ended at a limit that `settings` keep, because it would end again at once."""
+    setting = LIMITS.get(end.kind) if end is not None else None
+    if end is None or setting is None or end.value is None:
+        return
+    limit, option = settings[setting], f"--{setting.removeprefix('run.').replace('_', '-')}"
+    unlimited = None if setting == "run.stop_score" else 0
+    remedy = f"give a higher {option}; {option} {'none' if unlimited is None else unlimited} means no limit"
+    require(
+        limit == unlimited or limit > end.value, f"{run}: this run has reached {option} {end.value:g}", remedy=remedy
+    )
 
 
 def find_saved(folder: RunFolder, config: Config, *, accept: bool) -> list[Restored]:

@@ -10,7 +10,7 @@ from apex.environments.inspection import Inspector
 from apex.errors import FAILED, FINISHED, require
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
 from apex.launch.local import run_locally
-from apex.launch.preflight.fit import require_head
+from apex.launch.preflight.fit import require_announced_ports, require_head
 from apex.launch.ray.driver import reopen_on_ray, run_on_ray
 from apex.launch.resume import ACCEPT, OPTION, reopen, resume_parser
 from apex.launch.start import RunOutcome, Start
@@ -42,11 +42,13 @@ def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
     require_engine(options)
     if options.resume is not None and options.engine != RAY:
         folder, config = reopen(options.resume, rest, accept=options.accept_changes, inspector=inspector)
+        require_announced_ports(config)
         accept, asks = options.accept_changes, sys.stdin is not None and sys.stdin.isatty()
         return Start(config=config, argv=arguments, folder=folder.path, accept_changes=accept, asks=asks)
     about = "Trains on this machine or on a cluster: runs replay, learner, actors, evaluator and TensorBoard."
     config = parse_config(rest, prog="apex train", description=about, own=[parser], inspector=inspector)
     if options.engine != RAY:
+        require_announced_ports(config)
         return Start(config=config, argv=arguments, inspector=inspector)
     require(not options.accept_changes, f"{ACCEPT} cannot be used with --engine ray", remedy="leave it out")
     options.insecure_no_auth = config.transport.insecure_no_auth

@@ -30,6 +30,7 @@ from apex.config import Config, dump_toml, from_saved, load_toml, to_dict
 from apex.config.algorithm_choice import choose_algorithm
 from apex.errors import ConfigError, DataError, UsageError
 from apex.facts import EndReason
+from apex.runs.checkpoints.paths import has_policy
 from apex.runs.new_folder import make_folder
 from apex.runtime.atomic_files import replace_file, seal, unseal
 from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
@@ -225,11 +226,16 @@ class RunFolder:
         raise DataError(f"{here} was made by {maker}, but this version reads only format {FORMAT}", remedy)
 
     @classmethod
-    def find_latest(cls, folder: str | Path = "runs") -> Self:
-        """Opens the run below `folder` that was started last; raises UsageError if there is none."""
-        for path in list_runs(folder):
-            return cls.open(path)
-        raise UsageError(f"no run in {folder}", "start one with apex train")
+    def find_latest(cls, folder: str | Path = "runs", *, with_policy: bool = False) -> Self:
+        """Opens the run below `folder` that was started last; raises UsageError if there is none.
+
+        `with_policy`: skips runs without a checkpoint and without a best policy.
+        """
+        runs = list_runs(folder)
+        for path in runs:
+            if not with_policy or has_policy(path / "checkpoints"):
+                return cls.open(path)
+        raise UsageError(f"no run in {folder}{' has a policy yet' if runs else ''}", "start one with apex train")
 
 
 def _describe_start(argv: Sequence[str], started: datetime) -> dict[str, Any]:
@@ -256,15 +262,15 @@ def _reports_writing(path: Path) -> Iterator[None]:
         raise DataError(f"cannot write {path}: {error.strerror}", remedy) from error
 
 
-def open_run(path: str | Path | None) -> RunFolder:
+def open_run(path: str | Path | None, *, with_policy: bool = False) -> RunFolder:
     """Opens the run at `path`. Without a path, opens the newest run and prints its name to standard error.
 
-    Raises UsageError if there is no such run.
+    `with_policy`: as in `RunFolder.find_latest`. Raises UsageError if there is no such run.
     """
     if path is not None:
         return RunFolder.open(path)
-    newest = RunFolder.find_latest()
-    print(f"using the newest run: {newest.path}", file=sys.stderr)
+    newest = RunFolder.find_latest(with_policy=with_policy)
+    print(f"using the newest run{' with a policy' if with_policy else ''}: {newest.path}", file=sys.stderr)
     return newest
 
 

@@ -26,8 +26,7 @@ from apex.config.arguments import Parser, non_negative_int
 from apex.errors import FAILED, FINISHED, UsageError
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.store.location import memory_folder
-from apex.runs.checkpoints.paths import MANIFEST, NEWEST
-from apex.runs.checkpoints.policy_file import BEST
+from apex.runs.checkpoints.paths import BEST, MANIFEST, NEWEST
 from apex.runs.folder import RunFolder
 from apex.runtime.atomic_files import Steps
 from apex.runtime.children import start_child

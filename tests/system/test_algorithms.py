@@ -58,7 +58,8 @@ def test_continuous_actions_go_through_all_programs_and_commands(programs):
     run(programs, "export", "export", "runs/pendulum", "--onnx")
     policy, again = load_policy(folder.path), load_policy(folder.path / "export/model.safetensors")
     observation = np.array([1.0, 0.0, 0.5], np.float32)
-    assert policy(observation).shape == (1,)
+    assert policy.act(observation).shape == (1,)
+    assert np.allclose(policy(observation), 2 * policy.act(observation))  # The torque of Pendulum is -2 ... 2.
     assert np.array_equal(policy(observation), again(observation))
     run(programs, "report", "report", "runs/pendulum", "--out", str(programs.folder / "report.html"))
     assert "policy" in Path(programs.folder / "report.html").read_text()
@@ -80,7 +81,8 @@ def test_a_masked_action_is_never_played_and_the_game_is_learned(programs):
     for _ in range(20):
         (observation, info), is_over = environment.reset(), False
         while not is_over:
-            observation, reward, ended, truncated, info = environment.step(exported(observation, info["action_mask"]))
+            action = exported.act(observation, info["action_mask"])
+            observation, reward, ended, truncated, info = environment.step(action)
             is_over = ended or truncated
             assert reward >= 0, "a forbidden action was played"
     assert not (programs.folder / "forbidden").exists()

@@ -179,7 +179,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs `apex export`; returns the exit status. A user's mistake is reported in one sentence."""
     options = _make_parser().parse_args(argv)
     target = export(
-        open_run(options.run).path,
+        open_run(options.run, with_policy=True).path,
         options.out,
         checkpoint=options.checkpoint,
         onnx=options.onnx,

@@ -7,7 +7,9 @@ from jinja2 import Environment, StrictUndefined
 
 from apex.algorithms.exported import Exported
 from apex.environments.factory import kind
+from apex.errors import UsageError
 from apex.evaluation.command import Evaluation
+from apex.evaluation.export.playing import write_setup
 from apex.runs.checkpoints.policy_file import PolicyInfo
 from apex.runs.folder import RunFolder
 from apex.runs.report.facts import find_changes
@@ -44,11 +46,18 @@ def write_card(
         autoescape=False, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     elapsed = folder.elapsed_seconds
+    setup, missing = "", ""
+    try:
+        setup = write_setup(info)
+    except UsageError as error:  # Weights can also be shared from a host that lacks the environment.
+        missing = error.problem
     return templates.from_string(files("apex.evaluation.export").joinpath("card.md").read_text("utf-8")).render(
         info=info,
         environment=info.environment,
         kind=kind(info.environment) if info.schema.frame_dtype == "uint8" else "vector",
         exported=exported,
+        setup=setup,
+        missing=missing,
         config=folder.config,
         manifest=folder.manifest,
         git=folder.manifest.get("git"),

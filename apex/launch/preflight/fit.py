@@ -13,7 +13,7 @@ from apex.launch.preflight.report import describe_check, describe_sizes, require
 from apex.launch.preflight.requirements import files_needed
 from apex.runtime.gpu import read_cuda
 from apex.runtime.hardware import Machine, raise_file_limit, read_machine
-from apex.runtime.ports import choose_ports, is_free
+from apex.runtime.ports import OFFSET_STEP, choose_ports, is_free, ports
 from apex.runtime.provenance import describe_versions
 from apex.sentences import plural
 from apex.sizing import Sized, size_to_machine
@@ -73,6 +73,15 @@ def require_head(config: Config) -> None:
         f"--head cannot use --transport.bind {bind}",
         remedy="set the address of this host that the actor hosts can reach",
     )
+
+
+def require_announced_ports(config: Config) -> None:
+    """Raises UsageError if a port of a run with --head is taken, because users type it on the hosts of the actors."""
+    bind, offset = config.transport.bind, config.transport.port_offset
+    taken = [port for port in ports(config) if not is_free(bind, port)] if config.run.head else []
+    problem = f"--head: port {min(taken, default=0)} of {bind} is in use"
+    remedy = f"stop the run that uses it, or choose other ports with --transport.port-offset {offset + OFFSET_STEP}"
+    require(not taken, problem, remedy=remedy)
 
 
 def require_keys(config: Config) -> None:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 MANIFEST = "manifest.json"  # last file written of a checkpoint: a folder without a manifest is not a checkpoint
+BEST = "best.safetensors"  # file beside the checkpoints: the evaluator's best policy
 NEWEST = "newest.json"  # file beside the checkpoints that names the newest one
 
 
@@ -17,3 +18,8 @@ def checkpoint_paths(folder: Path) -> list[Path]:
 def newest_update(folder: Path) -> int | None:
     """Returns the update of the newest finished checkpoint, without reading it; None if there is none."""
     return next((int(path.name) for path in checkpoint_paths(folder) if (path / MANIFEST).exists()), None)
+
+
+def has_policy(folder: Path) -> bool:
+    """Returns whether the folder has a finished checkpoint or a best policy, without reading it."""
+    return (folder / BEST).exists() or newest_update(folder) is not None

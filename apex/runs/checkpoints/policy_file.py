@@ -22,6 +22,7 @@ from apex.algorithms.parameters import load_parameters
 from apex.config import Config, EnvironmentConfig, from_saved
 from apex.errors import CheckpointError
 from apex.runs.checkpoints.checkpoint import load_checkpoint
+from apex.runs.checkpoints.paths import BEST
 from apex.runs.checkpoints.tensor_file import decode, digest_of, encode
 from apex.runtime.atomic_files import replace_file, seal, unseal
 from apex.runtime.sealed_folder import naming
@@ -30,7 +31,6 @@ from apex.types import Schema
 FORMAT = 4  # increased when older versions cannot read new files
 WITHOUT_ACTIONS = 3  # format without actions in the schema: all actions are discrete, without masks
 WITHOUT_SEAL = 2  # also without actions; its SHA-256 was computed in another way and is not checked
-BEST = "best.safetensors"
 BEFORE = "best-before.safetensors"
 
 log = logging.getLogger("apex")

@@ -52,7 +52,10 @@ class Keys:
 
     def __init__(self, folder: Path, role: Role) -> None:
         """Raises UsageError if a key is missing or invalid, or if other users can write a key or read a secret key."""
-        require(folder.is_dir(), f"key folder {folder} does not exist", remedy=f"run apex keys new {folder}")
+        remedy = f"run apex keys new {folder}"
+        if role not in (Role.LEARNER, Role.OBSERVER):  # New keys of another role would fit no learner.
+            remedy = "copy the bundle that apex keys bundle writes on the learner's host"
+        require(folder.is_dir(), f"key folder {folder} does not exist", remedy=remedy)
         remedy = "run apex keys new, then bundle"
         require(not any(folder.glob("*.secret")), f"{folder} has keys in an older format (ROLE.secret)", remedy=remedy)
         _refuse_open(folder, stat.S_IWGRP | stat.S_IWOTH, "written")

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import textwrap
+from pathlib import Path
 
 import ale_py
 import cv2
@@ -105,6 +106,14 @@ class Sentences(Counter):
     observation_space = spaces.Sequence(spaces.Discrete(3))
 
 
+class Mission(Counter):
+    observation_space = spaces.Dict({"goal": spaces.Tuple([spaces.Discrete(2), spaces.Sequence(spaces.Discrete(2))])})
+
+
+class NoSpaces(gymnasium.Env):
+    """Declares no spaces."""
+
+
 def not_an_environment():
     return 42
 
@@ -143,14 +152,16 @@ def test_gymnasium_id_takes_precedence_over_an_atari_game():
         ("cartpole-v1", "'cartpole-v1'", "CartPole-v1"),
         ("LunarLander-v2", "'LunarLander-v2'", "LunarLander-v3"),
         ("Pong-ram-v4", "'Pong-ram-v4'", "ALE/Pong-v5"),
-        ("Qqqqqqqq-v0", "'Qqqqqqqq-v0'", r"ALE/Pong-v5.*package\.module:factory"),
+        ("Qqqqqqqq-v0", "'Qqqqqqqq-v0'", "ALE/Pong-v5.*package:Qqqqqqqq-v0"),
         ("no_such_module:make", "'no_such_module:make'.*ModuleNotFoundError", ""),
         ("no_such_module:Name-v0", "'no_such_module:Name-v0'.*ModuleNotFoundError", ""),
         (f"{__name__}:nothing", "'nothing'", ""),
         (here(not_an_environment), r"\bint\b", "gymnasium.Env"),
         (here(broken_factory), r"OSError: cannot open a\.txt; 3 other maps: b, c$", ""),
         (here(ChannelsFirst), r"\[3, 50, 60\]", "transpose"),
-        (here(Sentences), "Sequence", ""),
+        (here(Sentences), "Sequence", "FilterObservation"),
+        (here(Mission), r"goal\.1 is a Sequence", "FlatObsWrapper"),
+        (here(NoSpaces), "observation_space is None", "__init__"),
     ],
 )
 def test_unusable_environments_are_refused(name, named, remedy):
@@ -161,6 +172,14 @@ def test_unusable_environments_are_refused(name, named, remedy):
     assert re.search(named, refused.value.problem)
     assert bool(refused.value.remedy) == bool(remedy)
     assert re.search(remedy, refused.value.remedy)
+
+
+def test_module_without_a_class_is_refused_with_its_classes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("envs.py").write_text("import nothing\nclass Maze: ...\nclass _Base: ...\nclass Arm: ...\n")
+    with pytest.raises(UsageError) as refused:
+        describe(make_config("envs"), 3)
+    assert re.findall(r"envs:\w+", refused.value.remedy) == ["envs:Maze", "envs:Arm"]
 
 
 class Sized(Counter):

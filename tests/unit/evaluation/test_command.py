@@ -192,7 +192,9 @@ def test_newest_run_is_the_default(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "apex train" in refuse(capsys)
     make_run("runs")
-    assert "runs/mine\n" in refuse(capsys)
+    assert "runs has a policy" in refuse(capsys)
+    make_run("runs", name="older", best=1).checkpoints.joinpath(BEST).write_bytes(b"damaged")
+    assert "runs/older\n" in refuse(capsys)
 
 
 def test_run_without_a_policy_is_refused(tmp_path, capsys):

@@ -48,9 +48,9 @@ def observations(schema, size):
 def test_policy_that_was_trained_with_masks_needs_a_mask():
     policy, (observation,) = make_policy(replace(VECTORS, masked=True)), observations(VECTORS, 1)
     with pytest.raises(UsageError, match=CARTPOLE.id) as error:
-        policy(observation[0])
+        policy.act(observation[0])
     assert 'info["action_mask"]' in error.value.remedy
-    assert policy(observation[0], [False, False, True]) == 2
+    assert policy.act(observation[0], [False, False, True]) == 2
 
 
 def test_policy_without_masks_fits_an_environment_with_masks():
@@ -65,12 +65,12 @@ def test_policy_without_masks_fits_an_environment_with_masks():
 def test_one_observation_gives_an_int_and_a_batch_an_array_of_actions(schema):
     policy, batch = make_policy(schema), observations(schema, 9)
     q = policy.network(torch.from_numpy(batch)).detach().numpy()
-    actions = policy(batch)
+    actions = policy.act(batch)
     assert (actions.dtype, actions.tolist()) == (np.int64, q.argmax(1).tolist())
     assert len(set(actions.tolist())) > 1  # The actions depend on the observations.
     for observation, row in zip(batch, q, strict=True):
         one = observation if schema.stack > 1 else observation[0]
-        action = policy(one)
+        action = policy.act(one)
         assert type(action) is int
         assert action == row.argmax()
         assert policy.q_values(one).shape == (3,)
@@ -79,16 +79,16 @@ def test_one_observation_gives_an_int_and_a_batch_an_array_of_actions(schema):
 
 def test_observations_need_no_axis_for_a_stack_of_one():
     policy, batch = make_policy(VECTORS), observations(VECTORS, 5)
-    assert policy(batch[:, 0]).tolist() == policy(batch).tolist()
-    assert policy(batch[:1, 0]).tolist() == [policy(batch[0, 0])]  # [1, D] is a batch of one.
+    assert policy.act(batch[:, 0]).tolist() == policy.act(batch).tolist()
+    assert policy.act(batch[:1, 0]).tolist() == [policy.act(batch[0, 0])]  # [1, D] is a batch of one.
 
 
 def test_observations_may_be_read_only_float64_or_lists():
     policy, batch = make_policy(VECTORS), observations(VECTORS, 5)
     frozen = batch[:, 0].astype(np.float64)
     frozen.flags.writeable = False
-    assert policy(frozen).tolist() == policy(batch).tolist()
-    assert policy(frozen[0].tolist()) == policy(batch[0, 0])
+    assert policy.act(frozen).tolist() == policy.act(batch).tolist()
+    assert policy.act(frozen[0].tolist()) == policy.act(batch[0, 0])
 
 
 @pytest.mark.parametrize(
@@ -103,17 +103,17 @@ def test_observations_may_be_read_only_float64_or_lists():
 )
 def test_other_observation_is_refused_with_dtype_and_shape(schema, observation, message):
     with pytest.raises(UsageError, match=message):
-        make_policy(schema)(observation)
+        make_policy(schema).act(observation)
 
 
 def test_epsilon_is_the_share_of_random_actions_of_a_seed():
     observation = np.zeros((3_000, 4), np.float32)
-    greedy = make_policy(VECTORS)(observation)[0]
-    actions = make_policy(VECTORS, epsilon=0.3, seed=1)(observation)
+    greedy = make_policy(VECTORS).act(observation)[0]
+    actions = make_policy(VECTORS, epsilon=0.3, seed=1).act(observation)
     # Two of three random actions differ from the greedy one: 0.2, with a standard deviation of 0.0073.
     assert (actions != greedy).mean() == pytest.approx(0.2, abs=0.03)
-    assert (actions == make_policy(VECTORS, epsilon=0.3, seed=1)(observation)).all()
-    assert (actions != make_policy(VECTORS, epsilon=0.3, seed=2)(observation)).any()
+    assert (actions == make_policy(VECTORS, epsilon=0.3, seed=1).act(observation)).all()
+    assert (actions != make_policy(VECTORS, epsilon=0.3, seed=2).act(observation)).any()
 
 
 def test_policy_is_loaded_from_a_run_a_checkpoint_or_a_file(tmp_path, monkeypatch):
@@ -130,7 +130,7 @@ def test_policy_is_loaded_from_a_run_a_checkpoint_or_a_file(tmp_path, monkeypatc
         ]
     ]
     assert updates == [70, 70, 90, 80, 70]
-    assert load_policy("mine")([0.0, 0.0, 0.0, 0.0]) == 1  # The policy always pushes to the right.
+    assert load_policy("mine").act([0.0, 0.0, 0.0, 0.0]) == 1  # The policy always pushes to the right.
     assert repr(load_policy("mine")) == "Policy(CartPole-v1, 70 updates, epsilon 0)"
 
 

@@ -16,6 +16,7 @@ from apex.errors import CheckpointError
 from apex.evaluation.command import Player
 from apex.evaluation.episodes import Episode, play
 from apex.evaluation.watch import NewestPlayer, load_newest, main
+from apex.facts import EndReason
 from apex.runs.checkpoints.policy_file import BEST
 
 
@@ -145,6 +146,13 @@ def test_program_waits_for_the_first_policy_of_a_run(tmp_path, capsys):
     timer.start()
     assert watch(run.path, "--out", tmp_path / "game.gif", "--seconds", 0.1) == 0
     timer.join()
+    assert str(run.path) in capsys.readouterr().err
+
+
+def test_run_that_ended_without_a_policy_is_refused(tmp_path, capsys):
+    run = make_run(tmp_path)
+    run.end = EndReason("failed")
+    assert watch(run.path, "--out", tmp_path / "game.gif") == 2
     assert str(run.path) in capsys.readouterr().err
 
 

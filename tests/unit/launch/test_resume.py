@@ -16,7 +16,7 @@ from support.users import STRANGER, needs_root
 from apex.config import Config, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environments.factory import describe
 from apex.errors import DataError, UsageError
-from apex.facts import Missing, OtherVersion, Restored
+from apex.facts import EndReason, Missing, OtherVersion, Restored
 from apex.launch.resume import (
     find_missing,
     find_other_version,
@@ -114,6 +114,33 @@ def test_no_flag_accepts_changes_that_the_saved_files_would_not_fit(folder, argu
         reopen(str(folder.path), arguments, accept=True)
     assert arguments[0][2:].replace("-", "_").replace("env", "environment.id", 1) in refused.value.problem
     assert "--accept-changes" not in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("end", "kept", "raised"),
+    [
+        (EndReason("minutes", 1.0), [], ["--max-minutes", "2"]),
+        (EndReason("minutes", 1.0), ["--max-minutes", "0.5"], ["--max-minutes", "0"]),
+        (EndReason("updates", 40), ["--max-updates", "40"], ["--max-updates", "41"]),
+        (EndReason("steps", 900), ["--max-steps", "900"], []),
+        (EndReason("score", 475.0), ["--stop-score", "475"], ["--stop-score", "480"]),
+        (EndReason("score", -1.0), ["--stop-score", "-2"], ["--stop-score", "0"]),
+    ],
+)
+def test_a_run_at_its_limit_needs_a_higher_one(folder, end, kept, raised):
+    folder.end = end
+    with pytest.raises(UsageError) as error:
+        reopen(str(folder.path), kept)
+    option = (kept or raised)[0]
+    assert f"{option} {end.value:g}" in error.value.problem
+    assert option in error.value.remedy
+    assert reopen(str(folder.path), raised)[0].run_id == folder.run_id
+
+
+@pytest.mark.parametrize("end", [None, EndReason("interrupted"), EndReason("failed")])
+def test_a_run_that_stopped_before_its_limit_continues(folder, end):
+    folder.end = end
+    assert reopen(str(folder.path), [])[0].run_id == folder.run_id
 
 
 def test_a_changed_environment_is_refused(folder):

@@ -201,6 +201,16 @@ def test_the_latest_run_is_the_one_started_last(tmp_path):
     assert RunFolder.find_latest(tmp_path).name == "c"
 
 
+def test_the_latest_run_with_a_policy_may_be_older(tmp_path):
+    unfinished = "000000020/learner.safetensors"
+    for i, file in enumerate(["000000010/manifest.json", "best.safetensors", unfinished]):
+        path = create(tmp_path, name=str(i), started=NOON + timedelta(seconds=i)).checkpoints / file
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        assert RunFolder.find_latest(tmp_path, with_policy=True).name == str(min(i, 1))
+    assert RunFolder.find_latest(tmp_path).name == "2"
+
+
 def test_a_folder_without_runs_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(UsageError, match=str(tmp_path)) as refused:
         RunFolder.find_latest(tmp_path)

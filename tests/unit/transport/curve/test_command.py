@@ -154,10 +154,11 @@ def test_unsafe_and_invalid_key_folders_are_refused(folder, how, file, detail, r
 
 def test_a_missing_key_folder_is_refused_but_keys_are_optional(tmp_path):
     assert read_keys("", "actor") is None
-    with pytest.raises(UsageError) as error:
-        read_keys(str(tmp_path / "nowhere"), "actor")
-    assert "nowhere" in error.value.problem
-    assert "apex keys new" in error.value.remedy
+    for role, remedy in (("learner", "apex keys new"), ("actor", "apex keys bundle")):
+        with pytest.raises(UsageError) as error:
+            read_keys(str(tmp_path / "nowhere"), role)
+        assert "nowhere" in error.value.problem
+        assert remedy in error.value.remedy
 
 
 def test_secrets_are_not_shown(folder):

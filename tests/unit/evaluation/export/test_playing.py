@@ -1,0 +1,160 @@
+"""Tests that the model card's code plays the environment as the policy does, with torch and with ONNX."""
+
+import re
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from apex import export, load_policy
+from apex.algorithms.interface import make_algorithm
+from apex.algorithms.parameters import flatten_parameters
+from apex.config import Config, EnvironmentConfig, NetworkConfig, RunConfig
+from apex.environments.factory import describe
+from apex.runs.checkpoints.policy_file import BEST, PolicyInfo, save_policy
+from apex.runs.folder import RunFolder
+
+MIXED = spaces.Dict({"where": spaces.Box(-2.0, 2.0, (3,), np.float64), "goal": spaces.Discrete(3)})
+COLOR = spaces.Box(0, 255, (50, 40, 3), np.uint8)
+
+
+class Game(gymnasium.Env):
+    """Shows samples; the reward tells the actions apart."""
+
+    observation_space = MIXED
+    action_space = spaces.Discrete(4, start=-2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.sample(), self.info()
+
+    def step(self, action):
+        assert self.action_space.contains(action), (action, type(action))
+        self.steps += 1
+        values = np.asarray(action, np.float64).reshape(-1)
+        return self.sample(), float(values @ np.arange(1, 1 + values.size)), False, self.steps == 9, self.info()
+
+    def sample(self):
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        return self.observation_space.sample()
+
+    def info(self):
+        return {}
+
+
+class Grid(Game):
+    observation_space = COLOR
+    action_space = spaces.MultiDiscrete(np.array([[2, 2], [2, 2]]), start=np.array([[1, 0], [0, 5]]))
+
+
+class Switches(Game):
+    observation_space = spaces.Box(0, 255, (40, 40, 1), np.uint8)
+    action_space = spaces.MultiBinary(3)
+
+
+class Arm(Game):
+    action_space = spaces.Box(np.float32([[-2, 0]]), np.float32([[2, 10]]))
+
+    def __init__(self, length=1.0):
+        assert length == 2.0
+
+
+class Masked(Game):
+    def info(self):
+        return {"action_mask": np.array([0, 1, 1, 0], np.int8)}
+
+
+class Flawed(Game):
+    """Can be described, but not created at the export."""
+
+    created = 0
+
+    def __init__(self):
+        Flawed.created += 1
+        if Flawed.created > 1:
+            raise RuntimeError("the simulator has no licence")
+
+
+def make_run(folder, environment):
+    """A run with a policy whose actions depend on the observations."""
+    schema = describe(environment, 3)
+    network = {} if schema.action_size else {"hidden": 16, "body_hidden": 8, "width": 0.5}
+    run_config = RunConfig(folder=str(folder), name="mine")
+    config = Config(environment=environment, network=NetworkConfig(**network), run=run_config)
+    run = RunFolder.create(config, schema, argv=[])
+    module = make_algorithm(config, schema).make_network()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(3 if parameter.ndim > 1 else 0)  # A bias would prefer one action.
+    info = PolicyInfo(schema=schema, config=config, num_updates=7, score=None)
+    save_policy(run.checkpoints / BEST, flatten_parameters(module), info)
+    return run
+
+
+def own(name, **options):
+    return EnvironmentConfig(id=f"{__name__}:{name}", image_size=40, frame_stack=2, **options)
+
+
+def play_bare(run, env):
+    policy = load_policy(run.path)
+    (observation, info), score, over = env.reset(seed=1), 0.0, False
+    while not over:
+        action = policy(observation, info.get("action_mask"))
+        observation, reward, terminated, truncated, info = env.step(action)
+        score, over = score + reward, terminated or truncated
+    return score
+
+
+@pytest.mark.parametrize(
+    ("config", "make"),
+    [
+        (EnvironmentConfig(id="CartPole-v1"), lambda: gymnasium.make("CartPole-v1")),
+        (EnvironmentConfig(id="Pendulum-v1", args={"g": 9.0}), lambda: gymnasium.make("Pendulum-v1", g=9.0)),
+        (own("Game"), Game),
+        (own("Grid"), Grid),
+        (own("Switches"), Switches),
+        (own("Arm", args={"length": 2.0}), lambda: Arm(2.0)),
+        (own("Masked"), Masked),
+    ],
+    ids=lambda value: value.id.rpartition(":")[2] if isinstance(value, EnvironmentConfig) else "",
+)
+def test_code_of_the_card_scores_as_the_policy(tmp_path, monkeypatch, capsys, config, make):
+    run = make_run(tmp_path, config)
+    out = export(run.path, onnx=True)
+    monkeypatch.chdir(out)
+    expected = play_bare(run, make())
+    load, setup, play, onnx = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    names = {}
+    for code in (load, setup, play):
+        exec(code, names)
+    assert float(capsys.readouterr().out) == pytest.approx(expected, abs=1e-3)
+    names = {}
+    for code in (setup, onnx, play.replace("torch.from_numpy(observe(observation))).numpy()", "observe(observation))")):
+        exec(code, names)
+    assert float(capsys.readouterr().out) == pytest.approx(expected, abs=1e-3)
+
+
+def test_card_of_atari_has_code_that_plays_a_step(tmp_path, monkeypatch):
+    run = make_run(tmp_path, EnvironmentConfig(id="ms_pacman", full_action_space=True))
+    out = export(run.path)
+    monkeypatch.chdir(out)
+    load, setup, _ = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    names = {}
+    exec(load, names)
+    exec(setup, names)
+    observation, _ = names["env"].reset(seed=1)
+    with torch.no_grad():
+        output = names["q_values"](torch.from_numpy(names["observe"](observation))).numpy()
+    assert output.shape == (1, 18)
+    names["env"].step(names["choose"](output))
+
+
+def test_card_without_environment_says_why_it_has_no_example(tmp_path):
+    Flawed.created = 0
+    out = export(make_run(tmp_path, own("Flawed")).path)
+    card = (out / "README.md").read_text()
+    assert "env.step" not in card
+    assert "the simulator has no licence" in card
