@@ -122,7 +122,7 @@ def _kill_processes_of(tree: Path) -> None:
 def main() -> int:
     """Returns 1 if a row's test does not notice the row's error."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.faults", description=__doc__)
-    parser.add_argument("--only", default="", metavar="TEXT", help="only rows that contain this text")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="only rows with one of these texts")
     parser.add_argument("--jobs", type=int, default=2, metavar="J", help="tests that run at the same time; default 2")
     parser.add_argument("--sound", action="store_true", help="run the tests without the errors; all must pass")
     parser.add_argument("--list", action="store_true", help="only print rows, files and tests")
@@ -131,7 +131,7 @@ def main() -> int:
     if flaws := list(find_flaws(rows, errors)):
         print("\n".join(flaws), file=sys.stderr)
         return 2
-    errors = [error for error in errors if options.only in error.fault]
+    errors = [error for error in errors if any(text in error.fault for text in options.only)]
     if options.list:
         print("\n".join(f"{error.fault}  {error.file}  {error.test}" for error in errors))
         return 0
