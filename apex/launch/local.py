@@ -71,16 +71,18 @@ def _keys_of_start(config: Config, folder: RunFolder) -> Iterator[Config]:
     Yields the configuration with the keys. Raises UsageError if the keys cannot be written, or are not private.
     """
     transport, keys = config.transport, folder.path / KEYS
+    if transport.keys or transport.insecure_no_auth:
+        yield config
+        return
     shutil.rmtree(keys, ignore_errors=True)  # left by a killed launcher
+    config = replace(config, transport=replace(transport, keys=str(keys)))
     try:
-        if not (transport.keys or transport.insecure_no_auth):
-            config = replace(config, transport=replace(transport, keys=str(keys)))
-            try:
-                new_folder(keys)
-                require_keys(config)
-            except (OSError, UsageError) as error:
-                remedy = "set run.folder to a disk with free space and file modes, or add --insecure-no-auth"
-                raise UsageError(f"cannot make private keys in {keys}: {error}", remedy) from error
+        try:
+            new_folder(keys)
+            require_keys(config)
+        except (OSError, UsageError) as error:
+            remedy = "set run.folder to a disk with free space and file modes, or add --insecure-no-auth"
+            raise UsageError(f"cannot make private keys in {keys}: {error}", remedy) from error
         yield config
     finally:
         shutil.rmtree(keys, ignore_errors=True)

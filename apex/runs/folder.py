@@ -80,8 +80,8 @@ class RunFolder:
 
         Each start of `apex train` makes new keys in the run folder, unless keys are configured.
         """
-        made = self.path / KEYS
-        return str(made) if made.is_dir() else self.config.transport.keys
+        transport, made = self.config.transport, self.path / KEYS
+        return transport.keys or (str(made) if made.is_dir() and not transport.insecure_no_auth else "")
 
     @property
     def config_with_keys(self) -> Config:

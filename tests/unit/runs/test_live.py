@@ -58,6 +58,13 @@ def test_the_keys_of_a_run_are_found_by_its_address(runs):
     assert (run.config_with_keys.transport.keys, run.config.transport.keys) == (run.keys, "")
 
 
+@pytest.mark.parametrize(("transport", "keys"), [({"insecure_no_auth": True}, ""), ({"keys": "mine"}, "mine")])
+def test_keys_of_a_killed_launcher_do_not_replace_the_configured_ones(runs, transport, keys):
+    run = make_run(runs, "one", **transport)
+    (run.path / "keys").mkdir()
+    assert run.config_with_keys.transport.keys == keys
+
+
 def test_a_run_that_is_bound_to_an_address_is_reached_there(runs):
     run = make_run(runs, "one", bind="10.77.0.1", keys="keys")
     with hold(run.path):
