@@ -15,7 +15,8 @@ from support.own_namespaces import can_enter_namespaces, enter_namespaces
 
 TESTS = Path(__file__).parent
 WITH_PROGRAMS = ("integration", "system", "tools")  # folders whose tests all have the mark `programs`
-APART = ("test_smoke.py",)  # Its tests take minutes and share nothing, so they start first, in all processes.
+# Their tests take long and share nothing, so they start first, in all processes.
+APART = ("test_smoke.py", "test_simulator.py")
 
 
 def pytest_configure(config):

@@ -124,6 +124,13 @@ class NaiveStore:
         self.segments.append((range(self.num_inserted, self.num_inserted + count), words))
         self.next_word = words.stop
 
+    def remove_gaps(self):
+        """Places the blobs next to each other from the start of the arena, as restoring a snapshot does."""
+        segments, self.segments, self.next_word = self.segments, [], 0
+        for keys, words in segments:
+            self.segments.append((keys, range(self.next_word, self.next_word + len(words))))
+            self.next_word += len(words)
+
     def forget_last(self):
         """Removes the last segment, as after a crash between the eviction and the insert."""
         self.segments.pop()

@@ -88,11 +88,7 @@ class Scene:
         restored = self.restore("store", store_incarnation=self.incarnation)
         assert restored.num_drawn == 1234
         self.writer, self.source = restored.store, self.make_source()
-        self.naive.next_word = 0
-        segments, self.naive.segments = self.naive.segments, []
-        for keys, words in segments:
-            self.naive.segments.append((keys, range(self.naive.next_word, self.naive.next_word + len(words))))
-            self.naive.next_word += len(words)
+        self.naive.remove_gaps()
 
     def check(self):
         assert_same(self.writer, open_reader(self.path), self.naive, self.rng)

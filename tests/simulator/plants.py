@@ -1,0 +1,145 @@
+"""Planted faults: each breaks one rule of the protocol, which the simulator must notice."""
+
+import numpy as np
+
+from apex.acting.send_window import SendWindow
+from apex.learning.coordinator.coordinator import Coordinator
+from apex.learning.coordinator.leases import LeaseTable
+from apex.replay_memory.server import ReplayServer
+from apex.replay_memory.snapshots.folder import SnapshotFile, SnapshotFolder
+from apex.replay_memory.snapshots.writer import SnapshotWriter
+from apex.replay_memory.store.deduplication import InsertOutcome, StreamRow
+from apex.replay_memory.store.layout import FIRST_BYTE, FIRST_KEY
+from apex.runs.folder import RunFolder
+from apex.runtime.atomic_files import digest
+from apex.types import Receipt, Stream
+
+from .replay_program import ReplayProgram
+
+
+def duplicates_are_stored(patch):
+    judge = StreamRow.judge
+
+    def blind(self, segment, commit):
+        outcome, row = judge(self, segment, commit)
+        if outcome is InsertOutcome.DUPLICATE:
+            return InsertOutcome.STORED, row._replace(commit=commit)
+        return outcome, row
+
+    patch.setattr(StreamRow, "judge", blind)
+
+
+def receipts_precede_the_commit(patch):
+    insert = ReplayServer.insert
+
+    def early(self, messages):
+        """Stores the messages of the previous call, and acknowledges those of this one."""
+        waiting, self.waiting = getattr(self, "waiting", []), messages
+        receipts = []
+        for frames in messages:
+            segment = self._codec.decode_segment(frames, self.shard)
+            actor_id = segment.stream.actor_id
+            _, row = self._store._row(actor_id).judge(segment, 0)
+            stream = Stream(actor_id, row.incarnation)
+            receipts.append(Receipt(stream, self._store.store_incarnation, row.contiguous, row.bitmap))
+        insert(self, waiting)
+        return receipts
+
+    patch.setattr(ReplayServer, "insert", early)
+
+
+def windows_are_not_sent_to_a_new_store(patch):
+    acknowledge = SendWindow.acknowledge
+    patch.setattr(SendWindow, "acknowledge", lambda self, receipt, now: acknowledge(self, receipt, now) and False)
+
+
+def replaced_servers_are_accepted(patch):
+    patch.setattr(Coordinator, "_is_replaced", lambda self, heartbeat: False)
+
+
+def leases_are_given_twice(patch):
+    claim = LeaseTable.claim
+
+    def forgetful(self, session, count, now):
+        leases, self._leases = self._leases, {i: lease for i, lease in self._leases.items() if lease.session == session}
+        claim(self, session, count, now)
+        self._leases = leases | self._leases
+        return self.held(session)
+
+    patch.setattr(LeaseTable, "claim", forgetful)
+
+
+def epochs_repeat(patch):
+    patch.setattr(RunFolder, "next_epoch", lambda self, clock: 1)
+
+
+def the_watermark_moves_late(patch):
+    before = ReplayProgram.before_insert
+    place = [FIRST_KEY, FIRST_BYTE]
+
+    def late(self, step):
+        cells = self.store._cells
+        if step == "watermark":
+            self.marks = cells[place].copy()
+        elif step == "evict":
+            cells[place], self.marks = self.marks, cells[place].copy()
+        elif step == "leaves":
+            cells[place] = self.marks
+        before(self, step)
+
+    patch.setattr(ReplayProgram, "before_insert", late)
+
+
+def leaves_precede_the_commit(patch):
+    before = ReplayProgram.before_insert
+
+    def early(self, step):
+        if step == "commit":
+            regions, first = self.store._regions, self.store.num_inserted
+            slots = np.arange(first, regions.streams["commit"].max()) % self.store.capacity
+            regions.tree.set(slots, np.ones(len(slots)))
+        before(self, step)
+
+    patch.setattr(ReplayProgram, "before_insert", early)
+
+
+def manifests_precede_their_files(patch):
+    write, commit = SnapshotFolder.write, SnapshotFolder.commit
+
+    def wait(self, name, parts, keys):
+        self.waiting = [*getattr(self, "waiting", []), (name, parts, keys)]
+        return SnapshotFile(name, sum(map(len, parts)), digest(*parts), keys.start, keys.stop)
+
+    def early(self, snapshot):
+        waiting, self.waiting = getattr(self, "waiting", []), []
+        commit(self, snapshot)
+        for file in waiting:
+            write(self, *file)
+
+    patch.setattr(SnapshotFolder, "write", wait)
+    patch.setattr(SnapshotFolder, "commit", early)
+
+
+def rows_are_saved_after_their_records(patch):
+    rows = SnapshotWriter._rows
+
+    class LateRows(list):
+        writer = None
+
+        def tobytes(self):
+            return rows(self.writer)[0].tobytes()
+
+    def late(self):
+        first, end_key = rows(self)
+        late_rows = LateRows(first)
+        late_rows.writer = self
+        return late_rows, end_key
+
+    patch.setattr(SnapshotWriter, "_rows", late)
+
+
+PLANTS = [
+    duplicates_are_stored, receipts_precede_the_commit, windows_are_not_sent_to_a_new_store,
+    replaced_servers_are_accepted, leases_are_given_twice, epochs_repeat, the_watermark_moves_late,
+    leaves_precede_the_commit, manifests_precede_their_files, rows_are_saved_after_their_records,
+]  # fmt: skip

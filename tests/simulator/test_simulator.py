@@ -1,0 +1,44 @@
+"""The protocol keeps its promises in simulated histories, and the simulator notices rules that are broken.
+
+`python -m tests.simulator --seeds 20000` runs longer.
+"""
+
+from collections import Counter
+
+import pytest
+
+from tests.simulator.history import FAULTS, FLIPS_BITS, describe, flip_a_bit, simulate
+from tests.simulator.plants import PLANTS
+
+pytestmark = pytest.mark.no_cover  # Coverage would double the time; the unit tests measure it.
+
+PART = 50
+PARTS = range(0, 300, PART)
+HAPPENS = (  # in each part
+    "acknowledged", "stored", "evicted", "drawn", "attached", "restored", "created", "snapshots",
+    "a server crashed during an insert", "a server lost its memory", "a snapshot process crashed", "a disk was full",
+    "tmpfs was full", "a server was refused", "a host was refused", "a host was superseded",
+    "a host follows a moved server", "a window met a new store",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("first", PARTS)
+def test_promises_are_kept_in_simulated_histories(first):
+    counts = Counter()
+    for seed in range(first, first + PART):
+        result = simulate(seed)
+        assert not result.failure, describe(result)
+        counts += result.counts
+    kinds = {kind.__name__ for kind in FAULTS if FLIPS_BITS or kind is not flip_a_bit}
+    assert {*HAPPENS, *kinds} <= set(counts)
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_is_noticed(plant, monkeypatch):
+    plant(monkeypatch)
+    failure = next(filter(None, (simulate(seed).failure for seed in range(300))))
+    assert "Traceback" not in failure  # A promise was broken; the plant is no mistake of its own.
+
+
+def test_a_seed_repeats_its_history():
+    assert simulate(7) == simulate(7)
