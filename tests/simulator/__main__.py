@@ -25,6 +25,8 @@ def main() -> int:
         violations += bool(result.failure)
         if result.failure or options.events:
             print(describe(result), flush=True)
+        if (seed + 1 - options.first) % 1_000 == 0:
+            print(f"{seed + 1 - options.first:,} histories", file=sys.stderr, flush=True)
     for name, count in sorted(counts.items()):
         print(f"{count:10,}  {name.replace('_', ' ')}")
     print(f"{options.seeds:,} histories in {time.monotonic() - began:.0f} s, {violations} broken promises")

@@ -98,7 +98,7 @@ class ActorHost(Program):
             if self.receipt is None:
                 break
             self._note(self.receipt)
-        if self.world.sends and not self.sender.blocked and self.world.rng.random() < 0.6:
+        if self.world.sends and not self.sender.blocked and self.world.rng.random() < 0.8:
             self._send()
 
     def _note(self, receipt):

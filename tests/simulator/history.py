@@ -30,7 +30,7 @@ from .programs import HEARTBEAT_SECONDS, Learner
 from .replay_program import ReplayProgram
 
 NUM_SHARDS = 2
-SIZES = [(64, 100_000), (1_000, 3_000), (1_000, 200_000)]  # of each shard: transitions, bytes; the last evicts nothing
+SIZES = [(40, 100_000), (1_000, 1_500), (1_000, 200_000)]  # of each shard: transitions, bytes; the last evicts nothing
 SETTLE_SECONDS = 90.0  # after all faults have ended, everything must be acknowledged within this time
 FLIPS_BITS = False
 SNAPSHOT_STEPS = ["copy", "check", "copy weights", "write a file", "write the manifest", "rename the manifest"]
@@ -61,7 +61,7 @@ class World:
         capacity, max_bytes = self.rng.choice(SIZES)
         config = Config(
             network=NETWORK,
-            actor=ActorConfig(num_actors=6, segment_length=8),
+            actor=ActorConfig(num_actors=4, segment_length=8),
             learner=LearnerConfig(batch_size=2),
             replay=ReplayConfig(
                 num_shards=NUM_SHARDS, capacity=NUM_SHARDS * capacity, max_bytes=NUM_SHARDS * max_bytes,
@@ -252,7 +252,7 @@ OF_A_SERVER = (
 )  # fmt: skip
 FAULTS = {  # how often, relative to the others
     kill_a_server: 2, crash_during_an_insert: 5, lose_a_memory: 2, remove_a_memory_in_use: 1, flip_a_bit: 2,
-    take_a_snapshot: 6, crash_during_a_snapshot: 2, fill_a_disk: 1, fill_tmpfs: 1, start_a_second_server: 2,
+    take_a_snapshot: 10, crash_during_a_snapshot: 2, fill_a_disk: 1, fill_tmpfs: 1, start_a_second_server: 1,
     kill_a_host: 2, end_a_host: 1, restart_the_learner: 2, stop_a_program: 2, cut_the_network: 3,
 }  # fmt: skip
 

@@ -7,9 +7,9 @@ from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.leases import LeaseTable
 from apex.replay_memory.server import ReplayServer
 from apex.replay_memory.snapshots.folder import SnapshotFile, SnapshotFolder
-from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.deduplication import InsertOutcome, StreamRow
 from apex.replay_memory.store.layout import FIRST_BYTE, FIRST_KEY
+from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.folder import RunFolder
 from apex.runtime.atomic_files import digest
 from apex.types import Receipt, Stream
@@ -120,26 +120,19 @@ def manifests_precede_their_files(patch):
     patch.setattr(SnapshotFolder, "commit", early)
 
 
-def rows_are_saved_after_their_records(patch):
-    rows = SnapshotWriter._rows
+def rows_of_interrupted_inserts_become_valid(patch):
+    recover = StoreWriter._recover
 
-    class LateRows(list):
-        writer = None
+    def careless(self, *arguments):
+        tags = self._regions.streams["commit"].copy()
+        recover(self, *arguments)
+        self._regions.streams["commit"] = tags
 
-        def tobytes(self):
-            return rows(self.writer)[0].tobytes()
-
-    def late(self):
-        first, end_key = rows(self)
-        late_rows = LateRows(first)
-        late_rows.writer = self
-        return late_rows, end_key
-
-    patch.setattr(SnapshotWriter, "_rows", late)
+    patch.setattr(StoreWriter, "_recover", careless)
 
 
 PLANTS = [
     duplicates_are_stored, receipts_precede_the_commit, windows_are_not_sent_to_a_new_store,
     replaced_servers_are_accepted, leases_are_given_twice, epochs_repeat, the_watermark_moves_late,
-    leaves_precede_the_commit, manifests_precede_their_files, rows_are_saved_after_their_records,
+    leaves_precede_the_commit, manifests_precede_their_files, rows_of_interrupted_inserts_become_valid,
 ]  # fmt: skip

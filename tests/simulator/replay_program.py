@@ -108,6 +108,7 @@ class ReplayProgram(Program):
         except Crash:
             self.end("a server crashed during an insert")
         except LostMemoryError:
+            self.world.ledger.note(self.store)
             if self.world.rng.random() < 0.8:  # as `service` does before it ends
                 self.take_snapshot()
             if self.alive:
@@ -129,10 +130,10 @@ class ReplayProgram(Program):
             self.crash_at = ""
             world.ledger.stores[self.incarnation].num_crashes += 1
             raise Crash
-        if world.rng.random() < 0.06:
-            self.draw()
-            if step != "evict":
+        if world.rng.random() < 0.1:
+            if step != "evict":  # The watermark was moved, and the leaves come next.
                 world.ledger.check_leaves(self.store)
+            self.draw()
 
     def draw(self):
         sample = self.reader.sample(8, self.world.numbers)

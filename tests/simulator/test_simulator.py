@@ -17,7 +17,7 @@ PARTS = range(0, 300, PART)
 HAPPENS = (  # in each part
     "acknowledged", "stored", "evicted", "drawn", "attached", "restored", "created", "snapshots",
     "a server crashed during an insert", "a server lost its memory", "a snapshot process crashed", "a disk was full",
-    "tmpfs was full", "a server was refused", "a host was refused", "a host was superseded",
+    "tmpfs was full", "a server was refused", "a host was refused",
     "a host follows a moved server", "a window met a new store",
 )  # fmt: skip
 
