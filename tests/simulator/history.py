@@ -264,6 +264,7 @@ def _simulated(world):
     with (
         mock.patch("os.posix_fallocate", world.allocate),
         mock.patch("secrets.randbits", world.rng.getrandbits),
+        mock.patch("secrets.randbelow", world.rng.randrange),
         # Without a file, which a real server keeps open until it ends.
         mock.patch("apex.replay_memory.open_store.SamplerCounters", lambda num_rows, path: SamplerCounters(num_rows)),
         mock.patch.object(log, "disabled", True),
