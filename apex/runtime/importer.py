@@ -5,7 +5,7 @@ import os
 from types import FunctionType, ModuleType
 from typing import Any
 
-from apex.errors import ConfigError, UsageError, require
+from apex.errors import ConfigError, UsageError, describe_exception, require
 from apex.runtime.trust import OWN, add_current_folder, package_of, require_trusted
 
 
@@ -20,10 +20,8 @@ def import_module(setting: str, path: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"{setting} {path!r}: cannot import {module_name!r} in the folder {os.getcwd()}: {reason}"
-        ) from error
+        problem = f"{setting} {path!r}: cannot import {module_name!r} in the folder {os.getcwd()}"
+        raise ConfigError(f"{problem}: {describe_exception(error)}") from error
 
 
 def find_factory(setting: str, path: str, kind: type) -> Any:
@@ -52,4 +50,4 @@ def call_factory(setting: str, path: str, kind: type, *arguments: Any) -> Any:
     try:
         return factory(*arguments)
     except Exception as error:
-        raise UsageError(f"{setting} {path!r} raised {type(error).__name__}: {error}") from error
+        raise UsageError(f"{setting} {path!r} raised {describe_exception(error)}") from error

@@ -23,7 +23,7 @@ from apex.facts import EndReason, Waiting
 from apex.launch.status import ask
 from apex.learning.coordinator.link import CoordinatorLink, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
-from apex.replay_memory.store.location import store_path
+from apex.replay_memory.store.location import claim_run, store_path
 from apex.runs.checkpoints.policy_file import BEST, PlayedGames, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
@@ -208,6 +208,8 @@ def test_a_server_replaces_a_dead_one_of_this_host_at_once(tmp_path, transport):
     coordinator = start_coordinator(tmp_path, slow, 1)
     memory = store_path(coordinator.folder.run_id)
     memory.touch()
+    claim = ExitStack()  # Otherwise the start of another run removes the file.
+    claim.enter_context(claim_run(coordinator.folder.run_id, coordinator.folder.path))
     try:
         with open_context() as context:
             client = ControlClient(context, slow.endpoint("control"))
@@ -222,6 +224,7 @@ def test_a_server_replaces_a_dead_one_of_this_host_at_once(tmp_path, transport):
         assert coordinator.welcome("replay").run_id == coordinator.folder.run_id
     finally:
         memory.unlink()
+        claim.close()
         stop_children([coordinator.child])
 
 
