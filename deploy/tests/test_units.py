@@ -117,6 +117,13 @@ def test_the_learner_creates_its_run_once(tmp_path):
     assert host_command(settings(tmp_path), "learner", num_cores=8) == ["learner", "--run-folder", str(run)]
 
 
+def test_the_learner_trusts_the_module_that_its_own_settings_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("apex.runtime.trust._allowed", set())
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/learner.toml").write_text('environment.id = "mine.levels:Maze"\n')
+    assert host_command(settings(tmp_path), "learner", num_cores=8)[-2:] == ["--allow", "mine.levels"]
+
+
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [

@@ -54,6 +54,13 @@ def test_each_shard_has_a_server_and_all_servers_stop_together(tmp_path):
     assert programs_of(folder)["replay"].command[7:9] == ("--shard", "0")
 
 
+def test_programs_that_import_trust_what_the_launcher_trusts(tmp_path, trusted):
+    trusted.add("mine.levels")
+    programs = programs_of(make_folder(tmp_path))
+    given = {role for role, program in programs.items() if program.command[-2:] == ("--allow", "mine.levels")}
+    assert given == {"learner", "actor", "evaluator"}
+
+
 def test_every_role_gets_the_learners_control_address(tmp_path):
     programs = programs_of(make_folder(tmp_path), transport=TransportConfig(port_offset=100))
     for role in ("replay", "actor", "evaluator"):
