@@ -78,7 +78,7 @@ class Policy:
     """The epsilon-greedy policy of a trained network; for continuous actions, the network's action plus noise.
 
     `policy(observation)` takes what `env.reset` and `env.step` of the environment return, and returns what `env.step`
-    takes:
+    takes::
 
         policy = apex.load_policy("runs/my-run")
         env = gymnasium.make("Pendulum-v1")
