@@ -69,7 +69,7 @@ def check_table(blob: FrameBlob, *, shortest: int, longest: int, max_frames: int
 
 
 def as_words(memory: memoryview) -> NDArray[np.uint32]:
-    """Returns `memory` as uint32 words for `find_frames` and `find_end`. Blobs must start at multiples of 4 bytes."""
+    """Returns `memory` as uint32 words, in which each blob must start at a multiple of 4 bytes."""
     return np.frombuffer(memory, "<u4", len(memory) // 4)
 
 
@@ -89,12 +89,13 @@ def find_frames(
     return begin, end
 
 
-def find_end(words: NDArray[np.uint32], start: int) -> int:
-    """Returns the end of the blob that starts at byte `start`; raises BlobError if the end is outside of the memory."""
-    num_bytes = 4 * len(words) - start
-    table = int(words[start // 4])
-    if MIN_BYTES <= table <= num_bytes:
-        length = int(words[(start + table) // 4 - 1])
-        if length <= num_bytes:
-            return start + length
-    raise BlobError(f"a blob's table has {table} bytes, but {num_bytes} bytes of memory follow")
+def measure_blobs(words: NDArray[np.uint32], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the number of frames and the length of each blob, both int64[B]; the length is 0 if its table is invalid.
+
+    `starts`, int64[B], are the bytes at which the blobs start.
+    """
+    rest = 4 * len(words) - starts
+    tables = words[starts // 4].astype(np.int64)
+    lengths = words[(starts + np.minimum(tables, rest)) // 4 - 1].astype(np.int64)
+    valid = (tables >= MIN_BYTES) & (tables % 4 == 0) & (tables <= lengths) & (lengths <= rest)
+    return tables // 4 - 1, np.where(valid, lengths, 0)

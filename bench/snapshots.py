@@ -38,6 +38,7 @@ def measure_snapshot(
     folder: Path, *, num_transitions: int = 1_000_000, frame_bytes: int = 600, seconds: float = 10.0
 ) -> dict[str, Any]:
     """Fills a store, then inserts and samples at the paper's rates for `seconds`, without a snapshot and then with one.
+    Then a new writer attaches to the store, and another one restores the snapshot.
 
     Snapshots are written to `folder`. The longest calls are in milliseconds and include delays by other programs;
     compare only figures of one run.
@@ -78,6 +79,9 @@ def measure_snapshot(
             stop_children(children)
         num_bytes = sum(file.stat().st_size for file in folder.iterdir())
         store.close()
+        began = time.monotonic()
+        StoreWriter.attach(path, SCHEMA, settings).close()
+        attach = time.monotonic() - began
         path.unlink()
         began = time.monotonic()
         restored = restore(snapshots, path, SCHEMA, settings, run_id=1, store_incarnation=2)
@@ -87,6 +91,8 @@ def measure_snapshot(
             "snapshot_mb": num_bytes / 1e6,
             "snapshot_of_a_twentieth_more_s": again if taken else None,
             "restore_s": time.monotonic() - began,
+            "attach_s": attach,  # with a check of the whole memory
+            "memory_mb": settings.sizes.file_bytes(SCHEMA) / 1e6,
             "restored_transitions": restored.store.size if restored else 0,
             "longest_insert_ms_without": 1e3 * longest_insert[BEFORE],
             "longest_insert_ms": 1e3 * longest_insert[DURING],

@@ -19,7 +19,8 @@ from apex.facts import EndReason, LossCause, Missing, OtherVersion, Restored
 from apex.replay_memory.open_store import require_snapshot
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import require_room
-from apex.replay_memory.store.file import is_whole, open_file, require_sound
+from apex.replay_memory.store.file import is_whole, open_file
+from apex.replay_memory.store.integrity import require_sound
 from apex.replay_memory.store.layout import Store
 from apex.replay_memory.store.location import has_owner, store_path
 from apex.runs.folder import RunFolder
@@ -253,7 +254,7 @@ def _open_memory(path: Path, schema: Schema, snapshots: SnapshotFolder | None) -
         return "memory_incomplete"
     try:
         regions = open_file(path, schema, writable=False)
-        require_sound(path, regions)
+        require_sound(path, regions, schema)
     except DamagedMemoryError as error:
         require_snapshot(error, snapshots)
         log.warning("skipped: %s; the replay server will remove this file", error)

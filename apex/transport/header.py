@@ -88,7 +88,7 @@ def pack(
     header = HEADER.pack(
         MAGIC, WIRE_VERSION, kind, shard, run_id, actor, schema, incarnation, number, count, length, 0
     )  # fmt: skip
-    return header[:_CRC_OFFSET] + _checksum(header, bodies).to_bytes(4, "little")
+    return header[:_CRC_OFFSET] + checksum(header, bodies).to_bytes(4, "little")
 
 
 def unpack(frames: Sequence[Frame], kind: MessageKind, num_frames: int) -> tuple[Header, list[memoryview]]:
@@ -105,12 +105,13 @@ def unpack(frames: Sequence[Frame], kind: MessageKind, num_frames: int) -> tuple
     bodies = [first[HEADER.size :], *(memoryview(frame) for frame in frames[1:])]
     length = sum(len(body) for body in bodies)
     require_field(header.length == length, "length", f"{length} bytes, but the header says {header.length}")
-    crc = _checksum(first, bodies)
+    crc = checksum(first, bodies)
     require_field(header.crc == crc, "crc", f"checksum {crc:08x}, but the header says {header.crc:08x}")
     return header, bodies
 
 
-def _checksum(header: Frame, bodies: Sequence[Frame]) -> int:
+def checksum(header: Frame, bodies: Sequence[Frame]) -> int:
+    """Returns the CRC-32 of a header, without its own field `crc`, and of the bodies."""
     crc = zlib.crc32(header[:_CRC_OFFSET])
     for body in bodies:
         crc = zlib.crc32(body, crc)

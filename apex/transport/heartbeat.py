@@ -144,6 +144,7 @@ class Session:
             pid=os.getpid(),
             shard=self._shard,
             streams=welcome.streams,
+            fence=welcome.fence,
             endpoints=self._endpoints,
             resources=Resources(**self._meter.measure()._asdict()),
             status=replace(status, waiting=self._watch_main_thread() or status.waiting),

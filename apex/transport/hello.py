@@ -60,6 +60,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     memory: str = ""  # identifies the learner's host, see `location.memory_id`
     replay: list[dict[str, str]] = []  # endpoints by name for each shard; empty until all shards have joined
     streams: list[Stream] = []
+    fence: int = 0  # fencing number of a replay server
 
     def endpoint(self, name: str) -> str:
         """Returns the address of one of the learner's sockets."""
@@ -191,6 +192,7 @@ def _read_welcome(answer: control.WelcomeAnswer, route: Route, session: int) -> 
         memory=answer.memory,
         replay=answer.replay,
         streams=answer.streams,
+        fence=answer.fence,
     )
     return welcome.with_transport(keys=route.keys, insecure_no_auth=route.insecure_no_auth)
 

@@ -385,6 +385,7 @@ def check_request(message: dict[str, Any], facts: Facts) -> None:
         must(kind in OF_ROLE and suffix == "heartbeat")
         resources = message.pop("resources", None)
         must(resources is None or is_resources(resources))
+        must(is_whole(message.pop("fence", 0), 0, 2**63 - 1))
         if kind == "actor":
             check_scores(message.pop("scores", {"actors": []}))
         must(sorted(message) == ["endpoints", "host", "pid", "run_id", "session", "shard", "status", "streams", "type"])

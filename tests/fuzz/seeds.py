@@ -113,6 +113,7 @@ REQUESTS: list[dict[str, Any]] = [
         **HEARTBEAT,
         "streams": [],
         "endpoints": {},
+        "fence": 3,
         "type": "replay_heartbeat",
         "status": {**OF_REPLAY, "priority_histogram": None},
     },

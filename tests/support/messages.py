@@ -40,12 +40,13 @@ def make_heartbeat(
     run_id=RUN,
     resources=None,
     scores=None,
+    fence=0,
     **status,
 ):
     """Returns a heartbeat; `status` changes fields of its status."""
     return HEARTBEATS[role](
         session=session, run_id=run_id, host=host, pid=7, shard=shard, streams=list(streams),
-        endpoints=endpoints or {}, resources=resources, status=replace(STATUSES[role], **status),
+        endpoints=endpoints or {}, resources=resources, fence=fence, status=replace(STATUSES[role], **status),
         **({"scores": scores} if scores else {}),
     )  # fmt: skip
 

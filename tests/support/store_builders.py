@@ -59,8 +59,8 @@ def make_segment(number, actor_id=0, incarnation=1, base=0, count=None, **fields
     records["action"] = np.arange(count)
     records["reward"] = number
     records["step_discount"] = 0.5
-    records["next_frame"] = rng.integers(0, num_frames, count)
-    records["frame"] = rng.integers(0, records["next_frame"] + 1)
+    records["next_frame"] = rng.integers(1, num_frames, count)
+    records["frame"] = records["next_frame"] - rng.integers(1, np.minimum(3, records["next_frame"]) + 1)
     records["depth"] = 1 + rng.integers(0, np.minimum(4, records["frame"] + 1))
     records["next_depth"] = 1 + rng.integers(0, np.minimum(4, records["next_frame"] + 1))
     for name, value in fields.items():

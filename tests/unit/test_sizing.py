@@ -281,7 +281,7 @@ def test_the_tables_are_those_of_the_store(capacity, actions):
 
 def test_each_shard_has_tables_for_its_share():
     sharded = config(replay={"capacity": 131_074, "num_shards": 2})
-    assert table_bytes(sharded, images()) == 2 * (65_537 * 56 + 2 * 131_072 * 8)
+    assert table_bytes(sharded, images()) == 2 * (65_537 * (56 + 8) + 2 * 131_072 * 8)
 
 
 def test_each_shard_takes_cores_for_its_writer_and_samplers():
@@ -311,7 +311,7 @@ def test_the_replay_memory_may_take_all_memory_but_not_more():
     tables = table_bytes(Config(), images())
     room = 24 * GIB - tables
     assert sized(config(replay={"max_bytes": room})).replay.max_bytes == room
-    with pytest.raises(ConfigError, match=r"24\.0 GiB.*24\.0 GiB.*139 MiB.*2,000,000") as error:
+    with pytest.raises(ConfigError, match=r"24\.0 GiB.*24\.0 GiB.*154 MiB.*2,000,000") as error:
         sized(config(replay={"max_bytes": room + 1}))
     assert "replay.max_bytes" in error.value.remedy
 

@@ -4,11 +4,11 @@ The coordinator has no socket. `server` passes messages to it; a run in a single
 """
 
 import time
-from collections import deque
 from collections.abc import Callable
 
 from apex.algorithms.interface import make_algorithm
 from apex.config import to_dict
+from apex.learning.coordinator.fence import Fence
 from apex.learning.coordinator.leases import LeaseTable
 from apex.learning.coordinator.link import FromTrainer, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row, score_row
@@ -29,7 +29,6 @@ from apex.transport.timing import FORGET_SECONDS, TAKEOVER_HEARTBEATS
 from apex.types import Parameters, Role
 
 MAX_ASKING = 1_000  # maximum replay servers that wait for a shard
-MAX_REPLACED = 1_000  # maximum remembered sessions of replaced replay servers
 OF_A_CLOCK = {f"replay/{name}" for name in ("inserts_per_second", "samples_per_second", "busy_share")}
 END = control.StateAnswer(stop=True)  # answer after the end of the run
 
@@ -67,8 +66,7 @@ class Coordinator:
         self._curves_began = False  # whether the step from which the curves continue is known
         # session -> time of its first request for a shard that another server may hold
         self._asked: dict[int, float] = {}
-        self._holders: dict[int, int] = {}  # shard -> session of its current replay server
-        self._replaced: deque[int] = deque(maxlen=MAX_REPLACED)  # sessions of replaced replay servers
+        self._fence = Fence(folder.path, epoch)
 
     def status(self) -> RunStatus:
         """Returns the status of the run."""
@@ -82,8 +80,7 @@ class Coordinator:
             case control.StatusRequest():
                 return self.status()
             case control.Goodbye():
-                is_last = self.state.over and request.session in self._holders.values()
-                self._replace(request.session)
+                is_last = self._fence.release(request.session) and self.state.over
                 self._leases.release(request.session)
                 if not is_last:  # The last status shows the figures of the replay servers.
                     self.state.members.forget(request.session)
@@ -97,11 +94,8 @@ class Coordinator:
         is_over = self.state.finished if hello.role == Role.EVALUATOR else self.state.over
         if is_over:
             return END
-        if hello.role == Role.REPLAY:
-            if (answer := self._turn_away(hello)) is not None:
-                return answer
-            self._replace(self._holders.get(hello.shard, hello.session), by=hello.session)
-            self._holders[hello.shard] = hello.session
+        if hello.role == Role.REPLAY and (answer := self._turn_away(hello)) is not None:
+            return answer
         return control.WelcomeAnswer(
             run_id=self._folder.run_id,
             config=to_dict(self._config),
@@ -114,6 +108,7 @@ class Coordinator:
             replay=self.state.members.all_replay_endpoints,
             absent=self.state.members.absent_replay,
             streams=self._leases.claim(hello.session, hello.num_streams, self._clock()),
+            fence=self._fence.grant(hello) if hello.role == Role.REPLAY else 0,
         )
 
     def _turn_away(self, hello: control.Hello) -> control.Answer | None:
@@ -121,7 +116,8 @@ class Coordinator:
 
         The previous server may have been killed a moment ago. It counts as alive if a message from it arrives more than
         one heartbeat after the new server's first request: earlier messages may have been sent before its death. It
-        counts as dead if it is silent for two heartbeats. Meanwhile the new server waits and asks again.
+        counts as dead if it is silent for two heartbeats. Meanwhile the new server waits and asks again. If the learner
+        was started again and the holder has not been heard yet, the two heartbeats begin with that first request.
         """
         replay, shard, session, now = self._config.replay, hello.shard, hello.session, self._clock()
         if not 0 <= shard < replay.num_shards:
@@ -130,36 +126,26 @@ class Coordinator:
         member = self.state.members.replay_servers.get(shard)
         heartbeat_seconds = self._config.transport.heartbeat_seconds
         longest = TAKEOVER_HEARTBEATS * heartbeat_seconds
+        if len(self._asked) > MAX_ASKING:
+            self._asked.clear()  # Live servers ask again.
+        former = self._fence.find(shard) if member is None else None
+        if former is not None and former.session != session and now - self._asked.setdefault(session, now) <= longest:
+            return control.WaitAnswer(holder=former.session, host=former.host, run_id=self._folder.run_id)
         if member is None or member.heartbeat.session == session or now - member.seen_at > longest:
             self._asked.pop(session, None)
             return None
         holder = member.heartbeat
-        if len(self._asked) > MAX_ASKING:
-            self._asked.clear()  # Live servers ask again.
         if member.seen_at <= self._asked.setdefault(session, now) + heartbeat_seconds:
             return control.WaitAnswer(holder=holder.session, host=holder.host, run_id=self._folder.run_id)
         where = f"{replay.server_name(shard)} is already running: process {holder.pid} on {holder.host}"
         return control.RefusedAnswer(f"{where}; stop that process, or choose another --shard")
-
-    def _replace(self, session: int, by: int | None = None) -> None:
-        """Marks a replay server as replaced, so that its heartbeats are refused; `by`: session of its successor."""
-        if session != by and session in self._holders.values():
-            self._holders = {shard: holder for shard, holder in self._holders.items() if holder != session}
-            self._replaced.append(session)
-
-    def _is_replaced(self, heartbeat: control.AnyHeartbeat) -> bool:
-        """Returns whether another server holds the shard of the sender, as can happen after a network failure."""
-        if not isinstance(heartbeat, control.ReplayHeartbeat):
-            return False
-        holder = self._holders.get(heartbeat.shard, heartbeat.session)
-        return heartbeat.session in self._replaced or holder != heartbeat.session
 
     def _answer_heartbeat(self, heartbeat: control.AnyHeartbeat) -> control.Answer:
         if heartbeat.run_id != self._folder.run_id:
             return control.RefusedAnswer("the request is for another run")
         if isinstance(heartbeat, control.ActorHeartbeat):
             self.keep_scores(heartbeat.scores)  # also if another host has the ids now: these games were played
-        if self._is_replaced(heartbeat):
+        if isinstance(heartbeat, control.ReplayHeartbeat) and self._fence.refuses(heartbeat):
             return control.RefusedAnswer("another replay server has taken over this shard")
         if not self._leases.renew(heartbeat.session, heartbeat.streams, self._clock()):
             return control.RefusedAnswer("the actor ids of this host were leased to another host")
@@ -170,7 +156,7 @@ class Coordinator:
         self.state.num_leased = self._leases.num_leased
         wanted = False
         if isinstance(heartbeat, control.ReplayHeartbeat):
-            self._holders.setdefault(heartbeat.shard, heartbeat.session)
+            self._fence.note(heartbeat)
             wanted = self.state.members.inserts_wanted(heartbeat.shard)
         if isinstance(heartbeat, control.EvaluatorHeartbeat):
             return control.StateAnswer(self.state.finished, final=self.state.final)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.errors import SnapshotError
-from apex.frame_blob import BlobError, as_words, find_end
+from apex.frame_blob import as_words, measure_blobs
 from apex.replay_memory.snapshots.folder import Snapshot, SnapshotFile, SnapshotFolder
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import Store
@@ -170,11 +170,9 @@ class SnapshotWriter(Store):
     def _blobs(self, start: int, last: int) -> bytes:
         """Returns the arena from byte number `start` to the end of the blob at `last`; b"" if its table is invalid."""
         arena_bytes = self._regions.sizes.arena_bytes
-        try:
-            stop = -(-find_end(self._words, last % arena_bytes) // 8) * 8
-        except BlobError:
-            return b""
-        return bytes(self._regions.arena[start % arena_bytes : stop])
+        _, (length,) = measure_blobs(self._words, np.array([last % arena_bytes]))
+        stop = -(-(last % arena_bytes + int(length)) // 8) * 8
+        return bytes(self._regions.arena[start % arena_bytes : stop]) if length else b""
 
     def _byte(self, key: int) -> int:
         return int(self._segment_bytes[key % self.capacity])

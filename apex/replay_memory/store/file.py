@@ -1,4 +1,4 @@
-"""Creates, opens and checks the file of the replay memory."""
+"""Creates and opens the file of the replay memory."""
 
 import mmap
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from apex.errors import DamagedMemoryError, DataError, require
-from apex.replay_memory.store.layout import COMMIT, FIRST_KEY, STORE_HEADER, Regions, Sizes, StoreSettings
+from apex.replay_memory.store.layout import STORE_HEADER, Regions, Sizes, StoreSettings
 from apex.replay_memory.store.location import beside, in_use, remove
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
 from apex.types import Schema
 
 MAGIC = int.from_bytes(b"ApeXrepl", "little")
-FORMAT = 2  # format of the file; increases when its regions or records change
+FORMAT = 3  # format of the file; increases when its regions or records change
 
 
 def create_file(
@@ -54,12 +54,13 @@ def create_file(
         raise
     finally:
         os.close(descriptor)
-    regions.streams["commit"][:, 1] = -1
     header = regions.header
     for name, value in settings.written().items():
         header[name] = value
     header["format"], header["schema"] = FORMAT, schema.fingerprint
     header["store_incarnation"] = store_incarnation
+    regions.streams["commit"][:, 1] = -1
+    regions.row_checksums[:] = regions.checksum_rows(regions.streams)
     header["magic"] = MAGIC  # Written last: a file without it is incomplete.
     return regions, ownership
 
@@ -94,17 +95,6 @@ def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
         return Regions(mmap.mmap(descriptor, num_bytes, access=access), sizes, schema)
     finally:
         os.close(descriptor)
-
-
-def require_sound(path: Path, regions: Regions) -> None:
-    """Raises DamagedMemoryError unless each live key is in its slot. No process may write at the same time."""
-    first_key, commit, capacity = int(regions.cells[FIRST_KEY]), int(regions.cells[COMMIT]), regions.sizes.capacity
-    if not max(0, commit - capacity) <= first_key <= commit:
-        raise DamagedMemoryError(f"{path} is damaged: the range of keys {first_key} ... {commit - 1} is invalid")
-    keys = np.arange(first_key, commit)
-    num_wrong = int((regions.records["key"][keys % capacity] != keys).sum())
-    if num_wrong:
-        raise DamagedMemoryError(f"{path} is damaged: {num_wrong} of {len(keys)} transitions have a wrong key")
 
 
 def is_whole(path: Path) -> bool:

@@ -1,12 +1,15 @@
 """The layout of the replay memory's file.
 
-    header | stream rows | records | tree | arena
+    header | stream rows | records | tree | arena | checksums of segments | checksums of rows
 
 The file is in tmpfs. One writer and any number of readers map it. After a crash, the next writer attaches to the same
 file. All numbers are little-endian.
 """
 
 import mmap
+import struct
+import zlib
+from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -15,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.replay_memory.store.sum_tree import SumTree
-from apex.types import Schema, padded, record_dtype
+from apex.types import Array, Schema, padded, record_dtype
 
 # Written once, `magic` last. All fields except `store_incarnation` must match when a writer opens the file again.
 STORE_HEADER = np.dtype(
@@ -33,7 +36,8 @@ STORE_HEADER = np.dtype(
 
 # Indices of the int64 cells that change. The cells have a cache line of their own. Keys below COMMIT are stored; of
 # these, keys from FIRST_KEY on are live. Blobs of live keys lie between the byte numbers FIRST_BYTE and END_BYTE.
-COMMIT, FIRST_KEY, FIRST_BYTE, END_BYTE = range(4)
+# TORN is 1 during each write. It stays 1 if the writer is killed, and recovery then repairs what is half written.
+COMMIT, FIRST_KEY, FIRST_BYTE, END_BYTE, TORN = range(5)
 CELLS_OFFSET = 512  # offset of the cells in the file, in bytes
 
 BLOB_ALIGNMENT = 8  # in the arena, every blob begins at a multiple of this, in bytes
@@ -41,6 +45,11 @@ BLOB_ALIGNMENT = 8  # in the arena, every blob begins at a multiple of this, in 
 # The stored segments of one stream, in two versions that are written alternately. The valid version is the one with the
 # highest `commit` that does not exceed COMMIT. Unused versions have `commit` -1.
 STREAM_ROW = np.dtype([("commit", "<i8"), ("incarnation", "<u8"), ("contiguous", "<u8"), ("bitmap", "<u8")])
+_SEALED_ROW = struct.Struct("<QqQQQ")  # store incarnation, row
+
+# At the slot of a segment's first transition: the segment's `Checksum`. `initial` is combined with the version by XOR,
+# so that a change of the stored version is noticed too.
+SEGMENT_CHECKSUM = np.dtype([("initial", "<u4"), ("final", "<u4")])
 
 
 @cache
@@ -55,8 +64,8 @@ def stored_record_dtype(schema: Schema) -> np.dtype[Any]:
 
 
 def fixed_bytes(capacity: int, schema: Schema) -> int:
-    """Returns the bytes of the records and the sum-tree. They depend on the capacity, not on the content."""
-    return _record_bytes(capacity, schema) + _node_bytes(capacity)
+    """Returns the bytes of records, checksums and the sum-tree. They depend on the capacity, not on the content."""
+    return _record_bytes(capacity, schema) + _node_bytes(capacity) + capacity * SEGMENT_CHECKSUM.itemsize
 
 
 def _record_bytes(capacity: int, schema: Schema) -> int:
@@ -87,6 +96,8 @@ class Sizes(NamedTuple):
             _record_bytes(self.capacity, schema),
             _node_bytes(self.capacity),
             self.arena_bytes,
+            self.capacity * SEGMENT_CHECKSUM.itemsize,
+            2 * self.num_streams * 4,
         ]
         return list(accumulate((-(-n // mmap.PAGESIZE) * mmap.PAGESIZE for n in lengths), initial=0))
 
@@ -118,15 +129,29 @@ class Regions:
     """Arrays over the mapped file. The file stays mapped as long as one of these arrays exists."""
 
     def __init__(self, buffer: mmap.mmap, sizes: Sizes, schema: Schema) -> None:
-        header, streams, records, nodes, arena, _ = sizes.offsets(schema)
+        header, streams, records, nodes, arena, segment_checksums, row_checksums, _ = sizes.offsets(schema)
         num_nodes = SumTree.num_nodes(sizes.capacity)
         self.sizes = sizes
         self.header = np.frombuffer(buffer, STORE_HEADER, 1, header)
-        self.cells = np.frombuffer(buffer, np.int64, 4, header + CELLS_OFFSET)
+        self.cells = np.frombuffer(buffer, np.int64, 5, header + CELLS_OFFSET)
         self.streams = np.frombuffer(buffer, STREAM_ROW, 2 * sizes.num_streams, streams).reshape(-1, 2)
         self.records = np.frombuffer(buffer, stored_record_dtype(schema), sizes.capacity, records)
         self.tree = SumTree(np.frombuffer(buffer, np.float64, num_nodes, nodes), sizes.capacity)
         self.arena = memoryview(buffer)[arena : arena + sizes.arena_bytes]
+        self.segment_checksums = np.frombuffer(buffer, SEGMENT_CHECKSUM, sizes.capacity, segment_checksums)
+        self.row_checksums = np.frombuffer(buffer, "<u4", 2 * sizes.num_streams, row_checksums).reshape(-1, 2)
+
+    def live_slots(self) -> NDArray[np.int64]:
+        """Returns the slots of all live keys, oldest first."""
+        return np.arange(self.cells[FIRST_KEY], self.cells[COMMIT]) % self.sizes.capacity
+
+    def checksum_row(self, row: Sequence[int]) -> int:
+        """Returns the checksum of a row, which also protects the store's incarnation."""
+        return zlib.crc32(_SEALED_ROW.pack(int(self.header["store_incarnation"][0]), *row))
+
+    def checksum_rows(self, rows: Array) -> NDArray[np.uint32]:
+        """Returns the checksums of all rows in both versions. `rows`: STREAM_ROW[num_streams, 2]."""
+        return np.array([[self.checksum_row(row) for row in versions] for versions in rows.tolist()], np.uint32)
 
 
 class Store:

@@ -11,13 +11,14 @@ import numpy as np
 
 from apex.errors import LostMemoryError, require
 from apex.replay_memory.store.deduplication import InsertOutcome, StreamRow
-from apex.replay_memory.store.file import create_file, open_file, require_sound
-from apex.replay_memory.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, Regions, Store, StoreSettings
+from apex.replay_memory.store.file import create_file, open_file
+from apex.replay_memory.store.integrity import require_sound, seal
+from apex.replay_memory.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, TORN, Regions, Store, StoreSettings
 from apex.replay_memory.store.location import beside, in_use
 from apex.replay_memory.store.priority_weights import PriorityWeights, count_refused
 from apex.runtime.atomic_files import UNINTERRUPTED, Steps
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
-from apex.types import Array, PriorityUpdate, Receipt, Schema, Segment, Stream
+from apex.types import Array, Checksum, PriorityUpdate, Receipt, Schema, Segment, Stream
 
 
 class StoreCounters(NamedTuple):
@@ -74,7 +75,8 @@ class StoreWriter(Store):
         try:
             if fill is not None:
                 fill(regions)
-                writer._recover(path)
+                seal(path, regions, schema)
+                writer._repair()
             os.rename(beside(path), path)
         except BaseException:
             beside(path).unlink(missing_ok=True)
@@ -97,7 +99,8 @@ class StoreWriter(Store):
         ownership = FileLock(path, LOCK_ATTEMPTS, in_use(path))
         writer = cls(path, regions, ownership, weights, steps)
         try:
-            writer._recover(path)
+            require_sound(path, regions, schema)
+            writer._repair()
         except BaseException:
             ownership.release()
             raise
@@ -176,7 +179,9 @@ class StoreWriter(Store):
             self._refused.update(refused)
             acceptable = priorities >= 0  # also False for NaN
             keys, priorities = keys[acceptable], priorities[acceptable]
+        self._cells[TORN] = True
         self._regions.tree.set(keys % self.capacity, self._priority_weights.of(priorities))
+        self._cells[TORN] = False
         return num_stale
 
     # --- one insert -------------------------------------------------------------------------------------------------
@@ -189,7 +194,9 @@ class StoreWriter(Store):
         evicted = range(self.first_key, self._first_key_after(len(keys), end))
         records = _stored_records(segment, keys, start, regions.records.dtype)
         weights = self._priority_weights.of(records["priority"])
+        checksum = segment.checksum or Checksum.of(segment.records, blob)
 
+        cells[TORN] = True
         self._steps.before("watermark")
         cells[FIRST_KEY] = evicted.stop
         cells[FIRST_BYTE] = self._byte(evicted.stop) if evicted.stop < keys.start else start
@@ -203,14 +210,18 @@ class StoreWriter(Store):
         self._steps.before("records")
         for slots, part in self._slots(keys):
             regions.records[slots] = records[part]
+        regions.segment_checksums[keys.start % self.capacity] = checksum.initial ^ segment.version, checksum.final
         self._steps.before("row")
-        versions = regions.streams[segment.stream.actor_id]
-        versions[int(versions["commit"].argmin())] = row
+        place = segment.stream.actor_id, int(regions.streams["commit"][segment.stream.actor_id].argmin())
+        regions.streams["commit"][place] = row.commit  # First: above COMMIT, so that a half-written row is not valid.
+        regions.streams[place] = row
+        regions.row_checksums[place] = regions.checksum_row(row)
         self._steps.before("commit")
         cells[COMMIT] = row.commit
         self._steps.before("leaves")
         for slots, part in self._slots(keys):
             regions.tree.set_range(slots.start, weights[part])
+        cells[TORN] = False
 
         self._counts["evicted"] += len(evicted)
         self._refused.update(count_refused(records["priority"]))
@@ -251,22 +262,24 @@ class StoreWriter(Store):
 
     # --- after a crash ----------------------------------------------------------------------------------------------
 
-    def _recover(self, path: Path) -> None:
+    def _repair(self) -> None:
         """Keeps the committed transitions and makes rows, weights and sums consistent with them."""
-        require_sound(path, self._regions)
-        cells, tree = self._cells, self._regions.tree
+        cells, regions, tree = self._cells, self._regions, self._regions.tree
         commit, first_key = self.num_inserted, self.first_key
+        cells[TORN] = True
         cells[FIRST_BYTE] = self._byte(first_key) if first_key < commit else cells[END_BYTE]
-        tags = self._regions.streams["commit"]
-        tags[tags > commit] = -1  # Rows of interrupted inserts, which would become valid later.
+        rows = regions.streams.copy()
+        rows["commit"][rows["commit"] > commit] = -1  # Rows of interrupted inserts, which would become valid later.
+        regions.row_checksums[:] = regions.checksum_rows(rows)  # First: this function may be killed too.
+        regions.streams[:] = rows
         live = np.zeros(self.capacity, np.bool_)
-        for slots, _ in self._slots(range(first_key, commit)):
-            live[slots] = True
+        live[regions.live_slots()] = True
         weighed = tree.weights(np.arange(self.capacity)) > 0
         dead, missing = np.flatnonzero(weighed & ~live), np.flatnonzero(live & ~weighed)
         tree.set(dead, np.zeros(len(dead)))
-        tree.set(missing, self._priority_weights.of(self._regions.records["priority"][missing]))
+        tree.set(missing, self._priority_weights.of(regions.records["priority"][missing]))
         tree.rebuild()
+        cells[TORN] = False
 
 
 def _stored_records(segment: Segment, keys: range, start: int, dtype: np.dtype[Any]) -> Array:

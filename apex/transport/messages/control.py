@@ -44,6 +44,7 @@ class Heartbeat(Record, frozen=True, kw_only=True):
     streams: Annotated[list[Stream], Meta(max_length=MAX_STREAMS)]  # streams that the program claims to hold
     endpoints: Endpoints  # sockets of a replay server, by name
     resources: Resources | None = None  # None: not measured
+    fence: U63 = 0  # of a replay server: number from its welcome; 0 for other roles
 
 
 class ActorHeartbeat(Heartbeat, frozen=True, tag="actor_heartbeat", kw_only=True):
@@ -96,6 +97,7 @@ class WelcomeAnswer(Record, frozen=True, tag="welcome", kw_only=True):
     replay: list[dict[str, str]]  # endpoints by name for each shard; empty until all shards have joined
     absent: str  # names of the replay servers that have not joined
     streams: list[Stream]  # streams leased to the new program
+    fence: U63 = 0  # to a replay server: its fencing number; its heartbeats are refused after a higher one was given
 
 
 class RefusedAnswer(Record, frozen=True, tag="refused"):

@@ -15,6 +15,7 @@ from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.writer import SnapshotWriter
+from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.location import beside, counters_path
@@ -327,15 +328,23 @@ def test_store_is_created_then_attached_then_restored(tmp_path, caplog):
     without.close()
 
 
-def test_damaged_store_is_removed_only_if_there_is_a_snapshot(tmp_path, caplog):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda regions: regions.records["key"].__setitem__(3, 9),
+        lambda regions: regions.streams["contiguous"].__setitem__((2, 1), 1 << 40),
+    ],
+    ids=["record", "row"],
+)
+def test_damaged_store_is_removed_only_if_there_is_a_snapshot(tmp_path, caplog, damage):
     path, folder, welcome = tmp_path / "store", SnapshotFolder(tmp_path / "snapshots"), make_welcome()
     store, _ = open_store(path, welcome, folder)
     store.insert(make_segment(PIXELS, number=0, base=0))
     whole = path.read_bytes()
-    open_file(path, PIXELS, writable=True).records["key"][3] = 9
+    damage(open_file(path, PIXELS, writable=True))
     store.close()
     for snapshots in (None, folder):
-        with pytest.raises(UsageError, match=r"\b1 of 5\b"):
+        with pytest.raises(UsageError, match=r"\b1 of [58]\b"):
             open_store(path, welcome, snapshots)
     damaged = path.read_bytes()
     path.write_bytes(whole)
@@ -344,6 +353,7 @@ def test_damaged_store_is_removed_only_if_there_is_a_snapshot(tmp_path, caplog):
     restored, counters = open_store(path, welcome, folder)
     assert (restored.num_inserted, counters.num_drawn) == (5, 12)
     assert restored.store_incarnation != store.store_incarnation
+    assert restored.insert(make_segment(PIXELS, number=1, base=0)) is InsertOutcome.STORED  # A damaged row says: stored.
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
     restored.close()
 

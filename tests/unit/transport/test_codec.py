@@ -1,6 +1,7 @@
 """Messages survive encoding, and decoders refuse invalid ones with a reason."""
 
 import dataclasses
+import zlib
 
 import numpy as np
 import pytest
@@ -32,6 +33,8 @@ def test_segments_survive_encoding(schema):
     assert back.base == segment.base
     assert bytes(back.blob) == segment.blob
     np.testing.assert_array_equal(back.records, segment.records)
+    initial, final = back.checksum
+    assert zlib.crc32(segment.blob, zlib.crc32(segment.records, initial)) == final
 
 
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS, CONTINUOUS, MASKED])

@@ -112,6 +112,7 @@ INVALID_SCORES = (
         *({**BEAT, "endpoints": {"priorities": endpoint}} for endpoint in ENDPOINTS),
         *({**BEAT, "endpoints": value} for value in ([], {"a\n": "tcp://h:1"})),
         {**BEAT, "endpoints": {str(number): "tcp://h:1" for number in range(17)}},
+        *({**BEAT, "fence": value} for value in (-1, 2**63, 1.0, "1", None)),
         {**BEAT, "status": []},
         {**BEAT, "more": 1},
         {**BEAT, "scores": as_json(SCORES)},

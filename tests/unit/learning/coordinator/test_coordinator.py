@@ -16,9 +16,11 @@ from support.trainers import NETWORK, SCHEMA
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
 from apex.facts import EndReason, Waiting
 from apex.learning.coordinator.coordinator import END, Coordinator
+from apex.learning.coordinator.fence import FILE, NUMBERS_PER_START
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport, TrainerStart
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
+from apex.runtime.atomic_files import unseal
 from apex.transport.header import WireError
 from apex.transport.messages.control import (
     Goodbye,
@@ -34,7 +36,7 @@ from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
 
 TESTS = Path(__file__).parents[3]
-THERE = {"priorities": "tcp://1.2.3.4:5"}
+THERE, ELSEWHERE = {"priorities": "tcp://1.2.3.4:5"}, {"priorities": "tcp://2.2.2.2:2"}
 REPLAY = replace_fields(HELLO, role="replay", num_streams=0)
 
 
@@ -50,9 +52,25 @@ class Scene:
             run=RunConfig(folder=str(folder), name="run", **limits),
         )
         self.folder = RunFolder.create(config, SCHEMA)
-        options = {"deterministic": True} if deterministic else {}  # False by default.
-        self.coordinator = Coordinator(self.folder, epoch=1, clock=self.clock, **options)
+        self.options = {"deterministic": True} if deterministic else {}  # False by default.
+        self.epoch = 0
+        self.restart()
+
+    def restart(self):
+        """Starts the learner, again from the second call on."""
+        self.epoch += 1
+        self.coordinator = Coordinator(self.folder, epoch=self.epoch, clock=self.clock, **self.options)
         self.coordinator.receive(TrainerStart(10, 0, Progress()))
+
+    def hello(self, session, shard=0):
+        """Returns the answer to a replay server's hello."""
+        return self.coordinator.answer(replace_fields(REPLAY, session=session, shard=shard))
+
+    def join(self, session, shard=0, **more):
+        """A replay server joins and sends a heartbeat; returns its fencing number."""
+        fence = self.hello(session, shard).fence
+        assert isinstance(self.beat(session=session, shard=shard, fence=fence, **more), StateAnswer)
+        return fence
 
     def beat(self, role="replay", session=5, **more):
         heartbeat = make_heartbeat(role, session, run_id=self.folder.run_id, **more)
@@ -101,10 +119,10 @@ def test_only_actors_are_informed_that_a_replay_server_has_moved(tmp_path):
     before = generation()
     assert before == generation_of([THERE, other]) > 0
     scene.coordinator.answer(Goodbye(6))
-    scene.beat(session=7, shard=1, endpoints=other)  # The server was started again at the same address.
+    scene.join(7, shard=1, endpoints=other)  # The server was started again at the same address.
     assert generation() == before
     scene.coordinator.answer(Goodbye(7))
-    scene.beat(session=8, shard=1, endpoints={"priorities": "tcp://1.2.3.5:15"})
+    scene.join(8, shard=1, endpoints={"priorities": "tcp://1.2.3.5:15"})
     assert generation() not in (0, before)
 
 
@@ -159,16 +177,22 @@ def test_heartbeats_after_a_goodbye_are_refused(scene):
     assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WelcomeAnswer)
 
 
-def test_a_replaced_server_is_refused_when_its_network_returns(scene):
-    scene.beat(session=1, endpoints={"priorities": "tcp://1.1.1.1:1"})
+def replace_server(scene):
+    """Server 1 is cut off and server 2 takes over; returns their fencing numbers."""
+    old = scene.join(1, endpoints=THERE)
     scene.clock.now += 2.1
-    assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WelcomeAnswer)
-    scene.beat(session=2, endpoints={"priorities": "tcp://2.2.2.2:2"})
-    assert isinstance(scene.beat(session=1), RefusedAnswer)
-    assert scene.coordinator.decide().replay == [{"priorities": "tcp://2.2.2.2:2"}]
-    assert isinstance(scene.beat(session=2), StateAnswer)
+    new = scene.join(2, endpoints=ELSEWHERE)
+    assert new > old
+    return old, new
+
+
+def test_a_replaced_server_is_refused_when_its_network_returns(scene):
+    old, new = replace_server(scene)
+    assert isinstance(scene.beat(session=1, fence=old), RefusedAnswer)
+    assert scene.coordinator.decide().replay == [ELSEWHERE]
+    assert isinstance(scene.beat(session=2, fence=new), StateAnswer)
     scene.coordinator.answer(Goodbye(2))
-    assert isinstance(scene.beat(session=1), RefusedAnswer)  # Server 1 lacks the transitions that server 2 has stored.
+    assert isinstance(scene.beat(session=1, fence=old), RefusedAnswer)  # It lacks what server 2 has stored.
 
 
 @pytest.mark.parametrize(("over", "size"), [(False, None), (True, 90)])
@@ -176,8 +200,7 @@ def test_figures_of_a_killed_server_do_not_return(scene, over, size):
     """After the end of a run, those of the last server stay, for the last status."""
     scene.beat(session=1, size=40)
     scene.clock.now += 2.1
-    scene.coordinator.answer(replace_fields(REPLAY, session=2))
-    scene.beat(session=2, size=90)
+    scene.join(2, size=90)
     if over:
         scene.coordinator.receive(TrainerEnd(EndReason("steps", 90.0)))
     scene.coordinator.answer(Goodbye(2))
@@ -214,9 +237,62 @@ def test_jumps_of_the_wall_clock_end_neither_leases_nor_runs(tmp_path):
     assert (done.stdout.split(), done.returncode) == (["3", "3", *"000000"], 0), done.stderr
 
 
-def test_the_first_server_keeps_its_shard_after_a_learner_restart(scene):
-    assert isinstance(scene.beat(session=1), StateAnswer)
-    assert isinstance(scene.beat(session=2), RefusedAnswer)
+def test_a_replaced_server_stays_refused_after_a_learner_restart(scene):
+    old, new = replace_server(scene)
+    scene.restart()
+    assert isinstance(scene.beat(session=1, fence=old, endpoints=THERE), RefusedAnswer)
+    assert isinstance(scene.beat(session=2, fence=new, endpoints=ELSEWHERE), StateAnswer)
+    scene.coordinator.answer(Goodbye(2))
+    scene.restart()
+    assert isinstance(scene.beat(session=1, fence=old), RefusedAnswer)
+    assert scene.join(3) > new
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"{")])
+def test_the_higher_number_wins_if_the_fence_is_lost(scene, damage):
+    old, new = replace_server(scene)
+    damage(scene.folder.path / FILE)
+    scene.restart()
+    assert isinstance(scene.beat(session=1, fence=old), StateAnswer)  # The other one has not been heard yet.
+    assert isinstance(scene.beat(session=2, fence=new), StateAnswer)
+    assert isinstance(scene.beat(session=1, fence=old), RefusedAnswer)
+
+
+def test_a_number_that_no_learner_has_given_is_refused(scene):
+    fence = scene.join(1)
+    for number in (fence - 1, fence, fence + NUMBERS_PER_START, 2**63 - 1):
+        assert isinstance(scene.beat(session=2, fence=number), RefusedAnswer)
+    assert isinstance(scene.beat(session=1, fence=fence), StateAnswer)
+    assert scene.join(1) == fence  # Its first welcome was lost.
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_new_server_waits_for_the_holder_of_an_earlier_start(scene, is_alive):
+    fence = scene.join(1)
+    scene.clock.now += 100
+    scene.restart()
+    assert scene.hello(2) == WaitAnswer(holder=1, host="h", run_id=scene.folder.run_id)
+    if is_alive:
+        scene.clock.now += 1.9
+        scene.beat(session=1, fence=fence)
+        assert isinstance(scene.hello(2), RefusedAnswer)
+    else:
+        scene.clock.now += 2.1
+        assert scene.hello(2).fence > fence
+        assert isinstance(scene.beat(session=1, fence=fence), RefusedAnswer)
+
+
+def test_the_file_names_the_holder_and_its_store(scene):
+    fence = scene.join(1, store_incarnation="99")
+    holder = unseal((scene.folder.path / FILE).read_bytes())["holders"]["0"]
+    assert holder == {"number": fence, "session": 1, "host": "h", "store_incarnation": "99"}
+
+
+def test_a_full_disk_is_logged_and_the_fence_still_holds(scene, caplog):
+    (scene.folder.path / FILE).mkdir()
+    old, _ = replace_server(scene)
+    assert FILE in caplog.text
+    assert isinstance(scene.beat(session=1, fence=old), RefusedAnswer)
 
 
 def test_the_status_shows_the_trainer_and_all_learn_of_its_end(scene):

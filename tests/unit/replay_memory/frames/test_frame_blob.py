@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from apex.frame_blob import BlobError, as_words, check_table, find_end, find_frames, make_blob, read_table
+from apex.frame_blob import BlobError, as_words, check_table, find_frames, make_blob, measure_blobs, read_table
 
 
 def make_frames(rng, count):
@@ -49,17 +49,19 @@ def test_frames_of_many_blobs_are_found_at_once(seed):
     ]
 
 
-def test_the_end_of_a_blob_is_that_of_its_last_frame():
+def test_blobs_are_measured_at_once():
     memory, contents, starts = make_memory(np.random.default_rng(1), 10)
-    words = as_words(memoryview(memory))
-    for frames, start in zip(contents, starts.tolist(), strict=True):
-        assert find_end(words, start) == start + len(make_blob(frames))
+    counts, lengths = measure_blobs(as_words(memoryview(memory)), starts)
+    assert counts.tolist() == list(map(len, contents))
+    assert lengths.tolist() == [len(make_blob(frames)) for frames in contents]
 
 
-@pytest.mark.parametrize("offsets", [(4, 0, 0, 0), (4_000, 0, 0, 0), (8, 17, 0, 0), (0, 0, 0, 0)])
-def test_table_that_points_outside_the_memory_has_no_end(offsets):
-    with pytest.raises(BlobError, match="table has"):
-        find_end(as_words(memoryview(np.array(offsets, "<u4")).cast("B")), 0)
+@pytest.mark.parametrize(
+    "offsets", [(4, 0, 0, 0), (4_000, 0, 0, 0), (8, 17, 0, 0), (8, 7, 0, 0), (10, 12, 0, 0), (0, 0, 0, 0)]
+)
+def test_blob_with_an_invalid_table_has_length_0(offsets):
+    words = as_words(memoryview(np.array([8, 8, *offsets], "<u4")).cast("B"))
+    assert measure_blobs(words, np.array([0, 8]))[1].tolist() == [8, 0]
 
 
 FRAMES = [b"a" * 8] * 12

@@ -25,7 +25,7 @@ from support.store_builders import (
 
 from apex.errors import UsageError
 from apex.replay_memory.store.deduplication import InsertOutcome
-from apex.replay_memory.store.layout import CELLS_OFFSET, FIRST_KEY, Sizes
+from apex.replay_memory.store.layout import CELLS_OFFSET, FIRST_KEY, TORN, Sizes
 
 FORK = multiprocessing.get_context("fork")
 
@@ -107,6 +107,7 @@ def test_half_moved_watermark_is_completed(path):
     bytes_used = writer.bytes_used
     writer.close()
     write_number(path, CELLS_OFFSET + 8 * FIRST_KEY, 4)  # The first live byte is still that of key 0.
+    write_number(path, CELLS_OFFSET + 8 * TORN, 1)
     writer = attach(path)
     assert writer.first_key == 4
     assert writer.bytes_used == bytes_used - -(-len(segments[0].blob) // 8) * 8
@@ -120,6 +121,7 @@ def test_half_written_sums_are_recomputed(path, node):
         assert writer.insert(make_segment(number)) is naive.insert(make_segment(number))
     writer.close()
     write_number(path, Sizes(40, 4000, 3).offsets(SCHEMA)[3] + 8 * node, 99.5, "<d")
+    write_number(path, CELLS_OFFSET + 8 * TORN, 1)
     writer = attach(path)
     assert_same(writer, open_reader(path), naive, np.random.default_rng(0))
     writer.close()
@@ -224,6 +226,7 @@ def test_killed_recovery_is_repeated(path):
     reader, rng = open_reader(path), np.random.default_rng(0)
     for kill in range(10):
         nodes = Sizes(40, 4000, 3).offsets(SCHEMA)[3]
+        write_number(path, CELLS_OFFSET + 8 * TORN, 1)
         for node in (1, 2, 3):  # A crash during an update may leave wrong sums.
             write_number(path, nodes + 8 * node, 1e9, "<d")
         child = FORK.Process(target=attach_for_ever, args=(path,))
