@@ -6,7 +6,6 @@ frames, *F one frame. An action is int64, 0 ... A - 1, or float32[K] in [-1, 1],
 
 import hashlib
 import json
-import zlib
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from functools import cache
@@ -216,18 +215,6 @@ class Stream(NamedTuple):
         return self.actor_id % num_shards
 
 
-class Checksum(NamedTuple):
-    """Protects the records and the blob of a segment: final = zlib.crc32(blob, zlib.crc32(records, initial))."""
-
-    initial: int
-    final: int
-
-    @classmethod
-    def of(cls, records: Array, blob: FrameBlob) -> Self:
-        """Computes the checksum."""
-        return cls(0, zlib.crc32(blob, zlib.crc32(records.tobytes())))
-
-
 class Segment(NamedTuple):
     """About 50 consecutive transitions of one stream. A frame that several transitions share is contained once."""
 
@@ -237,7 +224,8 @@ class Segment(NamedTuple):
     records: Array  # record_dtype[M]
     blob: FrameBlob  # uint32[F + 1] byte offsets of the frames, then the frames; see `make_blob`
     base: int = 0  # all segments with lower numbers were acknowledged, by this store or an earlier one
-    checksum: Checksum | None = None  # from the message; None: the segment did not arrive in a message
+    # From the message, (initial, final): final = zlib.crc32(blob, zlib.crc32(records, initial)).
+    checksum: tuple[int, int] | None = None
 
 
 class Receipt(NamedTuple):

@@ -18,7 +18,6 @@ from apex.transport.messages.results import EvaluationResult
 from apex.types import (
     Array,
     BatchMessage,
-    Checksum,
     Parameters,
     PriorityUpdate,
     Receipt,
@@ -72,7 +71,7 @@ class Codec:
         num_frames = self._check_blob(blob, MAX_FRAMES)
         self._check_records(records, num_frames)
         # The message's checksum covers the header, base and version first, and then exactly what is stored.
-        sealed = Checksum(checksum(frames[0], [body[: _SEGMENT.size]]), header.crc)
+        sealed = checksum(frames[0], [body[: _SEGMENT.size]]), header.crc
         return Segment(Stream(header.sender, header.incarnation), header.number, version, records, blob, base, sealed)
 
     def encode_receipt(self, receipt: Receipt, shard: int = 0) -> list[bytes]:

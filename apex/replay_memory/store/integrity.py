@@ -111,7 +111,7 @@ def _find_segments(regions: Regions) -> _Segments:
 
 
 def _checksums(regions: Regions, schema: Schema, slots: NDArray[np.int64], segments: _Segments) -> NDArray[np.uint32]:
-    """Computes `Checksum.final` of each segment."""
+    """Computes the final checksum of each segment."""
     record, stored = record_dtype(schema), regions.records.dtype
     offset = (stored.fields or {})[(record.names or ())[0]][1]
     received = regions.records.view(np.uint8).reshape(-1, stored.itemsize)[:, offset : offset + record.itemsize]

@@ -47,7 +47,7 @@ BLOB_ALIGNMENT = 8  # in the arena, every blob begins at a multiple of this, in 
 STREAM_ROW = np.dtype([("commit", "<i8"), ("incarnation", "<u8"), ("contiguous", "<u8"), ("bitmap", "<u8")])
 _SEALED_ROW = struct.Struct("<QqQQQ")  # store incarnation, row
 
-# At the slot of a segment's first transition: the segment's `Checksum`. `initial` is combined with the version by XOR,
+# At the slot of a segment's first transition: the segment's `checksum`. `initial` is combined with the version by XOR,
 # so that a change of the stored version is noticed too.
 SEGMENT_CHECKSUM = np.dtype([("initial", "<u4"), ("final", "<u4")])
 

@@ -1,6 +1,7 @@
 """Writes the replay memory: the only process that stores segments and changes priorities."""
 
 import os
+import zlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from apex.replay_memory.store.location import beside, in_use
 from apex.replay_memory.store.priority_weights import PriorityWeights, count_refused
 from apex.runtime.atomic_files import UNINTERRUPTED, Steps
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
-from apex.types import Array, Checksum, PriorityUpdate, Receipt, Schema, Segment, Stream
+from apex.types import Array, PriorityUpdate, Receipt, Schema, Segment, Stream
 
 
 class StoreCounters(NamedTuple):
@@ -194,7 +195,7 @@ class StoreWriter(Store):
         evicted = range(self.first_key, self._first_key_after(len(keys), end))
         records = _stored_records(segment, keys, start, regions.records.dtype)
         weights = self._priority_weights.of(records["priority"])
-        checksum = segment.checksum or Checksum.of(segment.records, blob)
+        initial, final = segment.checksum or (0, zlib.crc32(blob, zlib.crc32(segment.records.tobytes())))
 
         cells[TORN] = True
         self._steps.before("watermark")
@@ -210,7 +211,7 @@ class StoreWriter(Store):
         self._steps.before("records")
         for slots, part in self._slots(keys):
             regions.records[slots] = records[part]
-        regions.segment_checksums[keys.start % self.capacity] = checksum.initial ^ segment.version, checksum.final
+        regions.segment_checksums[keys.start % self.capacity] = initial ^ segment.version, final
         self._steps.before("row")
         place = segment.stream.actor_id, int(regions.streams["commit"][segment.stream.actor_id].argmin())
         regions.streams["commit"][place] = row.commit  # First: above COMMIT, so that a half-written row is not valid.

@@ -353,7 +353,9 @@ def test_damaged_store_is_removed_only_if_there_is_a_snapshot(tmp_path, caplog, 
     restored, counters = open_store(path, welcome, folder)
     assert (restored.num_inserted, counters.num_drawn) == (5, 12)
     assert restored.store_incarnation != store.store_incarnation
-    assert restored.insert(make_segment(PIXELS, number=1, base=0)) is InsertOutcome.STORED  # A damaged row says: stored.
+    assert (
+        restored.insert(make_segment(PIXELS, number=1, base=0)) is InsertOutcome.STORED
+    )  # A damaged row says: stored.
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
     restored.close()
 

@@ -13,7 +13,7 @@ from apex.replay_memory.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_
 from apex.replay_memory.store.location import has_owner
 from apex.replay_memory.store.writer import StoreWriter
 from apex.transport.codec import Codec
-from apex.types import Checksum, PriorityUpdate
+from apex.types import PriorityUpdate
 
 CODEC = Codec(RUN, VECTORS)
 COUNT, NUM_SEGMENTS = 20, 50  # transitions of a segment; segments of each of the streams 0 and 1
@@ -178,7 +178,7 @@ def test_a_half_written_row_is_no_damage(path):
 
 def test_the_checksum_of_the_message_protects_the_segment(path):
     writer = attach(path)
-    assert writer.insert(segment_of(NUM_SEGMENTS)._replace(checksum=Checksum(1, 2))) is InsertOutcome.STORED
+    assert writer.insert(segment_of(NUM_SEGMENTS)._replace(checksum=(1, 2))) is InsertOutcome.STORED
     writer.close()
     with pytest.raises(DamagedMemoryError, match=r"\b1 of 35\b"):
         attach(path)
