@@ -319,8 +319,8 @@ def test_the_replay_memory_may_take_all_memory_but_not_more():
 @pytest.mark.parametrize(
     ("replay", "gib", "names"),
     [
-        ({"capacity": 2_000_000, "min_size_to_sample": 1_000_000}, 2, ["1.4 GiB", "1,000,000", "1.0 GiB"]),
-        ({"capacity": 2**31}, 24, ["144.1 GiB", "2,147,483,648", "12.0 GiB"]),
+        ({"capacity": 2_000_000, "min_size_to_sample": 1_000_000}, 2, ["1.5 GiB", "1,000,000", "1.0 GiB"]),
+        ({"capacity": 2**31}, 24, ["160.1 GiB", "2,147,483,648", "12.0 GiB"]),
         ({"max_bytes": 1_400 * 49}, 24, ["68,600", "49", "50"]),
     ],
 )
@@ -406,7 +406,7 @@ def test_the_memory_of_the_replay_host_limits_the_replay_memory():
     assert apart.replay.max_bytes == sized(box=machine(gib=64)).replay.max_bytes > sized(box=small).replay.max_bytes
     given = {"host_bytes": large, "max_bytes": 40 * GIB}
     assert sized(config(replay=given), small).replay.max_bytes == 40 * GIB
-    with pytest.raises(ConfigError, match=r"65\.1 GiB.*64\.0 GiB"):
+    with pytest.raises(ConfigError, match=r"65\.2 GiB.*64\.0 GiB"):
         sized(config(replay={**given, "max_bytes": 65 * GIB}), machine(gib=512))
 
 

@@ -113,8 +113,8 @@ def _find_segments(regions: Regions) -> _Segments:
 def _checksums(regions: Regions, schema: Schema, slots: NDArray[np.int64], segments: _Segments) -> NDArray[np.uint32]:
     """Computes the final checksum of each segment."""
     record, stored = record_dtype(schema), regions.records.dtype
-    offset = (stored.fields or {})[(record.names or ())[0]][1]
-    received = regions.records.view(np.uint8).reshape(-1, stored.itemsize)[:, offset : offset + record.itemsize]
+    end = stored.itemsize - stored["unused"].itemsize
+    received = regions.records.view(np.uint8).reshape(-1, stored.itemsize)[:, end - record.itemsize : end]
     firsts = slots[segments.begins]
     initials = regions.segment_checksums["initial"][firsts] ^ regions.records["version"][firsts]
     ends = segments.begins + segments.counts

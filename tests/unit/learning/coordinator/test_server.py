@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from apex.facts import EndReason, Waiting
 from apex.launch.status import ask
 from apex.learning.coordinator.link import CoordinatorLink, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
+from apex.replay_memory.open_store import predecessor_is_dead
 from apex.replay_memory.store.location import claim_run, store_path
 from apex.runs.checkpoints.policy_file import BEST, PlayedGames, read_policy
 from apex.runs.folder import RunFolder
@@ -210,6 +212,7 @@ def test_a_server_replaces_a_dead_one_of_this_host_at_once(tmp_path, transport):
     memory.touch()
     claim = ExitStack()  # Otherwise the start of another run removes the file.
     claim.enter_context(claim_run(coordinator.folder.run_id, coordinator.folder.path))
+    is_dead = partial(predecessor_is_dead, 0)
     try:
         with open_context() as context:
             client = ControlClient(context, slow.endpoint("control"))
@@ -217,11 +220,11 @@ def test_a_server_replaces_a_dead_one_of_this_host_at_once(tmp_path, transport):
             assert isinstance(client.receive(30.0), StateAnswer)
         with owned(memory), ThreadPoolExecutor(1) as pool:
             stop = Stop()
-            greeting = pool.submit(greet, Route("127.0.0.1", coordinator.port), "replay", stop)
+            greeting = pool.submit(greet, Route("127.0.0.1", coordinator.port), "replay", stop, holder_is_dead=is_dead)
             with pytest.raises(TimeoutError):  # The holder is alive, because its memory has an owner.
                 greeting.result(1.0)
             stop.request()
-        assert coordinator.welcome("replay").run_id == coordinator.folder.run_id
+        assert coordinator.welcome("replay", holder_is_dead=is_dead).run_id == coordinator.folder.run_id
     finally:
         memory.unlink()
         claim.close()
