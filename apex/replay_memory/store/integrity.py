@@ -36,7 +36,7 @@ class _Segments(NamedTuple):
 def require_sound(path: Path, regions: Regions, schema: Schema) -> None:
     """Raises DamagedMemoryError unless every byte that is used is as a writer left it, even a killed one.
 
-    No process may write at the same time. Reads the whole memory, about 2 GB per second.
+    No process may write at the same time. Reads the whole memory: 1 to 2 GB per second.
     """
     with _reports_damage(path):
         _check_rows(regions)
