@@ -32,7 +32,7 @@ from .replay_program import ReplayProgram
 NUM_SHARDS = 2
 SIZES = [(40, 100_000), (1_000, 1_500), (1_000, 200_000)]  # of each shard: transitions, bytes; the last evicts nothing
 SETTLE_SECONDS = 90.0  # after all faults have ended, everything must be acknowledged within this time
-FLIPS_BITS = False
+FLIPS_BITS = True
 SNAPSHOT_STEPS = ["copy", "check", "copy weights", "write a file", "write the manifest", "rename the manifest"]
 
 

@@ -15,7 +15,7 @@ from apex.types import Role, record_dtype
 MAX_RECORDS = 8  # transitions in a segment
 FRAME_BYTES = 16
 LEASE_SECONDS = 3.5
-FENCE_OUTLIVES_THE_LEARNER = False
+FENCE_OUTLIVES_THE_LEARNER = True
 BASE = [make_records(VECTORS, count) for count in range(MAX_RECORDS + 1)]
 TABLES = [
     (table_bytes(count + 1) + FRAME_BYTES * np.arange(count + 2, dtype="<u4")).astype("<u4").tobytes()

@@ -3,7 +3,7 @@
 import numpy as np
 
 from apex.acting.send_window import SendWindow
-from apex.learning.coordinator.coordinator import Coordinator
+from apex.learning.coordinator.fence import Fence
 from apex.learning.coordinator.leases import LeaseTable
 from apex.replay_memory.server import ReplayServer
 from apex.replay_memory.snapshots.folder import SnapshotFile, SnapshotFolder
@@ -54,7 +54,7 @@ def windows_are_not_sent_to_a_new_store(patch):
 
 
 def replaced_servers_are_accepted(patch):
-    patch.setattr(Coordinator, "_is_replaced", lambda self, heartbeat: False)
+    patch.setattr(Fence, "refuses", lambda self, beat: False)
 
 
 def leases_are_given_twice(patch):
@@ -121,14 +121,14 @@ def manifests_precede_their_files(patch):
 
 
 def rows_of_interrupted_inserts_become_valid(patch):
-    recover = StoreWriter._recover
+    repair = StoreWriter._repair
 
-    def careless(self, *arguments):
-        tags = self._regions.streams["commit"].copy()
-        recover(self, *arguments)
-        self._regions.streams["commit"] = tags
+    def careless(self):
+        rows, checksums = self._regions.streams.copy(), self._regions.row_checksums.copy()
+        repair(self)
+        self._regions.streams[:], self._regions.row_checksums[:] = rows, checksums
 
-    patch.setattr(StoreWriter, "_recover", careless)
+    patch.setattr(StoreWriter, "_repair", careless)
 
 
 PLANTS = [

@@ -51,12 +51,19 @@ class ReplayProgram(Program):
 
     def heartbeat(self):
         counts = {"num_inserted": self.store.num_inserted, "store_incarnation": str(self.store.store_incarnation)}
-        more = {"host": self.name, "shard": self.shard, "endpoints": {"experience": self.name}, "run_id": RUN}
+        more = {
+            "fence": self.fence,
+            "host": self.name,
+            "shard": self.shard,
+            "endpoints": {"experience": self.name},
+            "run_id": RUN,
+        }
         return make_heartbeat("replay", self.session, size=self.store.size, **counts, **more)
 
     def take(self, answer):
         match answer:
             case WelcomeAnswer():
+                self.fence = answer.fence
                 self.open()
             case WaitAnswer() if answer.host == self.name and self.path.exists():  # as `predecessor_is_dead`
                 self.ask(Goodbye(answer.holder))
