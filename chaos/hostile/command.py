@@ -180,6 +180,7 @@ def measure(
             "memory_bytes_most": most,
             "memory_bytes_after": memory_after,
             "server_is_up": status is not None,
+            "refused_connections": status.refused_connections if status is not None else {},
             "refusals": {
                 f"{endpoint} {reason}": count
                 for endpoint, counts in (status.refusals if status is not None else {}).items()

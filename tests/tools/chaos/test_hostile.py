@@ -81,6 +81,7 @@ def test_a_run_survives_hostile_connections_and_counts_them(tmp_path, keys):
     if keys:
         kinds = {"an unknown key", "rubbish in a curve hello", "a curve hello without an end"}
         assert kinds < {kind for kind, count in figures["connections_by_kind"].items() if count}
+        assert any("unknown key" in reason for reason in figures["refused_connections"])
         assert figures["endless_bytes_sent"] == 0  # The server closed the connection.
     else:
         assert {name.split()[0] for name in figures["refusals"]} >= {"replay", "control"}
