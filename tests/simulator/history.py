@@ -8,6 +8,7 @@ import traceback
 from collections import Counter
 from contextlib import contextmanager
 from errno import ENOSPC
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -19,6 +20,7 @@ from support.store_builders import STEPS
 from support.trainers import NETWORK
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, TransportConfig, to_dict
+from apex.replay_memory.open_store import store_settings
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.runs.folder import RunFolder
 from apex.transport.hello import Route, Welcome
@@ -30,9 +32,9 @@ from .programs import HEARTBEAT_SECONDS, Learner
 from .replay_program import ReplayProgram
 
 NUM_SHARDS = 2
+NUM_ACTORS = 4
 SIZES = [(40, 100_000), (1_000, 1_500), (1_000, 200_000)]  # of each shard: transitions, bytes; the last evicts nothing
 SETTLE_SECONDS = 90.0  # after all faults have ended, everything must be acknowledged within this time
-FLIPS_BITS = True
 SNAPSHOT_STEPS = ["copy", "check", "copy weights", "write a file", "write the manifest", "rename the manifest"]
 
 
@@ -61,7 +63,7 @@ class World:
         capacity, max_bytes = self.rng.choice(SIZES)
         config = Config(
             network=NETWORK,
-            actor=ActorConfig(num_actors=4, segment_length=8),
+            actor=ActorConfig(num_actors=NUM_ACTORS, segment_length=8),
             learner=LearnerConfig(batch_size=2),
             replay=ReplayConfig(
                 num_shards=NUM_SHARDS, capacity=NUM_SHARDS * capacity, max_bytes=NUM_SHARDS * max_bytes,
@@ -147,8 +149,7 @@ class World:
 
     def fault(self):
         """Draws one fault."""
-        kinds = [kind for kind in FAULTS if FLIPS_BITS or kind is not flip_a_bit]
-        kind = self.rng.choices(kinds, [FAULTS[kind] for kind in kinds])[0]
+        kind = self.rng.choices(list(FAULTS), FAULTS.values())[0]
         live = [server for server in self.servers.values() if server.joined]
         server = self.rng.choice(live) if live else None
         if server is None and kind in OF_A_SERVER:
@@ -180,7 +181,9 @@ def flip_a_bit(world, server):
     if not server.path.exists():  # It was removed a moment ago.
         return
     data = np.memmap(server.path, np.uint8, "r+")
-    offset = world.rng.randrange(len(data))
+    offsets = store_settings(world.welcome.config.replay, NUM_ACTORS).sizes.offsets(VECTORS)
+    begin, end = world.rng.choice(list(pairwise(offsets)))
+    offset = begin + int((end - begin) * world.rng.random() ** 4)  # Regions are filled from their beginning.
     data[offset] ^= 1 << world.rng.randrange(8)
     server.flipped = True
     world.note(f"byte {offset} of {server.name} has a flipped bit")

@@ -15,7 +15,6 @@ from apex.types import Role, record_dtype
 MAX_RECORDS = 8  # transitions in a segment
 FRAME_BYTES = 16
 LEASE_SECONDS = 3.5
-FENCE_OUTLIVES_THE_LEARNER = True
 BASE = [make_records(VECTORS, count) for count in range(MAX_RECORDS + 1)]
 TABLES = [
     (table_bytes(count + 1) + FRAME_BYTES * np.arange(count + 2, dtype="<u4")).astype("<u4").tobytes()
@@ -182,8 +181,6 @@ class Ledger:
     def restart_learner(self):
         """The learner is started again and has forgotten which leases have not ended."""
         self.holders.clear()
-        if not FENCE_OUTLIVES_THE_LEARNER:
-            self.servers.clear()
 
     def answered(self, request, answer):
         """Checks that an answer gives no shard and no actor id to two programs."""

@@ -7,6 +7,7 @@ from apex.learning.coordinator.fence import Fence
 from apex.learning.coordinator.leases import LeaseTable
 from apex.replay_memory.server import ReplayServer
 from apex.replay_memory.snapshots.folder import SnapshotFile, SnapshotFolder
+from apex.replay_memory.store import writer
 from apex.replay_memory.store.deduplication import InsertOutcome, StreamRow
 from apex.replay_memory.store.layout import FIRST_BYTE, FIRST_KEY
 from apex.replay_memory.store.writer import StoreWriter
@@ -54,7 +55,15 @@ def windows_are_not_sent_to_a_new_store(patch):
 
 
 def replaced_servers_are_accepted(patch):
-    patch.setattr(Fence, "refuses", lambda self, beat: False)
+    patch.setattr(Fence, "refuses", lambda self, heartbeat: False)
+
+
+def fence_is_not_written(patch):
+    patch.setattr(Fence, "_keep", lambda self, shard, holder: self._holders.update({shard: holder}))
+
+
+def damage_is_not_looked_for(patch):
+    patch.setattr(writer, "require_sound", lambda *arguments: None)
 
 
 def leases_are_given_twice(patch):
@@ -124,14 +133,15 @@ def rows_of_interrupted_inserts_become_valid(patch):
     repair = StoreWriter._repair
 
     def careless(self):
-        rows, checksums = self._regions.streams.copy(), self._regions.row_checksums.copy()
+        regions, rows = self._regions, self._regions.streams.copy()
         repair(self)
-        self._regions.streams[:], self._regions.row_checksums[:] = rows, checksums
+        regions.streams[:], regions.row_checksums[:] = rows, regions.checksum_rows(rows)
 
     patch.setattr(StoreWriter, "_repair", careless)
 
 
 PLANTS = [
+    fence_is_not_written, damage_is_not_looked_for,
     duplicates_are_stored, receipts_precede_the_commit, windows_are_not_sent_to_a_new_store,
     replaced_servers_are_accepted, leases_are_given_twice, epochs_repeat, the_watermark_moves_late,
     leaves_precede_the_commit, manifests_precede_their_files, rows_of_interrupted_inserts_become_valid,

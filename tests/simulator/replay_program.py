@@ -51,13 +51,8 @@ class ReplayProgram(Program):
 
     def heartbeat(self):
         counts = {"num_inserted": self.store.num_inserted, "store_incarnation": str(self.store.store_incarnation)}
-        more = {
-            "fence": self.fence,
-            "host": self.name,
-            "shard": self.shard,
-            "endpoints": {"experience": self.name},
-            "run_id": RUN,
-        }
+        more = {"host": self.name, "shard": self.shard, "endpoints": {"experience": self.name}, "run_id": RUN}
+        more["fence"] = self.fence
         return make_heartbeat("replay", self.session, size=self.store.size, **counts, **more)
 
     def take(self, answer):
