@@ -10,7 +10,8 @@ import pytest
 from tests.simulator.history import FAULTS, describe, simulate
 from tests.simulator.plants import PLANTS
 
-pytestmark = pytest.mark.no_cover  # Coverage would double the time; the unit tests measure it.
+# Coverage would double the time; the unit tests measure it. Each test takes seconds of CPU, long on a busy machine.
+pytestmark = [pytest.mark.no_cover, pytest.mark.timeout(600)]
 
 PART = 50
 PARTS = range(0, 300, PART)
