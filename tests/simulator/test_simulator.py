@@ -19,7 +19,7 @@ HAPPENS = (  # in each part
     "acknowledged", "stored", "evicted", "drawn", "attached", "restored", "created", "snapshots",
     "a server crashed during an insert", "a server lost its memory", "a snapshot process crashed", "a disk was full",
     "tmpfs was full", "a server was refused", "a host was refused",
-    "a host follows a moved server", "a window met a new store",
+    "a window met a new store",
 )  # fmt: skip
 
 
