@@ -16,6 +16,7 @@ from apex.algorithms.parameters import flatten_parameters
 from apex.config import LearnerConfig, ReplayConfig
 from apex.config.presets import PRESETS
 from apex.environments.factory import describe
+from apex.environments.inspection import Inspector
 from apex.errors import FAILED, FINISHED, REFUSED, UsageError
 from apex.evaluation.command import main as evaluate
 from apex.facts import INTERRUPTED, EndReason
@@ -264,4 +265,4 @@ def test_a_gpu_and_shards_are_refused(branches, name):
 
 def test_the_command_learner_cannot_run_all_roles():
     with pytest.raises(UsageError, match="apex train"):
-        open_run(["--preset=cartpole", "--single-process"])
+        open_run(["--preset=cartpole", "--single-process"], Inspector())
