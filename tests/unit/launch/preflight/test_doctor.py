@@ -102,7 +102,7 @@ def test_doctor_refuses_wrong_options_as_train_does(arguments, capsys):
 @pytest.mark.parametrize(
     ("environment", "problem", "remedy"),
     [
-        ("NoSuchEnv-v0", "NoSuchEnv-v0", "module:factory"),
+        ("NoSuchEnv-v0", "NoSuchEnv-v0", "module:class"),
         ("semi:Semi", "ValueError: cannot open map: a.txt; 3 other maps exist", "apex train --help"),
     ],
 )
