@@ -76,9 +76,10 @@ def users_of(scratch):
 def runs_of(scratch):
     """Returns the ids of the present runs."""
     run_ids = set()
-    for manifest in scratch.glob("apex-bench-*/*/manifest.json"):
-        with suppress(OSError, ValueError):
-            run_ids.add(json.loads(manifest.read_text())["run_id"])
+    with suppress(FileNotFoundError):  # A bench removes its folder at its end.
+        for manifest in scratch.glob("apex-bench-*/*/manifest.json"):
+            with suppress(OSError, ValueError):
+                run_ids.add(json.loads(manifest.read_text())["run_id"])
     return run_ids
 
 
