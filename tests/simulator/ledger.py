@@ -55,8 +55,12 @@ class Seen:
 
     def __init__(self, first_key):
         self.keys = {}  # label -> first key, in the order of the keys
+        self.earlier = set()  # labels that an earlier store had evicted before the snapshot that was restored
         self.end_key = first_key
         self.num_crashes = 0  # each may have evicted, or skipped in the arena, as much as one segment needs
+
+    def __contains__(self, label):
+        return label in self.keys or label in self.earlier
 
     def between(self, first_key, end_key):
         return {label: key for label, key in self.keys.items() if first_key <= key < end_key}
@@ -85,7 +89,7 @@ class Ledger:
             key = seen.end_key
             label = int(store._regions.records["n_step_return"][key % store.capacity])
             require(label in self.sent, f"segment {label} is stored, but was never sent")
-            require(label not in seen.keys, f"segment {label} is stored twice")
+            require(label not in seen, f"segment {label} is stored twice")
             seen.keys[label] = key
             seen.end_key += len(self.sent[label].records)
             self._counts["stored"] += 1
@@ -102,7 +106,11 @@ class Ledger:
             require(incarnation not in self.stores, f"store incarnation {incarnation} repeats")
             seen = self.stores[incarnation] = Seen(store.first_key)
             self._counts["restored" if newest else "created"] += 1
-            saved = self.stores[newest.store_incarnation].between(newest.first_key, newest.end_key) if newest else {}
+            saved = {}
+            if newest is not None:
+                source = self.stores[newest.store_incarnation]
+                saved = source.between(newest.first_key, newest.end_key)
+                seen.earlier = source.earlier.union(source.between(0, newest.first_key))
             self.note(store)
             require(seen.keys == saved, f"{program.name} has {len(seen.keys)} segments, its snapshot has {len(saved)}")
         self.check(store)
@@ -173,7 +181,7 @@ class Ledger:
     def acknowledged(self, label, store_incarnation):
         """Checks that the store of a receipt has stored the segment. `check` tells whether it keeps it."""
         seen = self.stores.get(store_incarnation)
-        require(seen is not None and label in seen.keys, f"segment {label} is acknowledged and not stored")
+        require(seen is not None and label in seen, f"segment {label} is acknowledged and not stored")
         self._counts["acknowledged"] += 1
 
     # --- the learner ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from support.builders import RUN, VECTORS
 from support.messages import make_heartbeat
 from support.steps import Crash, Each
 
-from apex.errors import LostMemoryError, UsageError
+from apex.errors import LostMemoryError, SnapshotError, UsageError
 from apex.replay_memory.open_store import open_store
 from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
@@ -155,6 +155,7 @@ class ReplayProgram(Program):
         if self.takes_snapshot:
             return
         self.takes_snapshot, self.saving_session = True, self.session
+        writer, end_key = self.snapshotter, self.snapshotter.num_inserted
         try:
             if (snapshot := self.snapshotter.take()) is not None:
                 self.world.ledger.note_snapshot(self, snapshot)
@@ -162,7 +163,9 @@ class ReplayProgram(Program):
         except Crash:
             if self.alive and self.session == self.saving_session:
                 self.end("a snapshot process crashed")
-        except (OSError, UsageError) as error:
+        except SnapshotError as error:  # A small memory may be overwritten during its snapshot.
+            require(writer.first_key >= end_key, f"a snapshot failed: {error}")
+        except OSError as error:
             require(self.disk_is_full, f"a snapshot failed: {error}")
             self.world.counts["a disk was full"] += 1
         finally:
