@@ -18,22 +18,22 @@ COMMANDS = ("evaluate", "watch", "report", "export", "plot", "train --resume", "
 ENDS = {role: f"tcp://127.0.0.1:{9 + i}" for i, role in enumerate(("experience", "priorities", "receipts"))}
 
 
-def command_of(words, run):
+def command_of(name, run):
     """The command line for the run folder, or for the exported model."""
-    more = {"watch": ["--out", "game.gif"], "plot": ["--out", "a.png"], "export": ["--episodes", "1"]}.get(words, [])
-    path = run.model if words.endswith("model") else run.path
-    return [sys.executable, "-m", "apex", *words.removesuffix(" a model").split(), str(path), *more]
+    more = {"watch": ["--out", "game.gif"], "plot": ["--out", "a.png"], "export": ["--episodes", "1"]}.get(name, [])
+    path = run.model if name.endswith("model") else run.path
+    return [sys.executable, "-m", "apex", *name.removesuffix(" a model").split(), str(path), *more]
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-def test_a_program_runs_no_command_of_a_file(words, tmp_path):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_program_runs_no_command_of_a_file(name, tmp_path):
     touch = {"args": ["sh", "-c", f"touch {tmp_path}/ran"]}
     run = HostileRun(tmp_path, "environment.id", "subprocess:check_output", touch)
-    command = command_of(words, run)
+    command = command_of(name, run)
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert not (tmp_path / "ran").exists()
-    assert words == "plot" or "--allow subprocess" in ended.stderr, ended.stderr
-    assert ended.returncode == (0 if words == "report" else 2), ended.stderr  # The page has no video.
+    assert name == "plot" or "--allow subprocess" in ended.stderr, ended.stderr
+    assert ended.returncode == (0 if name == "report" else 2), ended.stderr  # The page has no video.
 
 
 @pytest.mark.parametrize("role", ["actor", "evaluator"])

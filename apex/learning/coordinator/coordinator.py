@@ -82,8 +82,8 @@ class Coordinator:
             case control.Goodbye():
                 is_last = self._fence.release(request.session) and self.state.over
                 self._leases.release(request.session)
-                if not is_last:  # The last status shows the figures of the replay servers.
-                    self.state.members.forget(request.session)
+                # The last status shows the figures of the replay servers.
+                self.state.members.forget(request.session, keeps_figures=is_last)
                 return None
             case control.Hello():
                 return self._answer_hello(request)

@@ -44,6 +44,7 @@ class Members:
         self._heartbeat_seconds = config.transport.heartbeat_seconds
         self._clock = clock
         self._members: dict[int, Member[control.AnyHeartbeat]] = {}
+        self._left: set[int] = set()  # sessions that have left the run, but whose last heartbeat is kept
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._members)
@@ -71,9 +72,17 @@ class Members:
         member = self._members.get(session)
         return None if member is None else member.heartbeat
 
-    def forget(self, session: int) -> None:
-        """Removes a process that has left the run."""
-        self._members.pop(session, None)
+    @property
+    def present(self) -> set[int]:
+        """Sessions that have not left the run."""
+        return self._members.keys() - self._left
+
+    def forget(self, session: int, *, keeps_figures: bool = False) -> None:
+        """Removes a process that has left the run. With `keeps_figures`, the status still shows its last heartbeat."""
+        if keeps_figures:
+            self._left.add(session)
+        else:
+            self._members.pop(session, None)
 
     def forget_silent(self, seconds: float) -> None:
         """Removes the processes that have sent no heartbeat for `seconds`."""

@@ -127,7 +127,7 @@ class CoordinatorServer:
                     self._coordinator.write_rows()  # The curves end with the last update.
                     self._inform_members()
                 end_notice_until = end_notice_until or time.monotonic() + END_NOTICE_SECONDS
-                if not self._state.members or time.monotonic() >= end_notice_until:
+                if not self._state.members.present or time.monotonic() >= end_notice_until:
                     self._inform_observers()
                     return
 

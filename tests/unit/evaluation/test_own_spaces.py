@@ -41,7 +41,7 @@ PAIRS = list(zip(OBSERVATIONS, [*ACTIONS, "start", "start", "grid"], strict=True
 
 
 class Pair(gymnasium.Env):
-    """Shows samples of a space; the reward tells the actions apart. A wrong type of action fails the step."""
+    """Shows samples of a space; the reward depends on the action. A wrong type of action fails the step."""
 
     def __init__(self, observations, actions):
         self.observation_space, self.action_space = OBSERVATIONS[observations], ACTIONS[actions]

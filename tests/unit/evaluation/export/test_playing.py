@@ -21,7 +21,7 @@ COLOR = spaces.Box(0, 255, (50, 40, 3), np.uint8)
 
 
 class Game(gymnasium.Env):
-    """Shows samples; the reward tells the actions apart."""
+    """Shows samples; the reward depends on the action."""
 
     observation_space = MIXED
     action_space = spaces.Discrete(4, start=-2)

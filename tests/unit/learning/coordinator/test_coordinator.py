@@ -205,6 +205,7 @@ def test_figures_of_a_killed_server_do_not_return(scene, over, size):
         scene.coordinator.receive(TrainerEnd(EndReason("steps", 90.0)))
     scene.coordinator.answer(Goodbye(2))
     assert scene.coordinator.status().replay.size == size
+    assert not scene.coordinator.state.members.present
 
 
 CLOCKS = """
