@@ -14,9 +14,9 @@ PATH="$PWD/.venv/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE # Tests start hundreds of programs; without bytecode files, each would compile the package.
 
 # The learning code, in which an error could go unnoticed, and the tests that cover each of its statements and branches.
-LEARNING=(types frame_blob config/{tree,dpg,algorithm_choice,codec,importer} sizing acting/segment_builder
+LEARNING=(types frame_blob config/{tree,dpg,algorithm_choice,codec} sizing acting/segment_builder
   'algorithms/*' dqn/{algorithm,autograd_update,losses,networks,target_forward,'kernels/*','manual_backward/*'}
-  dpg/{algorithm,networks,update} replay_memory/{rate_limiter,'store/*'} runtime/file_lock)
+  dpg/{algorithm,networks,update} replay_memory/{rate_limiter,'store/*'} runtime/{file_lock,importer})
 TESTS_OF_LEARNING=(tests/unit/{algorithms,config,dpg,dqn,test_command_line.py,test_sizing.py} tests/unit/acting/test_segment_builder.py
   tests/unit/learning/test_freed_memory.py tests/unit/replay_memory/{frames,store,test_rate_limiter.py})
 

@@ -12,6 +12,7 @@ import pytest
 from support.users import OWNER, STRANGER, as_user, in_own_tmpfs, needs_root
 from support.waiting import until
 
+from apex.errors import DataError
 from apex.replay_memory.open_store import reclaim
 from apex.replay_memory.store.location import (
     MEMORY,
@@ -105,6 +106,16 @@ def test_a_claim_is_repeated_if_its_file_was_removed_meanwhile(store, run):
     assert is_wanted(store)
     child.communicate(b"\n", timeout=60)
     assert not is_wanted(store)
+
+
+def test_a_claim_reports_a_file_that_tmpfs_refuses(run):
+    path = claim_path(store_path(RUN))
+    path.mkdir()
+    try:
+        with pytest.raises(DataError, match=path.name), claim_run(RUN, run):
+            pass
+    finally:
+        path.rmdir()
 
 
 def opened_by(pid):
