@@ -35,6 +35,7 @@ MAX_EPISODES = 10_000  # maximum episodes of one evaluation, because one message
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 Format = Literal["auto", "on", "off"]
+TensorboardPort = Annotated[Port, "use --run.no-tensorboard to start none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +215,7 @@ class RunConfig(Branch):
     stuck_seconds: Seconds = 300.0  # seconds without progress after which a process is killed; 0: never
     crash_budget: Annotated[float, Meta(ge=0, le=1000)] = 3.0  # allowed crashes per program; 1 expires every 2 minutes
     tensorboard: bool = True  # start TensorBoard, which shows the learning curves
-    tensorboard_port: Port = 6006  # port of TensorBoard; if it is in use, the next free port
+    tensorboard_port: TensorboardPort = 6006  # port of TensorBoard; if it is in use, the next free port
     tensorboard_bind: str = "127.0.0.1"  # address that TensorBoard listens on
 
     def check_relations(self) -> None:

@@ -59,7 +59,7 @@ def setting_name(branch: object, field: str) -> str:
 
 
 def checked(name: str, annotation: Any, value: Any) -> Any:
-    """Returns `value`, converted from int to float if needed; raises ConfigError for a wrong type or range."""
+    """Returns `value`, converted from int to float if needed; raises ConfigError with the remedy in the annotation."""
     if isinstance(annotation, type) and issubclass(annotation, Branch):
         if not isinstance(value, annotation):
             raise ConfigError(f"{name} must be of the type {annotation.__name__}, got {value!r}")
@@ -68,7 +68,8 @@ def checked(name: str, annotation: Any, value: Any) -> Any:
         result = msgspec.convert(value, annotation, strict=True)
     except (msgspec.ValidationError, UnicodeError):  # UnicodeError: text that is not valid UTF-8
         allowed = "an integer of at most 2^62" if type(value) is int and value > LARGEST else describe(annotation)
-        raise ConfigError(f"{name} must be {allowed}, got {value!r}") from None
+        remedy = next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, str)), "")
+        raise ConfigError(f"{name} must be {allowed}, got {value!r}", remedy) from None
     if isinstance(result, float) and not math.isfinite(result):
         raise ConfigError(f"{name} must be a finite number, got {value!r}")
     if isinstance(result, str) and "\0" in result:

@@ -68,6 +68,13 @@ def test_an_unusable_value_is_refused_by_every_source(tmp_path, make, setting, v
     assert [text for text in (setting, str(value), *limits) if text not in error.value.problem] == []
 
 
+@pytest.mark.parametrize("make", SOURCES)
+def test_port_0_of_tensorboard_is_refused_with_the_option_without_it(tmp_path, make):
+    with pytest.raises(ConfigError, match=r"run\.tensorboard_port.*1024.*\b0;") as error:
+        make(tmp_path, "run.tensorboard_port", 0)
+    assert "--run.no-tensorboard" in error.value.remedy
+
+
 @pytest.mark.parametrize("make", SOURCES[:3])
 def test_an_unknown_setting_is_refused_with_a_similar_name(tmp_path, make):
     with pytest.raises(ConfigError, match=r"actor\.n[-_]stpe") as error:
