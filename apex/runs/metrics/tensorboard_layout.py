@@ -3,15 +3,16 @@
 Layout = dict[str, dict[str, list[str]]]  # category -> title of a chart -> the tags in it, as regular expressions
 
 GLANCE = "1. The run at a glance"
-SCORES, LEARNER, REPLAY, RESOURCES = "2. Games", "3. Learner", "4. Replay memory", "5. CPU, memory and GPU"
-TROUBLE = "6. Errors: all values should be 0"
+BOTTLENECK = "2. Bottleneck: 1 while this part limits training"
+SCORES, LEARNER, REPLAY, RESOURCES = "3. Games", "4. Learner", "5. Replay memory", "6. CPU, memory and GPU"
+TROUBLE = "7. Errors: all values should be 0"
 
 # TensorBoard matches the beginning of a tag: without the $, evaluator/score would match evaluator/score_median too.
 LAYOUT: Layout = {
     GLANCE: {
         "Greedy score, and best score so far": ["evaluator/score$", "evaluator/best_score$"],
         "Score of the actor that explores least": ["actor_highest_id/score$"],
-        "Bottleneck: 1 for the limiting part": ["limited_by/"],
+        "Share of time in which the learner waits": ["learner/wait_share$"],
         "Loss": ["learner/loss$"],
         "Mean Q-value: the expected return": ["learner/mean_q$"],
         "Gradient norm, before clipping": ["learner/gradient_norm$"],
@@ -21,6 +22,14 @@ LAYOUT: Layout = {
         "Transitions in the replay memory": ["replay/size$"],
         "Samples drawn per transition inserted": ["replay/samples_per_insert$"],
         "|TD error|: error of the Q-values": ["learner/td_error$"],
+    },
+    BOTTLENECK: {  # TensorBoard draws all curves of a run in one colour, so each part has its own chart.
+        "Actors": ["limited_by/actors$"],
+        "Learner": ["limited_by/learner$"],
+        "Loaders of batches": ["limited_by/loaders$"],
+        "Replay server": ["limited_by/replay$"],
+        "Processor of the learner's host": ["limited_by/processor$"],
+        "Network between the programs": ["limited_by/wire$"],
     },
     SCORES: {
         "Score of every actor, by exploration": ["actors/score_"],

@@ -1,13 +1,15 @@
 """Tests of the layout of TensorBoard's page Custom Scalars."""
 
 import re
+from typing import get_args
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
+from apex.facts import Part
 from apex.metric_tags import EPISODES, FAULTS, LENGTH, MEAN_SCORE, SCORE, score_tag
-from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
+from apex.runs.metrics.tensorboard_layout import BOTTLENECK, GLANCE, LAYOUT
 from apex.runs.metrics.writer import MetricRow, MetricsWriter
 
 CHARTS = [(title, tag) for category in LAYOUT.values() for title, tags in category.items() for tag in tags]
@@ -47,6 +49,12 @@ def test_chart_has_a_short_title_and_an_unambiguous_pattern(title, tag):
     assert len(title) <= 45  # A longer title takes two lines, and the charts of a row are no longer aligned.
     assert re.fullmatch(r"[a-z_]+/([a-z_]+\$|[a-z_]*)", tag)
     assert not tag.endswith(("_score", "_second"))  # Without $ it would also match longer tags.
+
+
+def test_each_part_that_can_be_the_bottleneck_has_its_own_chart():
+    charts = list(LAYOUT[BOTTLENECK].values())
+    assert sorted(charts) == sorted([f"limited_by/{part}$"] for part in get_args(Part))
+    assert not [tag for title, tag in CHARTS if tag.startswith("limited_by/") and [tag] not in charts]
 
 
 def test_layout_shows_every_tag_of_the_actors_but_the_episodes():
