@@ -6,6 +6,7 @@ It needs no GPU, and the run need not be running. The seeds of the games come fr
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,6 +101,7 @@ def main(argv: Sequence[str]) -> int:
     options = _make_parser().parse_args(argv)
     if options.video is not None:
         check_out(options.video, *FORMATS, option="--video")
+    require(bool(options.video or not options.video_steps), "--video-steps needs --video FILE.mp4", remedy="add it")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Avoids a warning; pictures need no display.
     games: list[Episode] = []
 
@@ -111,7 +113,16 @@ def main(argv: Sequence[str]) -> int:
     with stop_on_signals() as stop, one_thread():
         player = _choose_player(options)
         try:
-            _play(player, options.seed, options.episodes, options.envs, options.video, stop=stop.poll, on_game=on_game)
+            _play(
+                player,
+                options.seed,
+                options.episodes,
+                options.envs,
+                options.video,
+                max_pictures=options.video_steps or math.inf,
+                stop=stop.poll,
+                on_game=on_game,
+            )
         finally:
             if sys.stderr.isatty() and games:
                 print("\r\033[K", end="", file=sys.stderr)
@@ -137,6 +148,7 @@ def _make_parser() -> Parser:
     add("--envs", type=positive_int, default=5, metavar="E", help="number of games played in parallel (default 5)")
     add("--json", action="store_true", help="print one JSON object as the last line")
     add("--video", type=Path, metavar="FILE.mp4|.gif", help="write a film of the first game, at normal speed")
+    add("--video-steps", type=positive_int, metavar="N", help="film only the first N steps (default: the whole game)")
     add("--random", action="store_true", help="play random actions; needs --env instead of RUN")
     add("--env", metavar="ID", help="environment for --random")
     add("--env-arg", action="append", default=[], metavar="KEY=VALUE", help=f"for --random: {ENV_ARG}")
@@ -161,6 +173,7 @@ def _play(
     num_envs: int,
     path: Path | None,
     *,
+    max_pictures: float = math.inf,
     stop: Callable[[], bool] = lambda: False,
     on_game: Callable[[Episode], None] = lambda game: None,
 ) -> list[Episode]:
@@ -172,7 +185,7 @@ def _play(
         if path is None:
             return play(environment, player.policy, episodes, stop=stop, on_game=on_game)
         film = begin_video(path, environment.fps, "--video")
-        camera = Camera(film, environment, player.policy)
+        camera = Camera(film, environment, player.policy, max_pictures=max_pictures)
         games = play(environment, camera.act, episodes, stop=stop, on_step=camera.see, on_game=on_game)
         film.close()
         return games

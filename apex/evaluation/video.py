@@ -1,9 +1,11 @@
-"""Shows the pictures of a game in a window, or writes them to a file: mp4 with OpenCV, or a GIF with Pillow."""
+"""Shows the pictures of a game in a window, or writes them to a file: VP9 with OpenCV, or a GIF with Pillow."""
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ def enlarge(picture: Picture) -> Picture:
 
 
 class Mp4:
-    """An mp4 file, written during the game. All pictures must have the same size."""
+    """An mp4 file with VP9, which browsers play, written during the game. All pictures must have the same size."""
 
     def __init__(self, path: Path, fps: float, option: str) -> None:
         self._path = path
@@ -52,7 +54,7 @@ class Mp4:
         """Adds the next picture."""
         height, width = (2 * (side // 2) for side in picture.shape[:2])  # The codec needs even sizes.
         if self._writer is None:
-            codec = cv2.VideoWriter.fourcc(*"mp4v")
+            codec = cv2.VideoWriter.fourcc(*"vp09")
             self._writer = cv2.VideoWriter(str(self._path), codec, self._fps, (width, height))
             opened = self._writer.isOpened()
             require(opened, f"{self._option} {self._path}: OpenCV cannot write it", remedy="write a .gif instead")
@@ -145,26 +147,25 @@ class Window:
         self._pygame.display.quit()
 
 
+@dataclass
 class Camera:
-    """Takes a picture of environment 0 before each action of its first `games` games."""
+    """Takes pictures of environment 0: before each action of its first `games_left` games, at most `max_pictures`."""
 
-    def __init__(
-        self, screen: Mp4 | Gif | Window, environment: VectorEnvironment, policy: ActFunction, games: int = 1
-    ) -> None:
-        self._screen = screen
-        self._environment = environment
-        self._policy = policy
-        self._games_left = games
-        self.num_pictures = 0
+    screen: Mp4 | Gif | Window
+    environment: VectorEnvironment
+    policy: ActFunction
+    games_left: int = 1
+    max_pictures: float = math.inf
+    num_pictures: int = 0
 
     def act(self, observation: Array, mask: Mask) -> Array:
         """Takes a picture and returns the policy's actions."""
-        if self._games_left:
-            self._screen.add(enlarge(self._environment.picture()))
+        if self.games_left and self.num_pictures < self.max_pictures:
+            self.screen.add(enlarge(self.environment.picture()))
             self.num_pictures += 1
-        return self._policy(observation, mask)
+        return self.policy(observation, mask)
 
     def see(self, step: Step) -> None:
         """Counts the games that have ended."""
-        if self._games_left and (step.terminated[0] or step.truncated[0]):
-            self._games_left -= 1
+        if self.games_left and (step.terminated[0] or step.truncated[0]):
+            self.games_left -= 1

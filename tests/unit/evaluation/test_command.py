@@ -3,10 +3,10 @@
 import json
 from dataclasses import asdict
 
-import cv2
 import numpy as np
 import pytest
 import torch
+from support.films import read_mp4
 from support.policy_runs import CARTPOLE, NETWORK, make_run
 
 import apex
@@ -173,6 +173,7 @@ def test_damaged_last_checkpoint_is_skipped(tmp_path, capsys):
         (["--sead", "1"], ["--sead"]),
         (["--random", "--env", "CartPole-v1", "--video", "game.avi"], ["--video", "game.avi"]),
         (["--random", "--env", "CartPole-v1", "--video", "no/game.mp4"], ["--video no/game.mp4"]),
+        (["--video-steps", "9"], ["--video-steps", "--video "]),
     ],
 )
 def test_invalid_argument_is_refused_with_its_name_and_value(tmp_path, capsys, monkeypatch, argv, names):
@@ -220,34 +221,32 @@ def test_policy_of_other_observations_is_refused(tmp_path, capsys):
     assert "float32[1, 6] and 3 actions" in error
 
 
-def read_video(path):
-    video = cv2.VideoCapture(str(path))
-    fps, pictures = video.get(cv2.CAP_PROP_FPS), []
-    while (frame := video.read())[0]:
-        pictures.append(frame[1])
-    video.release()
-    return fps, pictures
-
-
 def test_video_has_one_picture_per_step_of_the_first_game(tmp_path, capsys):
     path = tmp_path / "game.mp4"
     result = evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 3, "--envs", 1, "--video", path)
-    fps, pictures = read_video(path)
-    assert (fps, len(pictures)) == (50.0, result["lengths"][0])
+    codec, fps, pictures = read_mp4(path)
+    assert (codec, fps, len(pictures)) == (b"vp09", 50.0, result["lengths"][0])
     assert pictures[0].shape == (400, 600, 3)
     assert result["video"] == str(path)
     assert (pictures[0] != pictures[-1]).any()
+
+
+def test_video_has_only_the_given_steps(tmp_path, capsys):
+    path = tmp_path / "game.mp4"
+    options = ("--episodes", 1, "--video", path, "--video-steps", 5)
+    assert evaluate(capsys, "--random", "--env", "CartPole-v1", *options)["lengths"][0] > 5
+    assert len(read_mp4(path)[2]) == 5
 
 
 def test_atari_video_has_the_speed_and_colours_of_the_console(tmp_path, capsys):
     path = tmp_path / "pong.mp4"
     pong = EnvironmentConfig(id="ALE/Pong-v5", max_episode_frames=400)
     result = evaluate(capsys, make_run(tmp_path, environment=pong, best=1).path, "--episodes", 1, "--video", path)
-    fps, pictures = read_video(path)
+    _, fps, pictures = read_mp4(path)
     assert (fps, len(pictures)) == (15.0, result["lengths"][0])
     assert pictures[50].shape == (420, 320, 3)
     # Pong's brown background is RGB (144, 72, 17); the codec is lossy.
-    assert pictures[50][200, 160].tolist() == pytest.approx([17, 72, 144], abs=12)
+    assert pictures[50][200, 160].tolist() == pytest.approx([144, 72, 17], abs=12)
 
 
 @pytest.mark.parametrize("target", ["/proc/nowhere/game.mp4", "/dev/full"])
