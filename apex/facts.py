@@ -33,11 +33,11 @@ _CloudWait = Literal["key_of_role", "aws", "metadata"]
 WaitKind = Literal[_JoinWait, _ActorWait, _ReplayWait, _LearnerWait, _LearnerProcessWait, _HeartbeatWait, _CloudWait]
 
 Part = Literal["actors", "wire", "replay", "loaders", "learner", "processor"]
-_StartCause = Literal["no_actors", "replay_absent", "memory_fills"]
+_AbsenceCause = Literal["no_actors", "replay_absent"]
 _ActorCause = Literal["samples_wait_for_inserts", "repeated_draws"]
 _LearnerCause = Literal["busy_learner", "busy_learner_delays_inserts", "silent_trainer"]
-_BatchCause = Literal["busy_loaders", "busy_replay", "crowded_cores", "slow_receipts", "latency"]
-Cause = Literal[_StartCause, _ActorCause, _LearnerCause, _BatchCause]
+_BatchCause = Literal["busy_loaders", "busy_replay", "other_programs", "crowded_cores", "slow_receipts", "latency"]
+Cause = Literal[_AbsenceCause, _ActorCause, _LearnerCause, _BatchCause]
 
 
 class EndReason(Record, frozen=True):
@@ -129,7 +129,7 @@ class LogEntry(Record, frozen=True, kw_only=True):
 
 
 class Bottleneck(Record, frozen=True, kw_only=True):
-    """The part that limits the speed of training, or delays its start. None: the figure does not belong to `cause`."""
+    """The part that limits the speed of training. None: the figure does not belong to `cause`."""
 
     part: Part
     cause: Cause

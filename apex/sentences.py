@@ -200,7 +200,6 @@ _IDLE = "the learner waits {learner_wait_share:.0f} % of its time for batches"
 CAUSES: dict[Cause, str] = {
     "no_actors": "no actor is connected",
     "replay_absent": "{subject} is not connected",
-    "memory_fills": "the memory has {have:,.0f} of the {need:,.0f} transitions that sampling needs",
     "samples_wait_for_inserts": "samplers wait for inserts to keep the ratio of {need:g} samples per insert",
     "repeated_draws": "each transition is drawn {have:.0f} times on average",
     "busy_learner": _BUSY,
@@ -208,6 +207,7 @@ CAUSES: dict[Cause, str] = {
     "silent_trainer": "the trainer has not reported for {have:.0f} s: its update takes very long, or it is stuck",
     "busy_loaders": _IDLE + ", and its loaders are busy {share:.0f} % of the time",
     "busy_replay": "the replay writer is busy {share:.0f} % of the time",
+    "other_programs": "other programs use {have:.1f} of {need:.0f} cores on the learner's host",
     "crowded_cores": _IDLE + ", and {have:.1f} threads compete for each core of its host",
     "slow_receipts": "actors wait {share:.0f} % of their time for receipts",
     "latency": _IDLE + ", and no part is busy",
@@ -215,7 +215,7 @@ CAUSES: dict[Cause, str] = {
 OTHER_REMEDIES: dict[Cause, str] = {  # remedies that are not the increase or decrease of a setting
     "no_actors": "wait for local actors to start, or run apex actor --learner HOST on another host",
     "replay_absent": "run apex replay --learner HOST",
-    "busy_learner": "use --device cuda",
+    "other_programs": "stop them, or start the run on another host",
 }
 
 
@@ -239,7 +239,7 @@ def describe_bottleneck(found: Bottleneck) -> str:
 
 
 def advise(found: Bottleneck) -> str:
-    """Returns what the user can try against a bottleneck, in the imperative."""
+    """Returns what the user can try against a bottleneck, in the imperative; "" if nothing is known to help."""
     changes = {"increase": found.increase, "decrease": found.decrease}
     remedies = [f"{verb} {' or '.join(map(option, names))}" for verb, names in changes.items() if names]
     remedies += [OTHER_REMEDIES[found.cause]] if found.cause in OTHER_REMEDIES else []
@@ -254,7 +254,7 @@ def option(setting: str) -> str:
 _SENTENCES: dict[type[Record], Callable[[Any], str]] = {
     EndReason: describe_end,
     Waiting: lambda waiting: f"{waiting.who} waits {describe_wait(waiting)}",
-    Bottleneck: lambda found: f"{describe_bottleneck(found)}; {advise(found)}",
+    Bottleneck: lambda found: "; ".join(filter(None, (describe_bottleneck(found), advise(found)))),
     LogEntry: describe_entry,
     Failure: describe_failure,
     ProgramEvent: describe_event,

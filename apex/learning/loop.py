@@ -63,11 +63,12 @@ def describe_training(trainer: Trainer, **measured: Any) -> LearnerStatus:
 class Reporter:
     """Measures rates and means since the last report."""
 
-    def __init__(self, ring: BatchRing) -> None:
+    def __init__(self, ring: BatchRing, num_updates: int = 0) -> None:
+        """`num_updates`: updates of the run before this start of the learner."""
         self._batch_size = ring.batch_size
         self._loaders = loaders = ring.loaders
         self._since = time.monotonic()
-        self._updates = 0
+        self._updates = num_updates
         self._waited = 0.0
         self._loaded = loaders.seconds.copy()
         self._dying_since: dict[str, float] = {}  # by layer: time since which most of its units are dormant

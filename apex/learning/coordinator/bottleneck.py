@@ -1,35 +1,41 @@
 """Finds the bottleneck of a run from the status of its processes."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
-from apex.config import Config
+from msgspec.structs import replace
+
+from apex.config import Config, flatten
 from apex.facts import Bottleneck
+from apex.runtime.resources import HostUse
 from apex.transport.messages.status import ActorStatus, LearnerStatus, ReplayStatus
 
 BUSY = 0.8  # share of time; a part that works more than this counts as fully busy
 # Without a configured ratio, a learner draws as many samples as it can: in the paper 0.8 samples per insert. At ten
 # times this ratio, most samples have been learned from before, and more transitions help more than more updates.
 MANY_SAMPLES_PER_INSERT = 8.0
-
-_TOO_FEW_STEPS = partial(Bottleneck, part="actors", increase=("actor.num_processes", "replay.samples_per_insert"))
+# Settings that help only up to the number of cores.
+ONE_PER_CORE = (
+    *("actor.num_processes", "learner.num_threads", "learner.num_loaders"),
+    *("replay.num_shards", "replay.num_samplers"),
+)
 
 
 def find_limit(
-    config: Config, actors: Sequence[ActorStatus], replay: ReplayStatus | None, learner: LearnerStatus, absent: str
+    config: Config, actors: Sequence[ActorStatus], replay: ReplayStatus, learner: LearnerStatus
 ) -> Bottleneck:
     """Returns the part that limits a run in training, the cause, and the settings that make this part faster.
 
-    `actors`: status of each actor host; `replay`: combined status of all shards; `absent`: names of absent servers.
+    `actors`: status of each actor host; `replay`: combined status of all shards.
     """
-    away = find_absent(actors, absent)
-    if away is not None or replay is None:
-        return away or Bottleneck(part="replay", cause="replay_absent", subject=config.replay.server_name(0))
     ratio, drawn = config.replay.samples_per_insert, replay.samples_per_insert
+    workers = "actor.num_actors" if config.run.head else "actor.num_processes"
+    too_few_steps = partial(Bottleneck, part="actors", increase=(workers, "replay.samples_per_insert"))
     if replay.samplers_wait_for == "inserts":
-        return _TOO_FEW_STEPS(cause="samples_wait_for_inserts", need=ratio)
+        return too_few_steps(cause="samples_wait_for_inserts", need=ratio)
     if not ratio and drawn > MANY_SAMPLES_PER_INSERT:
-        return _TOO_FEW_STEPS(cause="repeated_draws", have=drawn)
+        return too_few_steps(cause="repeated_draws", have=drawn)
     waits = learner.wait_share or 0.0
     if waits < 1 - BUSY:
         return _busy_learner(1 - waits, ratio if replay.inserts_wait else None)
@@ -43,16 +49,31 @@ def find_absent(actors: Sequence[ActorStatus], absent: str) -> Bottleneck | None
     return Bottleneck(part="replay", cause="replay_absent", subject=absent) if absent else None
 
 
-def find_limit_of_filling(
-    config: Config, actors: Sequence[ActorStatus], replay: ReplayStatus | None, absent: str
-) -> Bottleneck | None:
-    """Returns what limits a run whose memory has too few transitions for sampling; None if the memory has enough."""
-    size, wanted = replay.size if replay else 0, config.replay.min_size_to_sample
-    away = find_absent(actors, absent)
-    if away is not None or size >= wanted:
-        return away
-    increase, decrease = ("actor.num_processes",), ("replay.min_size_to_sample",)
-    return Bottleneck(part="actors", cause="memory_fills", have=size, need=wanted, increase=increase, decrease=decrease)
+def find_other_programs(use: HostUse, own: float) -> Bottleneck | None:
+    """Returns that programs outside the run use the learner's host; None if they use little, or if cores are idle.
+
+    `own`: cores that the run's programs on this host use according to their heartbeats. They may have been started
+    separately, so that `use.own` does not include all of them.
+    """
+    others, least = use.busy - max(use.own, own), (1 - BUSY) * use.cores
+    if others < least or use.cores - use.busy > least:
+        return None
+    return Bottleneck(part="processor", cause="other_programs", have=others, need=use.cores)
+
+
+def keep_feasible(found: Bottleneck, config: Config, cores: int) -> Bottleneck:
+    """Leaves out the settings that cannot be changed so, such as more threads than the learner's host has cores.
+
+    A setting that is 0 has no limit, or is chosen on other hosts, so it cannot be increased.
+    """
+    settings, least = flatten(config), {"learner.batch_size": config.replay.num_shards}
+    most = dict.fromkeys(ONE_PER_CORE, cores) | {"actor.window": 64, "replay.batches_in_flight": 1024}
+    most["actor.num_processes"] = min(cores, config.actor.num_actors)
+    return replace(
+        found,
+        increase=tuple(name for name in found.increase if 0 < settings[name] < most.get(name, math.inf)),
+        decrease=tuple(name for name in found.decrease if settings[name] > least.get(name, 1)),
+    )
 
 
 def _busy_learner(share: float, ratio: float | None) -> Bottleneck:

@@ -171,6 +171,7 @@ class Coordinator:
             case TrainerStart():
                 self.num_parameters = message.num_parameters
                 self.state.restore(message.progress)
+                self.state.updates_before = message.updates
                 self.state.update_learner(LearnerStatus(updates=message.updates))
             case TrainerReport():
                 self.state.update_learner(message.status)

@@ -122,6 +122,11 @@ class Members:
                 )
         return used
 
+    def cores_on(self, host: str) -> float:
+        """Returns the CPU cores in use by the processes on a host, without the learner."""
+        beats = (beat for beat, _ in self._members.values() if beat.host == host)
+        return sum(beat.resources.cores for beat in beats if beat.resources is not None)
+
     @property
     def has_evaluator(self) -> bool:
         """Whether an evaluator has joined the run."""

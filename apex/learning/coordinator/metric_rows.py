@@ -29,7 +29,7 @@ class MetricRows:
         state = self._state
         if state.learner is not None:
             bottleneck = state.bottleneck()
-            advice = f"{bottleneck.part}: {advise(bottleneck)}" if bottleneck is not None else self._advice
+            advice = f"{bottleneck.part}: {advise(bottleneck) or '-'}" if bottleneck is not None else self._advice
             texts = {"limited_by/setting": advice} if advice != self._advice else {}
             self._advice = advice
             yield MetricRow(

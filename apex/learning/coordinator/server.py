@@ -8,7 +8,6 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from apex.facts import Waiting
@@ -17,7 +16,7 @@ from apex.learning.coordinator.link import News, decode_from_trainer, encode
 from apex.runs.folder import RunFolder
 from apex.runtime.gpu import GpuMeter
 from apex.runtime.lifecycle import Stop, Wait
-from apex.runtime.resources import ResourceMeter
+from apex.runtime.resources import HostMeter, ResourceMeter, find_launcher
 from apex.transport.async_receiver import ROUTER, AsyncReceiver, Peer
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
@@ -41,17 +40,18 @@ def run_coordinator(
     trainer_end.close()  # The child's copy would keep the pipe open after the trainer's death.
     coordinator = Coordinator(folder, epoch=epoch)
     try:
-        asyncio.run(CoordinatorServer(coordinator, folder, pipe, stop, LearnerMeter(has_gpu).measure).run())
+        asyncio.run(CoordinatorServer(coordinator, folder, pipe, stop, LearnerMeter(has_gpu)).run())
     finally:
         coordinator.close()
 
 
 class LearnerMeter:
-    """Measures the resources of the learner, the parent of this process."""
+    """Measures the resources of the learner, the parent of this process, and the use of its host."""
 
     def __init__(self, has_gpu: bool) -> None:
         self._meter = ResourceMeter(os.getppid())
         self._gpu = GpuMeter() if has_gpu else None
+        self.host = HostMeter(find_launcher(os.getppid()))  # It also runs TensorBoard, which sends no heartbeats.
 
     def measure(self) -> Resources:
         """Returns the joint usage of trainer, coordinator and loaders, and of the trainer's GPU."""
@@ -64,14 +64,8 @@ class CoordinatorServer:
     """Moves messages between programs, the trainer and the coordinator."""
 
     def __init__(
-        self,
-        coordinator: Coordinator,
-        folder: RunFolder,
-        trainer: Connection,
-        stop: Stop,
-        measure: Callable[[], Resources | None] = lambda: None,
+        self, coordinator: Coordinator, folder: RunFolder, trainer: Connection, stop: Stop, meter: LearnerMeter
     ) -> None:
-        """`measure` returns the resources that the learner uses."""
         self._coordinator = coordinator
         self._state = coordinator.state
         self._run_id = folder.run_id
@@ -79,7 +73,7 @@ class CoordinatorServer:
         self._codec = Codec(folder.run_id, folder.schema)
         self._trainer = trainer
         self._stop = stop
-        self._measure = measure
+        self._meter = meter
         self._sent: News | None = None  # the news that the trainer has
         self._ways: dict[int, bytes] = {}  # session -> routing id for messages without a request
         # Routing ids of programs that requested the status, the newest last.
@@ -133,7 +127,7 @@ class CoordinatorServer:
 
     def _tick(self) -> None:
         self._state.refusals["control"] = dict(self._control.refused)
-        self._state.learner_resources = self._measure()
+        self._state.learner_resources, self._state.host_use = self._meter.measure(), self._meter.host.measure()
         self._coordinator.write_rows()
         self._coordinator.tick()
         self._ways = {session: way for session, way in self._ways.items() if session in self._state.members}

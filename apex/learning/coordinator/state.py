@@ -10,8 +10,11 @@ from msgspec.structs import asdict
 
 from apex.config import Config, ReplayConfig
 from apex.facts import Bottleneck, EndReason, Part, Phase, Waiting
-from apex.learning.coordinator.bottleneck import find_limit, find_limit_of_filling
+from apex.learning.coordinator.bottleneck import find_absent, find_limit, find_other_programs, keep_feasible
 from apex.learning.coordinator.members import Members
+from apex.runtime.hardware import read_machine
+from apex.runtime.resources import HostUse
+from apex.transport.hello import host_name
 from apex.transport.messages.control import AnyHeartbeat, ReplayHeartbeat
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.status import LearnerStatus, Resources
@@ -33,16 +36,19 @@ class RunState:
         exploration: Exploration,
         elapsed_seconds: float = 0.0,
         finds_bottleneck: bool = True,
+        num_cores: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`exploration`: how the actors explore (epsilon or noise). `elapsed_seconds`: seconds that the run had taken
         before the learner was started again.
 
-        `finds_bottleneck`: False if the parts of the run do not wait for each other, as in one process.
+        `finds_bottleneck`: False if the parts of the run do not wait for each other, as in one process. `num_cores` of
+        the learner's host; 0: of this one.
         """
         self.members = Members(config, clock)
         self.learner: LearnerStatus | None = None  # None: the trainer has not reported yet
         self.learner_resources: Resources | None = None  # used by trainer, coordinator and loaders; None: not measured
+        self.host_use: HostUse | None = None  # of the learner's host; None: not measured
         self.evaluation: EvaluationResult | None = None  # the newest result
         self.best_score: float | None = None
         self.refused_connections: dict[str, int] = {}  # counts by socket and reason, from the coordinator's ZAP handler
@@ -58,7 +64,9 @@ class RunState:
         self.config = config
         self.name = name
         self.folder = folder
+        self.updates_before = 0  # updates of the run before this start of the learner
         self._finds_bottleneck = finds_bottleneck
+        self._num_cores = num_cores or read_machine().cores
         self.exploration = exploration
         self._clock = clock
         self._started_at = clock() - elapsed_seconds
@@ -146,18 +154,21 @@ class RunState:
         return scalars
 
     def bottleneck(self) -> Bottleneck | None:
-        """Returns the part that limits training, or delays its start; None if unknown."""
-        if not self._finds_bottleneck:
+        """Returns the part that limits training; None if unknown, as before the first update of this start."""
+        if not self._finds_bottleneck or self.phase != "training" or self.learner is None:
             return None
-        members, phase = self.members, self.phase
-        silence = self._clock() - self._learner_seen_at
-        if phase == "training" and silence > TRAINER_SILENCE_SECONDS:
-            return Bottleneck(part="learner", cause="silent_trainer", have=silence, increase=("run.stuck_seconds",))
-        if phase == "filling_replay":
-            return find_limit_of_filling(self.config, members.actors, members.replay, members.absent_replay)
-        if phase == "training" and self.learner is not None:
-            return find_limit(self.config, members.actors, members.replay, self.learner, members.absent_replay)
-        return None
+        members, replay, silence = self.members, self.members.replay, self._clock() - self._learner_seen_at
+        found: Bottleneck | None = None
+        if silence > TRAINER_SILENCE_SECONDS:
+            found = Bottleneck(part="learner", cause="silent_trainer", have=silence, increase=("run.stuck_seconds",))
+        found = found or find_absent(members.actors, members.absent_replay)
+        if found is None and self.host_use is not None:
+            own = members.cores_on(host_name())
+            own += self.learner_resources.cores if self.learner_resources is not None else 0.0
+            found = find_other_programs(self.host_use, own)
+        if found is None and replay is not None:
+            found = find_limit(self.config, members.actors, replay, self.learner)
+        return found and keep_feasible(found, self.config, self._num_cores)
 
     def waiting(self) -> Waiting:
         """Returns what a trainer that has no batch waits for."""
@@ -182,7 +193,8 @@ class RunState:
             return "finishing" if self.final is None else "evaluating_final_policy"
         if not self.members.all_replay_endpoints:
             return "waiting_for_replay"
-        return "training" if self.learner is not None and self.learner.updates else "filling_replay"
+        trains = self.learner is not None and self.learner.updates > self.updates_before
+        return "training" if trains else "filling_replay"
 
     def actor_figures(self) -> dict[str, float]:
         """Returns rates summed over all actor hosts, and the highest share of waiting time; {} without actor hosts."""

@@ -78,6 +78,13 @@ def test_a_report_before_the_first_update_has_no_dormant_share():
     assert describe_training(trainer).dormant_share is None
 
 
+def test_updates_of_earlier_starts_do_not_count_in_the_rate():
+    loop = Loop(1)
+    loop.trainer.num_updates = 5_000
+    reporter = Reporter(SimpleNamespace(batch_size=16, loaders=loop.loaders), 5_000)
+    assert reporter.report(loop.trainer, waiting=None).status.updates_per_second == 0
+
+
 def test_a_dying_layer_is_named_once_after_a_minute(monkeypatch, caplog):
     loop = Loop(1)
     reporter = Reporter(SimpleNamespace(batch_size=16, loaders=loop.loaders))

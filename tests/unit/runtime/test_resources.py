@@ -10,7 +10,7 @@ import psutil
 import pytest
 from support.clocks import Clock
 
-from apex.runtime.resources import ResourceMeter
+from apex.runtime.resources import HostMeter, ResourceMeter, find_launcher
 
 MIB = 2**20
 CHILD = """
@@ -94,3 +94,24 @@ def test_a_process_that_has_ended_uses_nothing():
     child.communicate()
     clock.now += 1.0
     assert meter.measure() == (pytest.approx(0.0), 0)
+
+
+def test_the_use_of_the_host_includes_programs_that_are_not_its_own():
+    clock = Clock()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as idle:
+        own, other = HostMeter(os.getpid(), clock), HostMeter(idle.pid, clock)
+        with start_child() as child:
+            clock.now += 2.0
+            uses = own.measure(), other.measure()
+            assert own.measure() is uses[0]
+            child.stdin.close()
+        idle.stdin.close()
+    assert [use.cores for use in uses] == [len(os.sched_getaffinity(0))] * 2
+    assert all(use.busy >= 0.24 for use in uses)  # half a second in two; the kernel counts in units of 0.01 s
+    assert uses[0].own >= 0.24
+    assert uses[1].own < 0.24
+
+
+def test_the_launcher_of_a_program_is_its_parent_but_not_process_1():
+    assert find_launcher(os.getpid()) == (os.getppid() if os.getppid() > 1 else os.getpid())
+    assert find_launcher(1) == 1

@@ -368,6 +368,7 @@ def test_steps_of_earlier_starts_count(scene):
     scene.coordinator.receive(TrainerStart(10, 50, Progress(100, 3, 60.0)))
     progress = scene.coordinator.decide().progress
     assert (progress.num_steps, progress.num_episodes, progress.elapsed_seconds) == (100, 3, 60)
+    assert scene.coordinator.state.updates_before == 50
 
 
 def test_evaluations_after_a_confirmed_score_are_ignored(tmp_path):

@@ -98,13 +98,12 @@ def test_the_advice_is_in_a_row_when_it_changes():
     state.members.replay_endpoints = [{"experience": "tcp://..."}]
     rows = MetricRows(state)
     state.update(make_heartbeat("actor", 2))
-    for size, updates in [(10, 0), (20, 0), (60_000, 0), (60_000, 5), (60_000, 9)]:
-        beat(state, size, size=size)
-        state.update_learner(LearnerStatus(updates=updates, wait_share=0.0))
+    for updates, waits in [(0, 0.0), (5, 0.0), (9, 0.0), (12, 0.9)]:
+        beat(state, 60_000, size=60_000)
+        state.update_learner(LearnerStatus(updates=updates, wait_share=waits))
         advice.append(next(rows.next()).texts.get("limited_by/setting"))
-    assert advice[1:3] == [None, None]
-    assert advice[4] is None
-    assert advice[0].startswith("actors: ")
-    assert "--actor.num-processes" in advice[0]
-    assert advice[3].startswith("learner: ")
-    assert "--learner.batch-size" in advice[3]
+    assert advice[::2] == [None, None]
+    assert advice[1].startswith("learner: ")
+    assert "--learner.batch-size" in advice[1]
+    assert advice[3].startswith("wire: ")
+    assert "--replay.batches-in-flight" in advice[3]

@@ -8,11 +8,13 @@ from msgspec.structs import replace
 from support.clocks import Clock
 from support.messages import RESULT, make_heartbeat
 
-from apex.config import ActorConfig, Config, ReplayConfig, RunConfig, flatten
+from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, RunConfig, flatten
 from apex.facts import INTERRUPTED, MAX_TEXT, EndReason, Part, Waiting
 from apex.learning.coordinator.members import MAX_MEMBERS, MAX_ROWS
 from apex.learning.coordinator.state import RunState
 from apex.learning.coordinator.status import summarize
+from apex.runtime.resources import HostUse
+from apex.transport.hello import host_name
 from apex.transport.json_codec import MAX_JSON_BYTES, encode_json
 from apex.transport.messages.run_status import EvaluatorSummary, RoleRow
 from apex.transport.messages.status import LearnerStatus, Resources
@@ -25,9 +27,12 @@ THERE = {"experience": "tcp://..."}
 
 def make_state(clock=None, *, num_shards=1, **run):
     replay = ReplayConfig(samples_per_insert=6, num_shards=num_shards)
-    config = Config(run=RunConfig(**run), actor=ActorConfig(num_actors=max(4, num_shards)), replay=replay)
+    actor = ActorConfig(num_actors=max(4, num_shards), num_processes=2, envs_per_process=max(4, num_shards) // 2)
+    learner = LearnerConfig(num_threads=2, num_loaders=1)
+    config = Config(run=RunConfig(**run), actor=actor, learner=learner, replay=replay)
     exploration = Exploration("epsilon", np.full(config.actor.num_actors, 0.4**8))
-    return RunState(config, name="pong-1", folder="runs/pong-1", exploration=exploration, clock=clock or Clock())
+    clock = clock or Clock()
+    return RunState(config, name="pong-1", folder="runs/pong-1", exploration=exploration, num_cores=8, clock=clock)
 
 
 def report(state, latest=lambda tag: None):
@@ -228,6 +233,36 @@ def test_the_limiting_part_is_named(replay, actor, learner, part):
     shown = {tag: value for tag, value in state.scalars().items() if tag.startswith("limited_by/")}
     assert len(shown) == len(get_args(Part))
     assert [tag for tag, value in shown.items() if value] == [f"limited_by/{part}"]
+
+
+def test_a_run_has_no_bottleneck_before_its_first_update_of_this_start():
+    state = make_state()
+    state.updates_before = 7
+    beat(state, "replay", endpoints=THERE)
+    state.learner = LearnerStatus(updates=7)
+    assert report(state).limited_by is None
+    assert report(state).phase == "filling_replay"
+    state.learner = LearnerStatus(updates=8)
+    assert report(state).limited_by.cause == "no_actors"
+    assert report(state).phase == "training"
+
+
+def test_other_programs_come_after_absent_parts_and_before_busy_ones():
+    state = make_state()
+    report_all(state, wait_share=0.0)
+    state.host_use = HostUse(cores=8, busy=8.0, own=3.0)
+    assert (report(state).limited_by.cause, report(state).limited_by.have) == ("other_programs", 5.0)
+    # Programs of the run that its launcher did not start are no other programs.
+    beat(state, "evaluator", 3, host=host_name(), resources=Resources(cores=3.0, memory_bytes=1))
+    state.learner_resources = Resources(cores=2.0, memory_bytes=1)
+    assert report(state).limited_by.have == 3.0
+    beat(state, "evaluator", 3, host="another", resources=Resources(cores=8.0, memory_bytes=1))
+    assert report(state).limited_by.have == 5.0
+    state.host_use = HostUse(cores=8, busy=8.0, own=7.5)
+    assert report(state).limited_by.cause == "busy_learner"
+    state.host_use = HostUse(cores=8, busy=8.0, own=3.0)
+    state.members.forget(2)
+    assert report(state).limited_by.cause == "no_actors"
 
 
 def test_a_serial_run_has_no_bottleneck():
