@@ -19,6 +19,7 @@ RATE_WIDTH = 20  # columns for a program's rate in a wide terminal
 MAX_ROLES = 8  # maximum rows of programs
 MAX_SCORES = 512  # maximum points of a curve; beyond this, every second point is dropped
 MAX_NOTES = 3
+PLAIN_COLUMNS = 160  # maximum width of a plain line
 SILENT_SECONDS = 5.0  # a program that has been silent for longer is shown in red
 EVALUATING: Phase = "evaluating_final_policy"  # phase of a run whose training has ended
 ENDING: tuple[Phase, ...] = ("finishing", EVALUATING, "finished")  # phases of a run for whose end there is a reason
@@ -59,22 +60,25 @@ def _thin(values: list[float]) -> list[float]:
     return values if len(values) <= MAX_SCORES else values[::2]
 
 
-def plain_line(status: RunStatus) -> str:
-    """Returns the known parts of the status in one line."""
-    replay, actors, evaluator, limit = status.replay, status.actors, status.evaluator, status.limited_by
+def plain_line(status: RunStatus, silent_seconds: float = 0.0) -> str:
+    """Returns the known parts of the status in one line of at most PLAIN_COLUMNS characters."""
+    replay, actors, evaluator = status.replay, status.actors, status.evaluator
     parts = [
-        f"{duration(status.elapsed_seconds)} {_phase(status)}",
+        ", ".join([f"{duration(status.elapsed_seconds)} {_phase(status)}", *_remaining(status)]),
+        *_silence(silent_seconds),
         f"steps {number(status.steps)} ({number(status.steps_per_second)}/s)",
         f"updates {number(status.updates)} ({number(status.updates_per_second)}/s)",
-        f"replay {number(replay.size)}/{number(replay.capacity)}",
     ]
     if actors.score is not None:
         parts.append(f"score {number(actors.score)}")
     if evaluator.score is not None:
         parts.append(f"evaluator {number(evaluator.score)}, best {number(evaluator.best)}")
-    if limit is not None:
-        parts.append(f"bottleneck: {describe_bottleneck(limit)}; {advise(limit)}")
-    return clean(" | ".join(parts))
+    if status.limited_by is not None:
+        parts.append(f"bottleneck: {status.limited_by.part}")
+    parts.append(f"replay {number(replay.size)}/{number(replay.capacity)}")
+    while len(line := clean(" | ".join(parts))) > PLAIN_COLUMNS and len(parts) > 1:
+        parts.pop()  # The last parts are the least important ones.
+    return line[:PLAIN_COLUMNS]
 
 
 # --- the dashboard ----------------------------------------------------------------------------------------------------
@@ -113,20 +117,13 @@ def _paint(painter: RowLayout, status: RunStatus, history: History) -> None:
     limit = status.limited_by
     if limit is not None:
         painter.blank()
-        painter.wrap("try", advise(limit), rank=2, style="bold cyan")
         painter.wrap("bottleneck", describe_bottleneck(limit), rank=2, style="bold")
+        painter.wrap("try", advise(limit), rank=2, style="bold cyan")
 
 
 def _paint_head(painter: RowLayout, status: RunStatus, history: History) -> None:
     painter.flow("apex", [status.run, status.environment], rank=1, style="bold")
-    items = [_phase(status)]
-    if history.silent_seconds > SILENT_SECONDS:
-        items.append(f"no answer for {history.silent_seconds:.0f} s")
-    items.append(duration(status.elapsed_seconds))
-    remaining = seconds_to_go(status)
-    if remaining is not None:
-        what = "to training" if status.phase == "filling_replay" else "to go"
-        items.append(f"{duration(remaining)} {what}")
+    items = [_phase(status), *_silence(history.silent_seconds), duration(status.elapsed_seconds), *_remaining(status)]
     style = PHASE_STYLES.get(status.phase, "bold yellow")
     painter.flow("phase", items, rank=0, style=style if history.silent_seconds <= SILENT_SECONDS else "bold red")
 
@@ -151,13 +148,13 @@ def _paint_scores(painter: RowLayout, status: RunStatus, history: History) -> No
 def _paint_figures(painter: RowLayout, status: RunStatus) -> None:
     replay, learner = status.replay, status.learner
     painter.flow("steps", [number(status.steps), f"{number(status.steps_per_second)}/s"], rank=2, style="bold")
-    items = [f"{number(status.updates_per_second)}/s", f"policy lag {number(status.policy_lag)}"]
+    items = [f"{number(status.updates_per_second)}/s", f"policy lag {number(status.policy_lag)} updates"]
     painter.flow("updates", [number(status.updates), *items], rank=3)
     items = [f"{number(replay.size)} of {number(replay.capacity)}"]
     if replay.bytes is not None:
         items.append(f"{size(replay.bytes)} of {size(replay.max_bytes)}")
     painter.flow("replay", [painter.bar(replay.size, replay.capacity), *items], rank=3)
-    items = [f"{number(replay.samples_per_insert)} per insert", f"stale {number(replay.stale_priorities)}"]
+    items = [f"{number(replay.samples_per_insert)} per insert", f"{number(replay.stale_priorities)} stale priorities"]
     painter.flow("samples", [f"{number(status.samples_per_second)}/s", *items], rank=4)
     figures = {
         "loss": learner.loss,
@@ -230,6 +227,17 @@ def seconds_to_go(status: RunStatus) -> float | None:
         _seconds(60 * limits.minutes, status.elapsed_seconds, 1.0),
     ]
     return min((seconds for seconds in candidates if seconds is not None), default=None)
+
+
+def _remaining(status: RunStatus) -> list[str]:
+    """Returns the remaining time as text; [] if it cannot be estimated."""
+    remaining, what = seconds_to_go(status), "to training" if status.phase == "filling_replay" else "to go"
+    return [] if remaining is None else [f"{duration(remaining)} {what}"]
+
+
+def _silence(seconds: float) -> list[str]:
+    """Returns for how long the learner has not answered; [] if it answers."""
+    return [f"no answer for {seconds:.0f} s"] if seconds > SILENT_SECONDS else []
 
 
 def _seconds(goal: float, now: float | None, rate: float | None) -> float | None:

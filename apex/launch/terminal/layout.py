@@ -48,8 +48,9 @@ class RowLayout:
             self._add(label, Text("\n").join(lines), rank)
 
     def wrap(self, label: str, text: str, *, rank: int, style: str) -> None:
-        """Adds a sentence in as many rows as it needs."""
-        self._add(label, Text(clean(text), style), rank)
+        """Adds a sentence in as many rows as it needs; "" adds none."""
+        if text:
+            self._add(label, Text(clean(text), style), rank)
 
     def _add(self, label: str, text: Text, rank: int) -> None:
         """Adds the rows of one label. The rank rises from row to row, so that the last row is dropped first."""

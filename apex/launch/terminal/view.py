@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.live import Live
 
 from apex.config.arguments import reader_may_leave
-from apex.launch.terminal.dashboard import SILENT_SECONDS, History, plain_line, render
+from apex.facts import Cause
+from apex.launch.terminal.dashboard import History, plain_line, render
+from apex.sentences import advise, describe_bottleneck
 from apex.transport.messages.run_status import RunStatus
 
 MAX_ROWS = 1_000  # maximum height of a dashboard that is printed once and may scroll
@@ -49,13 +51,14 @@ class LiveView:
 
 
 class PlainView:
-    """Prints the status every 10 s and at each change of phase, and every note at once."""
+    """Prints the status every 10 s and at each change of phase, every note, and each cause of a bottleneck once."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._clock = clock
         self._phase: str | None = None
         self._next = 0.0
+        self._causes: set[Cause] = set()  # those that have been printed
 
     def show(self, status: RunStatus | None, history: History) -> None:
         """Prints the newest status if its phase has changed or 10 s have passed."""
@@ -63,9 +66,13 @@ class PlainView:
         if status is None or (status.phase == self._phase and now < self._next):
             return
         self._phase, self._next = status.phase, now + PLAIN_SECONDS
-        silent = history.silent_seconds
-        answer = f" | no answer for {silent:.0f} s" if silent > SILENT_SECONDS else ""
-        print_line(plain_line(status) + answer, self._stream)
+        print_line(plain_line(status, history.silent_seconds), self._stream)
+        limit = status.limited_by
+        if limit is not None and limit.cause not in self._causes:
+            self._causes.add(limit.cause)
+            print_line(f"bottleneck: {describe_bottleneck(limit)}", self._stream)
+            if advice := advise(limit):
+                print_line(f"try: {advice}", self._stream)
 
     def note(self, sentence: str) -> None:
         """Prints the sentence."""

@@ -6,18 +6,19 @@ import pty
 import select
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
 from support.messages import as_json, make_row, make_run_status
 
-from apex.facts import EndReason, Waiting
+from apex.facts import EndReason, Part, Waiting
 from apex.launch.terminal.dashboard import MAX_SCORES, History, Note, plain_line, render, seconds_to_go
 from apex.launch.terminal.layout import RowLayout
 from apex.launch.terminal.view import PlainView, open_view, print_line, show_once
 from apex.runtime.text import clean, duration, known, number, size
-from apex.sentences import describe, describe_bottleneck, describe_wait
+from apex.sentences import advise, describe_bottleneck, describe_wait
 from apex.transport.messages.status import Resources
 
 SIZES = [(width, height) for width in (1, 5, 20, 40, 59, 60, 80, 120, 300) for height in (1, 3, 10, 24, 60)]
@@ -100,22 +101,23 @@ def test_a_wide_dashboard_shows_all_figures():
     assert row_of(rows, "evaluator") == "evaluator   18.2   best 19   goal 475   ▁█"
     assert row_of(rows, "actors") == "actors      31 of 32   mean score -3.25   17 episodes"
     assert row_of(rows, "steps") == "steps       123,456   1,890/s"
-    assert row_of(rows, "updates") == "updates     345   9.12/s   policy lag 12"
+    assert row_of(rows, "updates") == "updates     345   9.12/s   policy lag 12 updates"
     assert row_of(rows, "replay") == "replay      █████░░░░░░░░░░░░░░░ 25%   50,000 of 200,000   100 MiB of 3.0 GiB"
-    assert row_of(rows, "samples") == "samples     1,165/s   0.61 per insert   stale 3"
+    assert row_of(rows, "samples") == "samples     1,165/s   0.61 per insert   3 stale priorities"
     assert row_of(rows, "learner") == "learner     loss 0.0123   Q 0.5   TD error 0.1   gradient norm 1"
     assert (
         row_of(rows, "actor ")
         == f"actor       1,890 steps/s          waits {describe_wait(Waiting('receipts', seconds=12.0))}"
     )
     assert row_of(rows, "bottleneck") == f"bottleneck  {describe_bottleneck(full_status().limited_by)}"
-    assert row_of(rows, "try") == "try         increase --actor.num-processes"
+    assert rows[-1] == "try         increase --actor.num-processes"  # The remedy follows the cause.
+    assert not any(row.startswith("try") for row in draw(full_status(limited_by={"increase": []})))
 
 
 def test_a_low_terminal_shows_the_most_important_rows():
     rows = draw(full_status(), 80, 7)
     labels = [row.split()[0] for row in rows]
-    assert labels == ["apex", "phase", "score", "evaluator", "steps", "try", "bottleneck"]
+    assert labels == ["apex", "phase", "score", "evaluator", "steps", "bottleneck", "try"]
 
 
 def test_a_narrow_dashboard_wraps_beside_its_labels():
@@ -224,10 +226,12 @@ def test_durations_and_sizes_have_units():
 
 def test_a_plain_line_has_the_known_figures():
     assert plain_line(full_status()) == (
-        "1:02:03 training | steps 123,456 (1,890/s) | updates 345 (9.12/s) | replay 50,000/200,000 | score 12 | "
-        f"evaluator 18.2, best 19 | bottleneck: {describe(full_status().limited_by)}"
+        "1:02:03 training, 0:02:56 to go | steps 123,456 (1,890/s) | updates 345 (9.12/s) | score 12 | "
+        "evaluator 18.2, best 19 | bottleneck: actors"
     )
-    assert plain_line(UNKNOWN) == "0:00:00 training | steps 0 (-/s) | updates 0 (-/s) | replay -/200,000"
+    short = plain_line(full_status(evaluator={"score": None}))  # leaves room for a part that is less important
+    assert short.endswith(" | score 12 | bottleneck: actors | replay 50,000/200,000")
+    assert plain_line(UNKNOWN) == "0:00:00 training, 1:05:00 to go | steps 0 (-/s) | updates 0 (-/s) | replay -/200,000"
 
 
 def test_a_plain_line_comes_every_ten_seconds_and_with_each_phase():
@@ -236,16 +240,45 @@ def test_a_plain_line_comes_every_ten_seconds_and_with_each_phase():
     printed = []
     for second, phase in enumerate(["filling_replay"] * 3 + ["training"] * 22):
         now[0] = float(second)
-        view.show(full_status(phase=phase), History())
+        view.show(full_status(phase=phase, limited_by=None), History())
         printed += [second] if stream.getvalue().count("\n") > len(printed) else []
     assert printed == [0, 3, 13, 23]
 
 
 def test_a_plain_line_has_the_silence_of_the_learner():
-    for seconds, ending in [(5.0, "actor.num-processes\n"), (12.4, " | no answer for 12 s\n")]:
+    for seconds, part in [(5.0, "steps 123,456 (1,890/s)"), (12.4, "no answer for 12 s")]:
         stream = io.StringIO()
         PlainView(stream).show(full_status(), History(silent_seconds=seconds))
-        assert stream.getvalue().endswith(ending)
+        assert stream.getvalue().split(" | ")[1] == part
+
+
+LARGE = {"steps": 123_456_789, "steps_per_second": 123_456.7, "updates": 123_456_789, "updates_per_second": 999_999.9}
+LIMITS = {"minutes": 1e6, "steps": 0, "updates": 0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"phase": "evaluating_final_policy", "end": EndReason("steps", 1e299)},
+        {"replay": {"size": 10**12, "capacity": 10**12}, "limits": LIMITS, "elapsed_seconds": 1e7},
+        *({"limited_by": {"part": part}} for part in get_args(Part)),
+    ],
+)
+def test_a_plain_line_has_at_most_160_columns(changes):
+    assert len(plain_line(full_status(**LARGE, actors={"score": -123_456.7}, **changes), 1e5)) <= 160
+
+
+def test_each_cause_of_a_bottleneck_is_printed_once_in_plain_lines():
+    stream, now = io.StringIO(), [0.0]
+    view = PlainView(stream, clock=lambda: now[0])
+    first, second = full_status(), full_status(limited_by={"cause": "busy_replay", "increase": []})
+    for status in (first, second, first, second):
+        view.show(status, History())
+        now[0] += 10.0
+    lines = [line for line in stream.getvalue().splitlines() if " | " not in line]
+    causes = [f"bottleneck: {describe_bottleneck(status.limited_by)}" for status in (first, second)]
+    assert lines == [causes[0], f"try: {advise(first.limited_by)}", causes[1]]
+    assert max(map(len, stream.getvalue().splitlines())) <= 160
 
 
 def test_a_plain_view_prints_notes_and_no_escape_sequences():
