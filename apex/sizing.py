@@ -51,6 +51,7 @@ class Sized(NamedTuple):
     """A configuration without settings to choose, and the figures from which the sizes were computed."""
 
     config: Config
+    asked: Config  # the configuration from which the sizes were chosen
     machine: Machine
     busy_cores: float  # average number of cores that actors keep busy; they are idle while inserts wait
     format: FormatCause
@@ -104,7 +105,7 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Sized:
     )
     sized = replace(config, actor=actor, learner=learner, replay=replay)
     busy, idle = _busy_cores(config, actor, machine), _idle_cores(config, sized, machine)
-    return Sized(sized, machine, busy, cause, tables, each, idle)
+    return Sized(sized, config, machine, busy, cause, tables, each, idle)
 
 
 def bytes_per_transition(config: Config, schema: Schema) -> int:

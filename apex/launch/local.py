@@ -14,6 +14,7 @@ from apex.errors import UsageError
 from apex.facts import EndReason
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
+from apex.launch.preflight.report import describe_limits
 from apex.launch.programs import make_programs
 from apex.launch.resume import find_saved, report_losses
 from apex.launch.start import RunOutcome, Start
@@ -96,7 +97,8 @@ def _claim(lock: ExitStack, folder: RunFolder) -> None:
 
 def _introduce(config: Config, folder: RunFolder, sizes: list[str]) -> list[str]:
     """Returns the lines that a run shows first."""
-    lines = [f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"]
+    lines = [f"{config.environment.id}, seed {config.seed}", *sizes, describe_limits(config.run)]
+    lines.append(f"run folder: {folder.path}")
     if config.run.tensorboard:
         lines.append(f"{_curves(config)}/#custom_scalars, available once training has begun")
     if config.run.head:

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from apex.errors import FINISHED
@@ -11,23 +12,31 @@ from apex.facts import INTERRUPTED, Ending, EndReason
 from apex.launch.start import RunOutcome
 from apex.runs.checkpoints.paths import newest_update
 from apex.runtime.text import duration, last_lines, number
-from apex.sentences import describe_end, describe_failure
+from apex.sentences import describe_end, describe_failure, plural
 from apex.transport.messages.run_status import RunStatus
 
 LAST_LINES = 5  # number of log lines shown if the failure of a program ended the run
 
 
 def summary(outcome: RunOutcome) -> list[str]:
-    """Returns the lines of the summary: the result of the run, and commands to try next."""
+    """Returns the lines of the summary: the end of the run, commands to try next, and at last the score."""
     config, folder, ending, status, driver_folder = outcome
-    lines = _describe_result(ending, status, (driver_folder or folder) / "logs")
     end = find_end(ending, status)
+    lines = [_describe_end(ending, end, status, None if driver_folder is not None else folder)]
+    if ending.failure is not None:
+        context = last_lines((driver_folder or folder) / "logs" / f"{ending.role}.log", LAST_LINES)
+        lines += [f"    {line}" for line in context if len(context) > 1]  # A single line is part of the cause already.
+    score = []
+    if status is not None:
+        elapsed = duration(status.elapsed_seconds)
+        lines.append(f"{number(status.steps)} steps, {number(status.updates)} updates in {elapsed}")
+        score = [_score(status, folder)]
     would_end = end is not None and end.is_limit  # if it was resumed with the same limits
     train = f"{command_name('apex')} train"
     if driver_folder is not None:
         lines.append(f"run folder, on the head's host: {folder}")
         again = [f"resume: {train} --engine ray --resume {shlex.quote(str(driver_folder))}"]
-        return lines + ([] if would_end else again)
+        return lines + ([] if would_end else again) + score
     if ending.status == FINISHED:
         lines[1:1] = _unsaved(status, folder)
     lines.append(f"run folder: {folder}")
@@ -39,7 +48,7 @@ def summary(outcome: RunOutcome) -> list[str]:
     if any((folder / "tensorboard").glob("*")):
         where = shlex.quote(str(folder / "tensorboard"))
         lines.append(f"curves: {command_name('tensorboard')} --logdir {where}")
-    return lines
+    return lines + score
 
 
 def find_end(ending: Ending, status: RunStatus | None) -> EndReason | None:
@@ -49,19 +58,18 @@ def find_end(ending: Ending, status: RunStatus | None) -> EndReason | None:
     return None if ending.role else INTERRUPTED
 
 
-def _describe_result(ending: Ending, status: RunStatus | None, logs: Path) -> list[str]:
+def _describe_end(ending: Ending, end: EndReason | None, status: RunStatus | None, folder: Path | None) -> str:
+    """Returns why the run ended. `folder`: the run folder if it is on this host."""
     if ending.failure is not None:
-        lines = [f"the run ended with status {ending.status}: {describe_failure(ending.failure)}"]
-        context = last_lines(logs / f"{ending.role}.log", LAST_LINES)
-        lines += [f"    {line}" for line in context if len(context) > 1]  # A single line is part of the cause already.
-    else:
-        end = find_end(ending, status)
-        lines = ["finished" if end is None else f"finished: {describe_end(end)}"]
-    if status is not None:
-        lines.append(f"score: {_score(status)}")
-        elapsed = duration(status.elapsed_seconds)
-        lines.append(f"{number(status.steps)} steps, {number(status.updates)} updates in {elapsed}")
-    return lines
+        return f"the run ended with status {ending.status}: {describe_failure(ending.failure)}"
+    if end is None:
+        return "finished"
+    if end != INTERRUPTED:
+        return f"finished: {describe_end(end)}"
+    if folder is None:
+        return "interrupted" if status is None else f"interrupted at update {status.updates:,}"
+    newest = newest_update(folder / "checkpoints")
+    return "interrupted; nothing was saved" if newest is None else f"interrupted; saved at update {newest:,}"
 
 
 def _unsaved(status: RunStatus | None, folder: Path) -> list[str]:
@@ -73,14 +81,27 @@ def _unsaved(status: RunStatus | None, folder: Path) -> list[str]:
     return [f"the last checkpoint was not written: {there}; see {folder / 'logs' / 'learner.log'}"]
 
 
-def _score(status: RunStatus) -> str:
+def _score(status: RunStatus, folder: Path) -> str:
     evaluator, actors = status.evaluator, status.actors
     if evaluator.score is not None:
-        of = "the final policy" if evaluator.updates == status.updates else f"update {number(evaluator.updates)}"
-        return f"{number(evaluator.score)} in the evaluator's games of {of}, best evaluation {number(evaluator.best)}"
+        is_final = evaluator.updates == status.updates
+        of = "the final policy" if is_final else f"the policy at update {number(evaluator.updates)}"
+        line = f"score: {number(evaluator.score)}, mean of {plural(evaluator.episodes or 0, 'new game')} of {of}"
+        count = _count_evaluations(folder)
+        if count == 1:
+            return line
+        return f"{line}; best of {count or 'all'} evaluations: {number(evaluator.best)}"
     if actors.score is not None:
-        return f"{number(actors.score)} of actor {actors.highest_id}, which explores least"
-    return "none: no game was finished"
+        who = f"newest game of actor {actors.highest_id}, which explores least"
+        return f"training score: {number(actors.score)}, {who}; no evaluation was finished"
+    return "score: none, because no game was finished"
+
+
+def _count_evaluations(folder: Path) -> int:
+    """Returns the number of evaluations in the run's curves; 0 if these are on another host."""
+    with suppress(OSError):
+        return (folder / "curves" / "evaluator.jsonl").read_bytes().count(b"\n")
+    return 0
 
 
 def command_name(name: str) -> str:

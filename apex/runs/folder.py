@@ -210,7 +210,8 @@ class RunFolder:
         named = Path(path)
         here = next((p for p in (named, Path(folder) / named) if (p / _MANIFEST).is_file()), None)
         if here is None:
-            problem = f"{path} is not a run folder: {f'no {_MANIFEST}' if named.is_dir() else 'no such folder'}"
+            flaw = "it is a file" if named.is_file() else f"no {_MANIFEST}" if named.is_dir() else "no such folder"
+            problem = f"{path} is not a run folder: {flaw}"
             newest = ", ".join(run.name for run in list_runs(folder)[:3])
             raise DataError(problem, f"choose one of the newest runs in {folder}: {newest}" if newest else "")
         try:

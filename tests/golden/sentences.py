@@ -28,7 +28,7 @@ from apex.facts import (
     Waiting,
     WaitKind,
 )
-from apex.launch.preflight.report import Check, describe_check, describe_sizes
+from apex.launch.preflight.report import Check, describe_check, describe_limits, describe_sizes
 from apex.runtime.hardware import Machine
 from apex.sizing import size_to_machine
 from apex.types import Schema
@@ -89,6 +89,8 @@ def render() -> str:
     lines += [f"outcome: {sentences.describe_outcome(None, running=running)}" for running in (True, False)]
     lines += [f"disk: {sentences.describe_disk('runs/x', flaw)}" for flaw in ("", "is full")]
     lines += [f"check: {check.name}: {check.verdict}: {describe_check(check)}" for check in CHECKS]
+    limits = RunConfig(stop_score=0.0, max_steps=2_000_000, max_updates=300, max_minutes=0.5)
+    lines += [describe_limits(run) for run in (RunConfig(), RunConfig(max_minutes=30), limits)]
     for device, fields in SIZED:
         config = Config(learner=LearnerConfig(bfloat16="auto", device=device), **fields)
         machine = Machine(cores=64, memory_bytes=2**39, gpu=True, cpu_bfloat16=True)

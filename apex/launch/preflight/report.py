@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from apex.config import RunConfig
 from apex.errors import UsageError
 from apex.facts import Record
 from apex.runtime.text import size
@@ -48,6 +49,14 @@ def require_all(checks: Iterable[Check]) -> None:
         raise UsageError("; ".join(problems), "; ".join(check.remedy for check in short))
 
 
+def describe_limits(run: RunConfig) -> str:
+    """Returns what ends a run by itself."""
+    limits = {"{:,} steps": run.max_steps, "{:,} updates": run.max_updates, "{:g} min": run.max_minutes}
+    named = [] if run.stop_score is None else [f"score {run.stop_score:g}"]
+    named += [text.format(limit) for text, limit in limits.items() if limit]
+    return f"limits: {' or '.join(named) or 'none; Ctrl-C ends the run'}"
+
+
 def describe_sizes(sized: Sized) -> list[str]:
     """Returns the sizes that were chosen for this machine, and the reasons, as lines of text."""
     config, machine = sized.config, sized.machine
@@ -56,13 +65,16 @@ def describe_sizes(sized: Sized) -> list[str]:
     processes, envs = plural(actor.num_processes, "process"), plural(actor.envs_per_process, "environment")
     busy = sized.busy_cores / max(1, sized.actor_cores)
     waiting = f", busy {busy:.0%} of the time" if busy < 1 and not sized.on_gpu else ""
+    where = "on other hosts" if config.run.head else f"in {processes} x {envs}"
+    asked = sized.asked.actor.num_actors, sized.asked.learner.batch_size
+    by_actors, by_batch = ("" if setting else " (chosen for this machine)" for setting in asked)
     lines = [
         f"machine: {cores}, {size(machine.memory_bytes)} of memory, {'a' if machine.gpu else 'no'} GPU",
-        f"actors: {actor.num_actors:,}, {'on other hosts' if config.run.head else f'in {processes} x {envs}'}",
+        f"actors: {actor.num_actors:,}{by_actors}, {where}",
         f"learner: {'GPU, ' if sized.on_gpu else ''}{plural(learner.num_threads, 'thread')}; actors use "
         f"{plural(sized.actor_cores, 'core')}{waiting}; replay, {plural(learner.num_loaders, 'loader')} and evaluator "
         f"share the rest of {cores}",
-        f"  batches of {learner.batch_size}; {_describe_format(sized)}",
+        f"  batches of {learner.batch_size}{by_batch}; {_describe_format(sized)}",
         f"replay: {size(replay.max_bytes)} of frames + {size(sized.table_bytes)} of records and sum-tree = "
         f"{(replay.max_bytes + sized.table_bytes) / sized.replay_host_bytes:.0%} of memory, "
         f"in {plural(replay.num_shards, 'shard')}",

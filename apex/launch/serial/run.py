@@ -24,6 +24,7 @@ from apex.evaluation.evaluator import Evaluator
 from apex.facts import Ending, EndReason, Failure, Waiting
 from apex.launch.monitor import RunMonitor
 from apex.launch.preflight.fit import fit_one_process
+from apex.launch.preflight.report import describe_limits
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
 from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
@@ -229,7 +230,8 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
     schema = start.inspector.schema(start.config, partial(print_line, stream=out))
     config, sizes = fit_one_process(start.config, schema)
     folder = RunFolder.create(config, schema, argv=start.argv)
-    for line in (f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"):
+    lines = [f"{config.environment.id}, seed {config.seed}", *sizes, describe_limits(config.run)]
+    for line in (*lines, f"run folder: {folder.path}"):
         print_line(line, out)
     # The log has the learner's name because the learner's loop runs here.
     with hold(folder.path), log_to(folder.logs / "learner.log", "learner"), open_serial_run(folder, stop) as system:

@@ -40,7 +40,8 @@ def summarize(folder, ending=DONE, status=STATUS, *, saved=(), curves=False, dri
 def test_a_finished_run_shows_its_result_and_the_next_commands(tmp_path):
     lines = summarize(tmp_path, saved=[345], curves=True)
     assert lines["finished"] == describe_end(STATUS.end)
-    assert all(figure in lines["score"] for figure in ("497.2", "500", "update 300"))
+    assert all(figure in lines["score"] for figure in ("497.2", " 5 ", "500", "update 300", " all "))
+    assert list(lines)[-1] == "score"
     assert "123,456 steps, 345 updates in 0:01:01" in lines
     assert lines["run folder"] == str(tmp_path)
     assert lines["next"].startswith(f"{command_name('apex')} evaluate {tmp_path} ")
@@ -54,25 +55,42 @@ def test_a_missing_last_checkpoint_is_reported(tmp_path, saved, newest):
     assert [newest in line[1] and "learner.log" in line[1] for line in warnings] == ([True] if newest else [])
 
 
-def test_without_an_evaluator_the_score_is_that_of_the_last_actor(tmp_path):
+def test_without_an_evaluation_the_score_is_that_of_training(tmp_path):
     nothing = EvaluatorSummary(score=None, best=None, episodes=None, updates=None)
-    assert summarize(tmp_path, status=replace(STATUS, evaluator=nothing))["score"].startswith("12 of actor 31")
+    lines = summarize(tmp_path, status=replace(STATUS, evaluator=nothing))
+    assert lines["training score"].startswith("12, ")
+    assert " 31," in lines["training score"]
+    assert "score" not in lines
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_score_of_the_final_policy_and_the_number_of_evaluations(tmp_path, count):
+    (tmp_path / "curves").mkdir()
+    (tmp_path / "curves" / "evaluator.jsonl").write_text("{}\n" * count)
+    status = replace(STATUS, updates=300)
+    score = summarize(tmp_path, status=status)["score"]
+    assert "300" not in score  # It is that of the final policy.
+    assert (f" {count} " in score, "500" in score) == ((True, True) if count > 1 else (False, False))
 
 
 def test_an_interrupted_run_shows_how_to_resume_it(tmp_path):
     status = replace(STATUS, end=None)
-    assert summarize(tmp_path, Ending(FINISHED), status, saved=[345])["resume"].endswith(f"train --resume {tmp_path}")
+    lines = summarize(tmp_path, Ending(FINISHED), status, saved=[345])
+    assert lines["resume"].endswith(f"train --resume {tmp_path}")
+    assert "finished" not in lines
+    assert next(iter(lines)).endswith(" 345")  # the update that was saved
     assert "resume" not in summarize(tmp_path, Ending(FINISHED), status, saved=[345], single_process=True)
     on_ray = summarize(tmp_path, Ending(FINISHED), status, saved=[345], driver_folder=tmp_path / "a b")
     assert on_ray["resume"].endswith(f"train --engine ray --resume '{tmp_path}/a b'")
     assert "next" not in on_ray  # The run folder is on another host.
+    assert list(on_ray)[-1] == "score"
 
 
 def test_the_summary_offers_only_existing_files(tmp_path):
     status = make_run_status(updates=0, actors={"score": None}, evaluator={"score": None})
     lines = summarize(tmp_path, Ending(FINISHED), status)
-    assert lines["finished"] == "interrupted"
-    assert not {"next", "resume", "curves"} & set(lines)
+    assert next(iter(lines)).startswith("interrupted; ")
+    assert not {"finished", "next", "resume", "curves"} & set(lines)
 
 
 def test_a_failed_run_shows_the_cause_and_the_end_of_the_log(tmp_path):

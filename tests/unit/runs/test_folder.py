@@ -117,6 +117,9 @@ def test_a_folder_without_a_run_is_refused_with_the_newest_runs(tmp_path):
     assert refused.value.remedy.endswith(": other")
     with pytest.raises(DataError, match="absent"):
         RunFolder.open(tmp_path / "absent", tmp_path)
+    (tmp_path / "notes").touch()
+    with pytest.raises(DataError, match=r"notes.*\bfile\b"):
+        RunFolder.open(tmp_path / "notes", tmp_path)
 
 
 @pytest.mark.parametrize(

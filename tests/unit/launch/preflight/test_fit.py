@@ -45,7 +45,8 @@ def test_every_size_is_chosen_and_explained():
     assert min(config.actor.num_processes, config.actor.envs_per_process, config.learner.num_threads) >= 1
     assert config.learner.batch_size >= 64
     assert config.learner.bfloat16 != "auto"
-    assert any(f" {config.learner.batch_size};" in line for line in lines)
+    assert any(f" {config.learner.batch_size} (chosen" in line for line in lines)
+    assert not any("actors" in line and "(chosen" in line for line in lines)  # The number of actors is configured.
 
 
 def test_a_run_is_sized_beside_the_memories_of_killed_runs():
