@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from argparse import Namespace
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
@@ -20,9 +21,9 @@ from apex.errors import FINISHED, UsageError, require
 from apex.facts import Ending, LogEntry, UnitEvent
 from apex.launch.engine import RayEngine
 from apex.launch.monitor import RunMonitor, StatusClient
+from apex.launch.preflight.report import describe_limits
 from apex.launch.ray.cluster import open_cluster
 from apex.launch.ray.fleet import Fleet
-from apex.launch.ray.order import Report
 from apex.launch.resume import OPTION
 from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
@@ -119,10 +120,15 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
         parts = f"{engine.actor_hosts} x {engine.cpus_per_host} x {config.actor.envs_per_process}"
         actors = f"{config.actor.num_actors} actors on Ray = {parts}"
         print_line(f"{config.environment.id}, seed {config.seed}, {actors}", stream)
+        print_line(describe_limits(config.run), stream)
         source: list[StatusClient] = []  # client of the learner at its current address
-        reports = UnitReports(stream)
+        entries: deque[tuple[str, LogEntry]] = deque()  # new warnings and errors, with the names of their logs
         history = History(footer=(f"logs {logs}", "Ctrl-C stops"))
-        watch = RunMonitor(lambda: source[0]() if source else None, view, reports.entries, history)
+
+        def take() -> list[tuple[str, LogEntry]]:
+            return [entries.popleft() for _ in range(len(entries))]
+
+        watch = RunMonitor(lambda: source[0]() if source else None, view, take, history)
 
         def notify(event: UnitEvent) -> None:
             watch.show_event(event)
@@ -131,7 +137,7 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
                 source[:] = [StatusClient(ControlClient(context, f"tcp://{event.address}", linger=0.0))]
 
         begun = (folder / BEGUN).exists()
-        fleet = Fleet(ray, config, engine, folder, argv=start.argv, begun=begun, notify=notify, show=reports.add)
+        fleet = Fleet(ray, config, engine, folder, argv=start.argv, begun=begun, notify=notify, show=entries.append)
         try:
             while (ending := fleet.check()) is None and not stop.poll():
                 watch.tick()
@@ -141,26 +147,6 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
         watch.tick(failed=ending is not None and ending.failure is not None)  # The learner sends it unrequested.
     run_folder = Path(config.run.folder) / config.run.name
     return RunOutcome(config, run_folder, ending or Ending(FINISHED), watch.status, folder)
-
-
-class UnitReports:
-    """What the programs of units log. A terminal shows their warnings and errors; another stream, all their lines."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._entries: list[tuple[str, LogEntry]] = []
-
-    def add(self, report: Report) -> None:
-        """Prints a line, or keeps an entry for the live view."""
-        if report.entry is None and not self._stream.isatty():
-            print_line(f"{report.log} {report.line}", self._stream)
-        elif report.entry is not None and self._stream.isatty():
-            self._entries.append((report.log, report.entry))
-
-    def entries(self) -> list[tuple[str, LogEntry]]:
-        """Returns the entries since the last call, each with the name of its log."""
-        taken, self._entries = self._entries, []
-        return taken
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from msgspec.structs import replace as replace_fields
 from apex.config import Config, from_dict, to_dict
 from apex.config.role_command import module_command, role_command
 from apex.errors import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED
-from apex.facts import Ending, Failure, FailureKind, UnitEvent, UnitEventKind
+from apex.facts import Ending, Failure, FailureKind, LogEntry, UnitEvent, UnitEventKind
 from apex.launch.engine import RayEngine
 from apex.launch.programs import actor_niceness
 from apex.launch.ray.cluster import make_actor_host, make_head
@@ -44,7 +44,7 @@ class Fleet:
     argv: Sequence[str]
     begun: bool  # whether the head has created the run folder
     notify: Callable[[UnitEvent], None]  # is called with each event
-    show: Callable[[Report], None]  # is called with each line of the units' logs
+    show: Callable[[tuple[str, LogEntry]], None]  # is called with each entry of the units' logs and the log's name
 
     def __post_init__(self) -> None:
         self._actors: list[Member] = []
@@ -198,8 +198,8 @@ class Member:
         for report in map(Report.decode, reports):
             if report.config_toml:
                 self.fleet.follow_head(report.config_toml)
-            else:
-                self.fleet.show(report)
+            elif report.entry is not None:
+                self.fleet.show((report.log, report.entry))
 
     def _handle_end(self, status: int, last: str, reports: list[str]) -> Ending | None:
         """Decides after the guard has ended: returns an ending, or None to run its programs again."""

@@ -79,10 +79,10 @@ class Unit:
                 report = Report.decode(data)
                 if report.ending is not None:
                     self._ending = data.decode()
+                elif report.line:
+                    print(f"{report.log}: {report.line}")  # for Ray's own logs
                 else:
                     self._reports.append(data.decode())
-                if report.line:
-                    print(f"{report.log}: {report.line}")  # for Ray's own logs
 
     def stop(self) -> None:
         """Makes the guard end its programs; then `run` returns."""

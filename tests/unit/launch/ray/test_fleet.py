@@ -9,7 +9,7 @@ from msgspec import structs
 
 from apex.config import Config
 from apex.errors import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED
-from apex.facts import Ending, Failure, UnitEvent
+from apex.facts import Ending, Failure, LogEntry, UnitEvent
 from apex.launch.engine import RayEngine
 from apex.launch.ray import fleet
 from apex.launch.ray.driver import create_on_ray, plan
@@ -73,6 +73,10 @@ class Ray:
         return {"CPU": 1.0}
 
 
+def report_entry(message):
+    return Report("log", entry=LogEntry(time=0.0, role="actor", level="WARNING", message=message)).encode()
+
+
 class Scene:
     """A fleet of two actor hosts, and its clock."""
 
@@ -102,10 +106,10 @@ class Scene:
     def answer(self, unit, method, value):
         self.handles[unit].calls[method].value = value
 
-    def end(self, unit, status, ending=None, lines=()):
-        """Ends the guard of a unit, which has reported these lines and this ending."""
+    def end(self, unit, status, ending=None, messages=()):
+        """Ends the guard of a unit, which has reported these messages and this ending."""
         report = "" if ending is None else Report(ending=ending).encode()
-        self.answer(unit, "run", (status, report, [Report("log", line).encode() for line in lines]))
+        self.answer(unit, "run", (status, report, list(map(report_entry, messages))))
 
     def check(self, seconds=2.0):
         self.now += seconds
@@ -287,14 +291,14 @@ def test_a_unit_that_ray_cannot_start_ends_the_run_with_the_cause(scene):
     assert ending.failure.detail == "ModuleNotFoundError: No module named 'apex'"
 
 
-def test_log_lines_of_units_are_shown_while_they_run_and_at_their_end(training):
-    training.answer(1, "read_reports", [Report("actor", "one").encode()])
+def test_entries_of_units_are_shown_while_they_run_and_at_their_end(training):
+    training.answer(1, "read_reports", [report_entry("one")])
     training.check()
     training.end(1, FINISHED, Ending(FINISHED, "actor"), ["two"])
     training.check()
     training.end(0, FINISHED, Ending(FINISHED, "learner"), ["three"])
     training.fleet.end()
-    assert [report.line for report in training.shown] == ["one", "two", "three"]
+    assert [(name, entry.message) for name, entry in training.shown] == [("log", n) for n in ("one", "two", "three")]
 
 
 def test_at_the_end_actors_stop_first_and_every_place_is_given_back(training):

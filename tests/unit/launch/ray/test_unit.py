@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from apex.facts import Ending, Failure
+from apex.facts import Ending, Failure, LogEntry
 from apex.launch.ray import unit
 from apex.launch.ray.order import Report
 
@@ -28,22 +28,24 @@ def guarded_by(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(20)
-def test_a_unit_returns_the_lines_and_the_ending_of_its_guard(guarded_by, tmp_path, capsys):
+def test_a_unit_returns_the_entries_and_the_ending_of_its_guard(guarded_by, tmp_path, capsys):
     lines = [Report("learner", f"line {number}") for number in range(1_000)]
+    entry = LogEntry(time=0.0, role="learner", level="WARNING", message="slow")
+    kept = [Report("learner", entry=entry), Report(config_toml="seed = 1")]
     last = Report(ending=Ending(7, "learner", Failure(role="learner", kind="exit", value=7)))
-    (tmp_path / "reports").write_text("".join(report.encode() for report in [*lines, last]))
+    (tmp_path / "reports").write_text("".join(report.encode() for report in [*lines, *kept, last]))
     guarded_by(f"cat {tmp_path}/reports; head -c 200000 /dev/zero >&2; exit 7")
     status, report, unread = unit.Unit().run("order\n", str(tmp_path))
     assert (status, Report.decode(report)) == (7, last)
-    assert [Report.decode(line) for line in unread] == lines
+    assert [Report.decode(line) for line in unread] == kept
     assert capsys.readouterr().out.splitlines()[-1] == "learner: line 999"  # for Ray's own logs
 
 
 def run_with(guarded_by, folder, command):
     """The output of a command that runs in place of the guard."""
-    guarded_by(f'printf \'{{"log": "guard", "line": "%s"}}\\n\' $({command})')
-    _, _, lines = unit.Unit().run("order\n", str(folder))
-    return Report.decode(lines[0]).line
+    guarded_by(f'printf \'{{"log": "guard", "config_toml": "%s"}}\\n\' $({command})')
+    _, _, reports = unit.Unit().run("order\n", str(folder))
+    return Report.decode(reports[0]).config_toml
 
 
 def test_a_guard_has_a_session_of_its_own(guarded_by, tmp_path):
