@@ -89,8 +89,8 @@ def find_frames(
     return begin, end
 
 
-def measure_blobs(words: NDArray[np.uint32], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the number of frames and the length of each blob, both int64[B]; the length is 0 if its table is invalid.
+def measure_blobs(words: NDArray[np.uint32], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the length of each blob, int64[B]; 0 if its table is invalid.
 
     `starts`, int64[B], are the bytes at which the blobs start.
     """
@@ -98,4 +98,4 @@ def measure_blobs(words: NDArray[np.uint32], starts: NDArray[np.int64]) -> tuple
     tables = words[starts // 4].astype(np.int64)
     lengths = words[(starts + np.minimum(tables, rest)) // 4 - 1].astype(np.int64)
     valid = (tables >= MIN_BYTES) & (tables % 4 == 0) & (tables <= lengths) & (lengths <= rest)
-    return tables // 4 - 1, np.where(valid, lengths, 0)
+    return np.where(valid, lengths, 0)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from apex.frame_blob import BlobError, check_table, table_bytes
-from apex.record_bounds import find_violation
 from apex.transport.header import Frame, Header, MessageKind, WireError, checksum, pack, require_field, unpack
 from apex.transport.json_codec import decode_json, encode_json
 from apex.transport.messages.results import EvaluationResult
@@ -70,6 +69,10 @@ class Codec:
         blob = body[blob_at:]
         num_frames = self._check_blob(blob, MAX_FRAMES)
         self._check_records(records, num_frames)
+        priority = records["priority"]
+        _require_all(np.isfinite(priority) & (priority >= 0), "priority", "a priority is negative or not finite")
+        _require_all(np.isfinite(records["reward"]), "reward", "a reward is not finite")
+        _require_all(_is_share(records["step_discount"]), "discount", "a step discount is outside [0, 1]")
         # The message's checksum covers the header, base and version first, and then exactly what is stored.
         sealed = checksum(frames[0], [body[: _SEGMENT.size]]), header.crc
         return Segment(Stream(header.sender, header.incarnation), header.number, version, records, blob, base, sealed)
@@ -200,15 +203,44 @@ class Codec:
         return num_frames
 
     def _check_records(self, records: Array, num_frames: Array | int) -> None:
-        """Checks all fields of records. `num_frames`: frames of the message, or of each record."""
-        found = find_violation(records, num_frames, self.schema)
-        if found is not None:
-            raise WireError(*found)
+        """Checks the fields that segments and batches share. `num_frames`: frames of the message, or of each record."""
+        stack, n_step = self.schema.stack, self.schema.n_step
+        frame, next_frame = records["frame"].astype(np.int64), records["next_frame"].astype(np.int64)
+        depth, next_depth = records["depth"], records["next_depth"]
+        steps = next_frame - frame
+        _require_all(np.isfinite(records["n_step_return"]), "return", "an n-step return is not finite")
+        _require_all(_is_share(records["discount"]), "discount", "a discount is outside [0, 1]")
+        self._check_actions(records)
+        _require_all((depth >= 1) & (depth <= stack), "depth", f"a depth is not in 1 ... {stack}")
+        _require_all((next_depth >= 1) & (next_depth <= stack), "depth", f"a next depth is not in 1 ... {stack}")
+        _require_all((steps >= 1) & (steps <= n_step), "frames", f"`next_frame` is not 1 to {n_step} after `frame`")
+        _require_all(next_frame < num_frames, "frames", "`next_frame` is beyond the last frame")
+        _require_all(depth <= frame + 1, "frames", "a stack begins before the first frame")
+        _require_all(next_depth <= next_frame + 1, "frames", "a next stack begins before the first frame")
+
+    def _check_actions(self, records: Array) -> None:
+        """Checks actions and masks. A mask must allow at least one action unless the discount is 0."""
+        schema, action = self.schema, records["action"]
+        if schema.action_size:
+            _require_all(np.abs(action) <= 1, "action", "an action has a component outside [-1, 1]")
+        else:
+            known = (action >= 0) & (action < schema.num_actions)
+            _require_all(known, "action", f"an action is not in 0 ... {schema.num_actions - 1}")
+        if schema.masked:
+            masks = records["next_mask"]
+            allowed = masks.any(axis=1) | (records["discount"] == 0)
+            _require_all(allowed, "mask", "a mask allows no action although the discount is not 0")
+            beyond = masks[:, -1] >> (schema.num_actions - 8 * (schema.mask_bytes - 1))
+            _require_all(beyond == 0, "mask", f"a mask allows actions above {schema.num_actions - 1}")
 
 
 def _require_all(valid: Array, reason: str, text: str) -> None:
     """Raises WireError unless all elements of `valid` are True."""
     require_field(bool(valid.all()), reason, text)
+
+
+def _is_share(values: Array) -> Array:
+    return (values >= 0) & (values <= 1)  # False for NaN.
 
 
 def _version(number: int) -> int:

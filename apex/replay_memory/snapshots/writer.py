@@ -170,7 +170,7 @@ class SnapshotWriter(Store):
     def _blobs(self, start: int, last: int) -> bytes:
         """Returns the arena from byte number `start` to the end of the blob at `last`; b"" if its table is invalid."""
         arena_bytes = self._regions.sizes.arena_bytes
-        _, (length,) = measure_blobs(self._words, np.array([last % arena_bytes]))
+        (length,) = measure_blobs(self._words, np.array([last % arena_bytes]))
         stop = -(-(last % arena_bytes + int(length)) // 8) * 8
         return bytes(self._regions.arena[start % arena_bytes : stop]) if length else b""
 

@@ -1,4 +1,4 @@
-"""Finds damage of the replay memory, with its checksums and the bounds of its fields.
+"""Finds damage of the replay memory by its checksums. They cover the bytes whose fields the codec has checked.
 
 A killed writer may leave one row that is not valid yet, and half-written weights and sums, which `StoreWriter` repairs.
 The cell TORN says so. Everything else must be exact; if TORN is 0, everything must be.
@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 
 from apex.errors import DamagedMemoryError
 from apex.frame_blob import as_words, measure_blobs
-from apex.record_bounds import find_violation
 from apex.replay_memory.store.layout import BLOB_ALIGNMENT, COMMIT, TORN, Regions
 from apex.replay_memory.store.priority_weights import MAX_STORED_PRIORITY
 from apex.types import Schema, record_dtype
-
-BLOCK = 65_536  # transitions whose bounds are checked at once
 
 
 class _Segments(NamedTuple):
@@ -30,7 +27,6 @@ class _Segments(NamedTuple):
     counts: NDArray[np.int64]  # transitions
     starts: NDArray[np.int64]  # first byte of the blob in the arena
     stops: NDArray[np.int64]  # end of the blob in the arena
-    num_frames: NDArray[np.int64]
 
 
 def require_sound(path: Path, regions: Regions, schema: Schema) -> None:
@@ -84,11 +80,6 @@ def _check_segments(regions: Regions, schema: Schema) -> None:
     versions = records["version"][slots]
     expected = np.repeat(versions[segments.begins], segments.counts)
     _require_no(versions != expected, "transitions have another version than their segment")
-    num_frames = np.repeat(segments.num_frames, segments.counts)
-    for begin in range(0, len(slots), BLOCK):
-        block = slice(begin, begin + BLOCK)
-        found = find_violation(records[slots[block]], num_frames[block], schema)
-        _require(found is None, found[1] if found else "")
 
 
 def _find_segments(regions: Regions) -> _Segments:
@@ -105,9 +96,9 @@ def _find_segments(regions: Regions) -> _Segments:
     _require(is_torn or first_byte == oldest, f"the first byte is {first_byte}, but the oldest frame is at {oldest}")
     _require_no((places >= ends) | (places % BLOB_ALIGNMENT != 0), "segments have frames in a wrong place")
     starts = places % arena_bytes
-    num_frames, lengths = measure_blobs(as_words(regions.arena), starts)
+    lengths = measure_blobs(as_words(regions.arena), starts)
     _require_no((lengths == 0) | (lengths > ends - places), "segments have no valid table of frames")
-    return _Segments(begins, np.diff(begins, append=len(blobs)), starts, starts + lengths, num_frames)
+    return _Segments(begins, np.diff(begins, append=len(blobs)), starts, starts + lengths)
 
 
 def _checksums(regions: Regions, schema: Schema, slots: NDArray[np.int64], segments: _Segments) -> NDArray[np.uint32]:
