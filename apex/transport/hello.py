@@ -27,7 +27,7 @@ from apex.transport.messages import control
 from apex.transport.messages.fields import printable
 from apex.transport.sockets import open_context, split_address
 from apex.transport.timing import HELLO_SECONDS
-from apex.types import Role, Schema, Stream
+from apex.types import Role
 
 log = logging.getLogger("apex")
 
@@ -46,21 +46,12 @@ class Route(NamedTuple):
         return f"tcp://{self.host}:{self.port}"
 
 
-class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+class Welcome(control.RunFacts, frozen=True, kw_only=True):
     """What a program knows after it has joined a run."""
 
     route: Route
     session: int
-    run_id: int
     config: Config  # configuration of the run, but with this program's keys
-    schema: Schema
-    num_parameters: int
-    run: str = ""  # name of the run folder
-    owner: str = ""  # user and host of the learner
-    memory: str = ""  # identifies the learner's host, see `location.memory_id`
-    replay: list[dict[str, str]] = []  # endpoints by name for each shard; empty until all shards have joined
-    streams: list[Stream] = []
-    fence: int = 0  # fencing number of a replay server
 
     def endpoint(self, name: str) -> str:
         """Returns the address of one of the learner's sockets."""
@@ -180,20 +171,8 @@ def _ask(client: ControlClient, hello: control.Hello, stop: Stop) -> control.Ans
 
 def _read_welcome(answer: control.WelcomeAnswer, route: Route, session: int) -> Welcome:
     """Converts the learner's answer; raises UsageError if this program does not know a setting of the run."""
-    welcome = Welcome(
-        route=route,
-        session=session,
-        run_id=answer.run_id,
-        config=from_dict(answer.config),
-        schema=answer.schema,
-        num_parameters=answer.num_parameters,
-        run=answer.run,
-        owner=answer.owner,
-        memory=answer.memory,
-        replay=answer.replay,
-        streams=answer.streams,
-        fence=answer.fence,
-    )
+    facts = {name: getattr(answer, name) for name in control.RunFacts.__struct_fields__}
+    welcome = Welcome(route=route, session=session, config=from_dict(answer.config), **facts)
     return welcome.with_transport(keys=route.keys, insecure_no_auth=route.insecure_no_auth)
 
 

@@ -30,7 +30,8 @@ from support.builders import PIXELS
 from support.messages import ACTOR
 configure_logging("actor")
 config = Config(transport=TransportConfig(heartbeat_seconds=0.1), run=RunConfig(stuck_seconds=0.4))
-welcome = Welcome(route=Route("127.0.0.1", 9), session=1, run_id=2, config=config, schema=PIXELS, num_parameters=3)
+facts = {"run_id": 2, "schema": PIXELS, "num_parameters": 3, "memory": "", "replay": [], "streams": []}
+welcome = Welcome(route=Route("127.0.0.1", 9), session=1, config=config, **facts)
 with stop_on_signals() as stop:
     session = Session(welcome, "actor", stop, lambda: ACTOR)
     for _ in range(100):
@@ -69,9 +70,8 @@ def session_with(port, scores):
     """A session with a learner; `scores` are those that wait."""
     transport = TransportConfig(heartbeat_seconds=0.05, lease_seconds=1.0)
     route = Route("127.0.0.1", port)
-    welcome = Welcome(
-        route=route, session=1, run_id=2, config=Config(transport=transport), schema=PIXELS, num_parameters=3
-    )
+    facts = {"run_id": 2, "schema": PIXELS, "num_parameters": 3, "memory": "", "replay": [], "streams": []}
+    welcome = Welcome(route=route, session=1, config=Config(transport=transport), **facts)
     session = Session(welcome, "actor", Stop(), lambda: ACTOR, take_scores=lambda: scores.pop() if scores else None)
     yield session
     session.close()

@@ -76,9 +76,8 @@ class World:
         self.run = RunFolder(
             folder / "run", {"run_id": RUN, "schema": VECTORS.to_dict(), "config": to_dict(config), "name": "run"}
         )
-        self.welcome = Welcome(
-            route=Route("learner", 1), session=0, run_id=RUN, config=config, schema=VECTORS, num_parameters=10
-        )
+        facts = {"run_id": RUN, "schema": VECTORS, "num_parameters": 10, "memory": "", "replay": [], "streams": []}
+        self.welcome = Welcome(route=Route("learner", 1), session=0, config=config, **facts)
         self.learner = Learner(self)
         # The first host of each shard always has a server; the second one if an operator starts one there.
         servers = [

@@ -35,6 +35,8 @@ def make_welcome(config):
         config=config,
         schema=VECTORS,
         num_parameters=4,
+        memory="",
+        replay=[],
         streams=[Stream(3, 1)],
     )
 

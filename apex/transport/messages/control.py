@@ -83,21 +83,26 @@ AnyHeartbeat = ActorHeartbeat | EvaluatorHeartbeat | ReplayHeartbeat
 Request = Hello | AnyHeartbeat | Goodbye | StatusRequest
 
 
-class WelcomeAnswer(Record, frozen=True, tag="welcome", kw_only=True):
-    """Answer to a Hello: everything that a new program needs to know about the run."""
+class RunFacts(Record, frozen=True, kw_only=True):
+    """What the learner's welcome tells a new program about the run, except the configuration."""
 
     run_id: U64
-    config: dict[str, Any]  # in the form of `apex.config.to_dict`
     schema: Schema
     num_parameters: int
-    num_actors: int
     run: Text = ""  # name of the run folder
     owner: Text = ""  # user and host of the learner, which the new program logs
     memory: str  # identifies the learner's host, see `location.memory_id`
     replay: list[dict[str, str]]  # endpoints by name for each shard; empty until all shards have joined
-    absent: str  # names of the replay servers that have not joined
     streams: list[Stream]  # streams leased to the new program
     fence: U63 = 0  # to a replay server: its fencing number; its heartbeats are refused after a higher one was given
+
+
+class WelcomeAnswer(RunFacts, frozen=True, tag="welcome", kw_only=True):
+    """Answer to a Hello: everything that a new program needs to know about the run."""
+
+    config: dict[str, Any]  # in the form of `apex.config.to_dict`
+    num_actors: int
+    absent: str  # names of the replay servers that have not joined
 
 
 class RefusedAnswer(Record, frozen=True, tag="refused"):

@@ -299,8 +299,8 @@ def make_welcome():
         replay=ReplayConfig(capacity=1_000, max_bytes=100_000, min_size_to_sample=10, num_samplers=2),
         learner=LearnerConfig(batch_size=B),
     )
-    route = Route("host", 1)
-    return Welcome(route=route, session=1, run_id=RUN, config=config, schema=PIXELS, num_parameters=7)
+    facts = {"run_id": RUN, "schema": PIXELS, "num_parameters": 7, "memory": "", "replay": [], "streams": []}
+    return Welcome(route=Route("host", 1), session=1, config=config, **facts)
 
 
 def test_store_is_created_then_attached_then_restored(tmp_path, caplog):
