@@ -123,21 +123,19 @@ class Coordinator:
         if not 0 <= shard < replay.num_shards:
             shards = f"replay.num_shards {replay.num_shards}, 0 ... {replay.num_shards - 1}"
             return control.RefusedAnswer(f"--shard {shard}: this run has {shards}")
-        member = self.state.members.replay_servers.get(shard)
-        heartbeat_seconds = self._config.transport.heartbeat_seconds
-        longest = TAKEOVER_HEARTBEATS * heartbeat_seconds
         if len(self._asked) > MAX_ASKING:
             self._asked.clear()  # Live servers ask again.
-        former = self._fence.find(shard) if member is None else None
-        if former is not None and former.session != session and now - self._asked.setdefault(session, now) <= longest:
-            return control.WaitAnswer(holder=former.session, host=former.host, run_id=self._folder.run_id)
-        if member is None or member.heartbeat.session == session or now - member.seen_at > longest:
-            self._asked.pop(session, None)
+        holder, member = self._fence.find(shard), self.state.members.replay_servers.get(shard)
+        heartbeat_seconds, asked_at = self._config.transport.heartbeat_seconds, self._asked.setdefault(session, now)
+        silent_since = asked_at if member is None else member.seen_at
+        is_dead = now - silent_since > TAKEOVER_HEARTBEATS * heartbeat_seconds
+        if holder is None or holder.session == session or is_dead:
+            del self._asked[session]
             return None
-        holder = member.heartbeat
-        if member.seen_at <= self._asked.setdefault(session, now) + heartbeat_seconds:
+        if member is None or member.seen_at <= asked_at + heartbeat_seconds:
             return control.WaitAnswer(holder=holder.session, host=holder.host, run_id=self._folder.run_id)
-        where = f"{replay.server_name(shard)} is already running: process {holder.pid} on {holder.host}"
+        process = f"process {member.heartbeat.pid} on {holder.host}"
+        where = f"{replay.server_name(shard)} is already running: {process}"
         return control.RefusedAnswer(f"{where}; stop that process, or choose another --shard")
 
     def _answer_heartbeat(self, heartbeat: control.AnyHeartbeat) -> control.Answer:

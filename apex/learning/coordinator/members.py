@@ -141,8 +141,8 @@ class Members:
 
     @property
     def replay_servers(self) -> dict[int, Member[control.ReplayHeartbeat]]:
-        """Each shard's server: the one with the newest heartbeat, as a killed server stays listed for a while."""
-        members = sorted(self._members.values(), key=lambda member: member.seen_at)
+        """Each shard's server."""
+        members = self._members.values()
         return {beat.shard: Member(beat, at) for beat, at in members if isinstance(beat, control.ReplayHeartbeat)}
 
     @property
