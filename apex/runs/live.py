@@ -5,30 +5,33 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 
+from apex.config import Config
 from apex.errors import UsageError
 from apex.runs.folder import RunFolder, list_runs
 from apex.runs.lock import is_held
-from apex.transport.hello import Route, local_host, read_route
+from apex.transport.hello import Route, local_host
+from apex.transport.sockets import split_address
 
 
 def find_route(arguments: Namespace, folder: str = "runs") -> Route:
-    """Returns the route of the options (see `add_route_options`); without --learner, that of the newest live run.
+    """Returns the route of the options of `add_route_options`; without --learner, that of the newest live run.
 
     Without --keys, the route has the keys of the live run whose learner it leads to, if that is on this host. Prints
-    the path of a run that no option names. Raises UsageError if there is no --learner, and no live run below `folder`.
+    the path of a run that no option names. Raises UsageError for an invalid address, and without --learner if no run
+    below `folder` is live.
     """
-    runs = ((run, _route_to(run)) for run in _live_runs(folder))
+    runs = _live_runs(folder)
     if arguments.learner is None:
-        run, found = next(runs, (None, None))
-        if run is None or found is None:
+        if (run := next(runs, None)) is None:
             raise UsageError(f"no run in {folder} is running on this host", "start one, or add --learner HOST")
         print(f"using the newest live run: {run.path}", file=sys.stderr)
-        route = found._replace(keys=arguments.keys, insecure_no_auth=arguments.insecure_no_auth)
+        route = found = _route_to(run)
     else:
-        route = read_route(arguments)
-        host = "127.0.0.1" if route.host == "localhost" else route.host
-        found = next((each for _, each in runs if (each.host, each.port) == (host, route.port)), route)
-    return route if route.keys or route.insecure_no_auth else route._replace(keys=found.keys)
+        route = Route(*split_address(arguments.learner, Config().transport.control_port))
+        address = "127.0.0.1" if route.host == "localhost" else route.host, route.port
+        found = next((each for each in map(_route_to, runs) if (each.host, each.port) == address), route)
+    keys = arguments.keys or ("" if arguments.insecure_no_auth else found.keys)
+    return route._replace(keys=keys, insecure_no_auth=arguments.insecure_no_auth)
 
 
 def _live_runs(folder: str) -> Iterator[RunFolder]:

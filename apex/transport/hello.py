@@ -1,6 +1,5 @@
 """Joins a run: sends Hello to the learner and reads its welcome. Needs only the learner's control address."""
 
-import argparse
 import logging
 import os
 import pwd
@@ -25,7 +24,7 @@ from apex.transport.handshakes import NO_KEY
 from apex.transport.header import WIRE_VERSION
 from apex.transport.messages import control
 from apex.transport.messages.fields import printable
-from apex.transport.sockets import open_context, split_address
+from apex.transport.sockets import open_context
 from apex.transport.timing import HELLO_SECONDS
 from apex.types import Role
 
@@ -78,12 +77,6 @@ def add_route_options(parser: Parser) -> None:
         action="store_true",
         help="allow connections to other hosts without keys, encryption or authentication",
     )
-
-
-def read_route(arguments: argparse.Namespace) -> Route:
-    """Reads the options of `add_route_options`; raises UsageError for an invalid address."""
-    host, port = split_address(arguments.learner, Config().transport.control_port)
-    return Route(host, port, arguments.keys, arguments.insecure_no_auth)
 
 
 def greet(
