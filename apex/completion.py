@@ -1,7 +1,6 @@
 """`apex completion bash`: prints a script that completes commands, options, presets and runs in a shell."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -64,7 +63,3 @@ def read_options(module: str, option: str) -> set[str]:
     with collect_options() as options, suppress(SystemExit):
         load(module)([option])
     return options
-
-
-if __name__ == "__main__":
-    sys.exit(main())

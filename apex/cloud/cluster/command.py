@@ -106,7 +106,3 @@ def _resize(arguments: argparse.Namespace, aws: Aws) -> None:
 
 
 _COMMANDS = {"list": _list, "tail": _tail, "resize": _resize}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -217,7 +217,3 @@ def end(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) 
 
 
 _COMMANDS = {"keys": keys, "upload": upload, "logs": logs, "spot": spot, "end": end}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

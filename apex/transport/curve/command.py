@@ -1,7 +1,6 @@
 """`apex keys`: creates the keys of a cluster, and bundles with only the keys that hosts of one role need."""
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,7 +88,3 @@ def _make(folder: Path) -> None:
     except OSError as error:
         remedy = "choose a new folder, because keys are never overwritten"
         raise UsageError(f"cannot create {folder}: {error.strerror}", remedy) from error
-
-
-if __name__ == "__main__":
-    sys.exit(main())
