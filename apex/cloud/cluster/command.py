@@ -2,13 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from apex.cloud.cluster.aws import Aws, open_aws
-from apex.cloud.cluster.inventory import find_clusters, require_cluster
+from apex.cloud.cluster.inventory import Cluster, find_clusters, problems, require_cluster
 from apex.cloud.cluster.logs import GROUPS, Tail, duration
-from apex.cloud.cluster.table import show
 from apex.config.arguments import Parser, reader_may_leave
 from apex.errors import FINISHED, require
 from apex.runtime.lifecycle import reports_errors, sleep, stop_on_signals
@@ -70,6 +69,26 @@ def _parser() -> Parser:
 def _list(arguments: argparse.Namespace, aws: Aws) -> None:
     with reader_may_leave():
         print(show(find_clusters(aws), datetime.now(UTC), aws.region))
+
+
+def show(clusters: Mapping[str, Cluster], now: datetime, region: str) -> str:
+    """Returns a table with the hosts in service / desired of each cluster, then addresses of curves, then problems."""
+    if not clusters:
+        return f"no cluster in {region}. For another region use --region"
+    rows: list[tuple[str, ...]] = [("name", *PROGRAMS, "up since")]
+    for name, cluster in clusters.items():
+        sizes = {role: f"{group.in_service}/{group.desired}" for role, group in cluster.groups.items()}
+        since = cluster.hosts[0].since if cluster.hosts else now
+        hours = max(0.0, (now - since).total_seconds() / 3600)  # AWS's clock may be ahead.
+        age = f"{since.astimezone(UTC):%Y-%m-%d %H:%M} UTC ({hours:.1f} h)"
+        rows.append((name, *(sizes.get(role, "-") for role in PROGRAMS), age if cluster.hosts else "-"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    for name, cluster in clusters.items():
+        learners = [host for host in cluster.hosts if host.role == "learner" and host.public]
+        lines += [f"{name}: curves at http://{host.public}:6006" for host in learners]
+        lines += [f"{name}: {sentence}" for sentence in problems(cluster)]
+    return "\n".join(lines)
 
 
 def _tail(arguments: argparse.Namespace, aws: Aws) -> None:

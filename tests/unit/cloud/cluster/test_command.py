@@ -7,10 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from apex.cloud.cluster.aws import Aws
-from apex.cloud.cluster.command import main
+from apex.cloud.cluster.command import main, show
 from apex.cloud.cluster.inventory import AutoScalingGroup, Cluster, ClusterHost, find_clusters, problems
 from apex.cloud.cluster.logs import Tail, duration
-from apex.cloud.cluster.table import show
 from apex.errors import AwsError
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
