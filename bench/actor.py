@@ -20,7 +20,7 @@ from apex.acting.segment_builder import SegmentBuilder
 from apex.acting.worker import acts_in_bfloat16
 from apex.algorithms.exploration import epsilon_greedy, epsilon_ladder
 from apex.config import Config
-from apex.config.role_command import learner_command, role_command
+from apex.config.role_command import role_command
 from apex.dqn.algorithm import DqnAgent
 from apex.dqn.networks import make_network
 from apex.environments.factory import describe, make_environment
@@ -120,7 +120,7 @@ def _time_actor(
     run = RunFolder.create(config, schema, argv=[])
     learner = control_address(config)
     with open_programs(folder, stop) as programs:
-        programs.start("learner", learner_command(run_folder=run.path), others)
+        programs.start("learner", role_command(Role.LEARNER, run_folder=run.path), others)
         programs.start("replay", role_command(Role.REPLAY, learner=learner), others)
         stores = programs.wait_for(lambda: map_stores(run), "replay memory")
         programs.start("actor", role_command(Role.ACTOR, learner=learner), {core})

@@ -23,7 +23,7 @@ from apex.acting.reliable_sender import ReliableSender
 from apex.acting.segment_builder import Cut
 from apex.config import Config
 from apex.config.arguments import positive_float, value_of
-from apex.config.role_command import learner_command, role_command
+from apex.config.role_command import role_command
 from apex.environments.factory import describe
 from apex.errors import require
 from apex.replay_memory.store.file import open_file
@@ -118,7 +118,7 @@ def measure(config: Config, folder: Path, connections: int, seconds: float, stop
     children, pipes = _start_senders(config, recording, connections)
     try:
         with open_programs(folder, stop) as programs:
-            programs.start("learner", learner_command(run_folder=run.path))
+            programs.start("learner", role_command(Role.LEARNER, run_folder=run.path))
             server = programs.start("replay", role_command(Role.REPLAY, learner=control_address(config)))
             programs.wait_for(lambda: map_stores(run), "replay memory")
             ledger = SegmentLedger(open_file(store_path(run.run_id), schema, writable=False))

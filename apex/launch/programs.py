@@ -4,7 +4,7 @@ import sys
 from functools import partial
 
 from apex.config import Config
-from apex.config.role_command import OptionValue, learner_command, module_command, role_command
+from apex.config.role_command import OptionValue, module_command, role_command
 from apex.launch.monitor import RunMonitor
 from apex.runs.folder import RunFolder
 from apex.runtime.supervisor import Program
@@ -24,7 +24,7 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
     """
     run, shards = config.run, range(config.replay.num_shards)
     role = partial(Program, stuck_seconds=run.stuck_seconds, crash_budget=run.crash_budget)
-    learner = (*learner_command(config=folder.config_file, run_folder=folder.path), *allow_options())
+    learner = (*role_command(Role.LEARNER, run_folder=folder.path), *allow_options())
     snapshots = folder.checkpoints / "replay" if config.checkpoint.replay else None
     programs = [
         role(

@@ -9,7 +9,7 @@ from apex.cloud.host.key_exchange import learner_address
 from apex.cloud.host.settings import HostSettings
 from apex.config import Config, lay_over, load_toml
 from apex.config.codec import read_toml
-from apex.config.role_command import learner_command, role_command
+from apex.config.role_command import role_command
 from apex.errors import require
 from apex.runtime.trust import allow_options
 from apex.types import Role
@@ -51,13 +51,13 @@ def _learner(settings: HostSettings, file: Path) -> list[str]:
 
         require_trust(lay_over(Config(), read_toml(file)), given=True)
     if not is_new(settings):
-        return [*learner_command(run_folder=run), *allow_options()]
+        return [*role_command(Role.LEARNER, run_folder=run), *allow_options()]
     if run.exists():  # The creation of the run was interrupted. A new run needs a new folder.
         aside = run.with_name(f"{run.name}.unfinished-{os.getpid()}")
         os.replace(run, aside)
         log.error("%s has no manifest: moved this folder to %s; starting a new run", run, aside)
     return [
-        *learner_command(config=file),
+        *role_command(Role.LEARNER, config=file),
         *("--run.name", settings.cluster, "--run.folder", str(settings.runs)),
         *("--transport.bind", ANY, "--transport.keys", str(settings.keys)),
         *allow_options(),

@@ -78,8 +78,7 @@ def test_replay_gets_the_folder_of_its_snapshots_if_they_are_enabled(tmp_path):
 def test_the_learner_gets_its_folder_and_only_its_end_ends_the_run(tmp_path):
     folder = make_folder(tmp_path)
     programs = programs_of(folder)
-    where = ("--config", f"{folder.path}/config.toml", "--run-folder", str(folder.path))
-    assert programs["learner"].command[4:] == ("apex.learner", *where)
+    assert programs["learner"].command[4:] == ("apex.learner", "--run-folder", str(folder.path))
     assert [role for role, program in programs.items() if program.ends_run] == ["learner"]
 
 
