@@ -111,7 +111,6 @@ class ReplayServer:
         (then, worked_then), worked = self._worked, time.process_time()
         self._worked = (now, worked)
         seconds = max(now - then, 1e-3)
-        counters = store.counters
         inserts, samples = self._rates.measure(now, inserted, drawn)
         waits = {"inserts": Waiting("more_inserts"), "learner": Waiting("credit")}
         return ReplayStatus(
@@ -125,10 +124,10 @@ class ReplayServer:
             inserts_per_second=inserts,
             samples_per_second=samples,
             busy_share=min(1.0, (worked - worked_then) / seconds),  # CPU time of the writer / wall time
-            stale_priorities=counters.stale_priorities,
-            duplicate_segments=counters.duplicates,
-            refused=sum(self._refused.values()) + sum(counters.refused.values()),
-            refusals={**self._refused, **counters.refused},
+            stale_priorities=store.num_stale,
+            duplicate_segments=store.num_duplicates,
+            refused=sum(self._refused.values()) + sum(store.refused.values()),
+            refusals={**self._refused, **store.refused},
             refused_connections={},  # set by the caller, which has the sockets
             samplers_wait_for=samplers.waits_for,
             inserts_wait=not self._may_insert,

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,16 +20,6 @@ from apex.replay_memory.store.priority_weights import PriorityWeights, count_ref
 from apex.runtime.atomic_files import UNINTERRUPTED, Steps
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
 from apex.types import Array, PriorityUpdate, Receipt, Schema, Segment, Stream
-
-
-class StoreCounters(NamedTuple):
-    """Counts since this writer started."""
-
-    stored: int  # segments
-    duplicates: int  # segments
-    evicted: int  # transitions
-    stale_priorities: int  # priorities for transitions that were already evicted
-    refused: dict[str, int]  # reason -> refused segments or single priorities
 
 
 class StoreWriter(Store):
@@ -51,8 +41,10 @@ class StoreWriter(Store):
         self._priority_weights = weights
         self._steps = steps
         self._segment_bytes = regions.records["segment"]
-        self._counts: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
+        # Counts since this writer started:
+        self.num_duplicates = 0  # segments
+        self.num_stale = 0  # priorities for transitions that were already evicted
+        self.refused: Counter[str] = Counter()  # reason -> segments or single priorities
 
     @classmethod
     def create(
@@ -120,17 +112,6 @@ class StoreWriter(Store):
                 "run `apex doctor` and see its line `logout`",
             )
 
-    @property
-    def counters(self) -> StoreCounters:
-        """Returns counts since this writer started."""
-        return StoreCounters(
-            stored=self._counts[InsertOutcome.STORED],
-            duplicates=self._counts[InsertOutcome.DUPLICATE],
-            evicted=self._counts["evicted"],
-            stale_priorities=self._counts["stale"],
-            refused=dict(self._refused),
-        )
-
     def receipt(self, actor_id: int) -> Receipt:
         """Returns which segments of a stream are stored; the incarnation is 0 if the stream never sent any."""
         if not 0 <= actor_id < self._regions.sizes.num_streams:
@@ -151,14 +132,16 @@ class StoreWriter(Store):
         if num_bytes > self._regions.sizes.arena_bytes:
             raise ValueError(f"a blob has {num_bytes} bytes, but the maximum is {self._regions.sizes.arena_bytes}")
         if not 0 <= segment.stream.actor_id < self._regions.sizes.num_streams:
-            self._refused[InsertOutcome.UNKNOWN_ACTOR] += 1
+            self.refused[InsertOutcome.UNKNOWN_ACTOR] += 1
             return InsertOutcome.UNKNOWN_ACTOR
         commit = self.num_inserted + num_records
         outcome, row = self._row(segment.stream.actor_id).judge(segment, commit)
         if outcome is InsertOutcome.STORED:
             self._store(segment, blob, row)
-        counts = self._counts if outcome in (InsertOutcome.STORED, InsertOutcome.DUPLICATE) else self._refused
-        counts[outcome] += 1
+        elif outcome is InsertOutcome.DUPLICATE:
+            self.num_duplicates += 1
+        else:
+            self.refused[outcome] += 1
         return outcome
 
     def update_priorities(self, update: PriorityUpdate) -> int:
@@ -174,10 +157,10 @@ class StoreWriter(Store):
         if not live.all():
             keys, priorities = keys[live], priorities[live]
         num_stale = len(update.keys) - len(keys)
-        self._counts["stale"] += num_stale
+        self.num_stale += num_stale
         refused = count_refused(priorities)
         if refused:
-            self._refused.update(refused)
+            self.refused.update(refused)
             acceptable = priorities >= 0  # also False for NaN
             keys, priorities = keys[acceptable], priorities[acceptable]
         self._cells[TORN] = True
@@ -224,8 +207,7 @@ class StoreWriter(Store):
             regions.tree.set_range(slots.start, weights[part])
         cells[TORN] = False
 
-        self._counts["evicted"] += len(evicted)
-        self._refused.update(count_refused(records["priority"]))
+        self.refused.update(count_refused(records["priority"]))
 
     def _place(self, num_bytes: int) -> tuple[int, int]:
         """Returns the byte numbers of the next blob's start and end. A blob never wraps around the end of the arena."""

@@ -53,8 +53,8 @@ class Snapshots:
         return SnapshotFolder(shard_folder(root / "replay", 2, 1))
 
     def save(self, root, number):
-        for _ in range(4):
-            self.store.insert(make_segment(self.store.counters.stored))
+        for segment in range(4 * number - 4, 4 * number):
+            self.store.insert(make_segment(segment))
         folder = self.folder(root)
         options = {"run_id": 1, "num_drawn": lambda: 0, "file_bytes": 300}
         assert SnapshotWriter(self.path, STORE_SCHEMA, folder, **options).take().number == number

@@ -150,5 +150,5 @@ def test_leaves_equal_priorities_after_a_million_operations(path):
     compare()
     assert writer.num_inserted > 15 * writer.capacity
     assert min(line.left["capacity"], line.left["bytes"]) > 100
-    assert writer.counters.refused == refused
+    assert writer.refused == refused
     writer.close()

@@ -25,7 +25,6 @@ from support.store_builders import (
 from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.layout import CELLS_OFFSET, FIRST_BYTE, FIRST_KEY
 from apex.replay_memory.store.priority_weights import MAX_STORED_PRIORITY
-from apex.replay_memory.store.writer import StoreCounters
 
 WRITERS = []
 
@@ -108,7 +107,8 @@ def test_counts_what_happened(path):
         "priority is not a number": 1,
         "priority is negative": 2,
     }
-    assert writer.counters == StoreCounters(stored=9, duplicates=1, evicted=5, stale_priorities=3, refused=refused)
+    assert (writer.num_duplicates, writer.num_stale, writer.refused) == (1, 3, refused)
+    assert (writer.num_inserted, writer.first_key) == (45, 5)
     assert (writer.capacity, writer.max_bytes) == (40, 4000)
     assert (writer.store_incarnation, writer.priority_exponent) == (77, 1.0)
 
@@ -183,7 +183,7 @@ def test_a_priority_beyond_its_bounds_is_clamped(path, priority, counts_as):
     total = counts_as + MAX_STORED_PRIORITY / 1000
     assert set(shares["probability"][shares["key"] == 1]) == {counts_as / total}
     assert set(shares["probability"][shares["key"] == 0]) == {MAX_STORED_PRIORITY / 1000 / total}
-    assert writer.counters.refused == {}
+    assert writer.refused == {}
 
 
 def test_transitions_with_the_smallest_priority_are_all_drawn(path):
@@ -196,7 +196,7 @@ def test_refused_priority_keeps_the_old_priority(path, priority):
     writer, reader = make_store(path, make_segment(0, count=4, priority=[1, 2, 3, 4]))
     writer.update_priorities(make_update([1, 2, 3], [priority, 10, priority]))
     assert weights_of(reader) == {0: 1 / 17, 1: 2 / 17, 2: 10 / 17, 3: 4 / 17}
-    assert sum(writer.counters.refused.values()) == 2
+    assert sum(writer.refused.values()) == 2
 
 
 def test_invalid_initial_priority_counts_as_the_smallest(path):
@@ -204,7 +204,7 @@ def test_invalid_initial_priority_counts_as_the_smallest(path):
     writer, reader = make_store(path, make_segment(0, count=4, priority=priorities), min_priority=1e5)
     total = 3e5 + MAX_STORED_PRIORITY
     assert weights_of(reader) == {0: 1e5 / total, 1: 1e5 / total, 2: MAX_STORED_PRIORITY / total, 3: 1e5 / total}
-    assert writer.counters.refused == {"priority is not a number": 1, "priority is negative": 1}
+    assert writer.refused == {"priority is not a number": 1, "priority is negative": 1}
 
 
 def test_last_priority_of_a_repeated_key_counts(path):
@@ -223,7 +223,7 @@ def test_priorities_for_another_store_are_all_stale(path):
     writer, reader = make_store(path, make_segment(0, count=2, priority=1))
     assert writer.update_priorities(make_update([0, 1], [9, np.nan], store_incarnation=76)) == 2
     assert weights_of(reader) == {0: 0.5, 1: 0.5}
-    assert writer.counters == StoreCounters(1, 0, 0, 2, {})
+    assert (writer.num_stale, writer.refused) == (2, {})
 
 
 def test_new_incarnation_resets_the_row_of_its_stream(path):
