@@ -2,7 +2,6 @@
 
 import logging
 import os
-import pwd
 import secrets
 import socket
 import time
@@ -11,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import msgspec
+import psutil
 
 from apex.config import Config, TransportConfig, from_dict
 from apex.config.arguments import Parser
@@ -171,10 +171,7 @@ def _read_welcome(answer: control.WelcomeAnswer, route: Route, session: int) -> 
 
 def owner_name() -> str:
     """Returns the name of this process's user and of this host, as USER@HOST."""
-    try:
-        user = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # The user has no name, as in some containers.
-        user = str(os.geteuid())
+    user = psutil.Process().username()  # the number of a user without a name, as in some containers
     return printable(f"{user}@{host_name()}")
 
 

@@ -233,10 +233,8 @@ class Member:
         self._notify_at = self._notify_at or now + PENDING_SECONDS
         if now >= self._notify_at:
             self._notify_at = now + 10 * PENDING_SECONDS
-            free, total = (
-                self.fleet.ray.available_resources().get("CPU", 0),
-                self.fleet.ray.cluster_resources().get("CPU", 0),
-            )
+            ray = self.fleet.ray
+            free, total = ray.available_resources().get("CPU", 0), ray.cluster_resources().get("CPU", 0)
             self._notify("waiting", cpus=self.cpus, gpu=self.gpu, free_cpus=free, total_cpus=total)
 
     def rest(self, seconds: float) -> None:

@@ -41,9 +41,7 @@ ENDPOINTS = {
 def lists_for(role: Role) -> tuple[Role, ...]:
     """Returns the roles whose public keys this role needs: those it connects to and those that connect to it."""
     needed = {endpoint.bound_by for endpoint in ENDPOINTS.values() if role in endpoint.open_to}
-    for endpoint in ENDPOINTS.values():
-        if endpoint.bound_by == role:
-            needed.update(endpoint.open_to)
+    needed |= {other for endpoint in ENDPOINTS.values() if endpoint.bound_by == role for other in endpoint.open_to}
     return tuple(name for name in Role if name in needed)
 
 
