@@ -1,37 +1,20 @@
 """All settings of a run. `tree` defines them with default, unit, range and source; `codec` reads and writes TOML."""
 
-from apex.config.addresses import TransportConfig
-from apex.config.codec import dump_toml, flatten, from_dict, from_saved, lay_over, load_toml, to_dict
-from apex.config.dpg import DpgConfig
-from apex.config.tree import (
-    ActorConfig,
-    CheckpointConfig,
-    Config,
-    EnvironmentConfig,
-    EvaluatorConfig,
-    LearnerConfig,
-    NetworkConfig,
-    ReplayConfig,
-    RunConfig,
-)
-
-__all__ = [
-    "ActorConfig",
-    "CheckpointConfig",
-    "Config",
-    "DpgConfig",
-    "EnvironmentConfig",
-    "EvaluatorConfig",
-    "LearnerConfig",
-    "NetworkConfig",
-    "ReplayConfig",
-    "RunConfig",
-    "TransportConfig",
-    "dump_toml",
-    "flatten",
-    "from_dict",
-    "from_saved",
-    "lay_over",
-    "load_toml",
-    "to_dict",
-]
+from apex.config.addresses import TransportConfig as TransportConfig
+from apex.config.codec import dump_toml as dump_toml
+from apex.config.codec import flatten as flatten
+from apex.config.codec import from_dict as from_dict
+from apex.config.codec import from_saved as from_saved
+from apex.config.codec import lay_over as lay_over
+from apex.config.codec import load_toml as load_toml
+from apex.config.codec import to_dict as to_dict
+from apex.config.dpg import DpgConfig as DpgConfig
+from apex.config.tree import ActorConfig as ActorConfig
+from apex.config.tree import CheckpointConfig as CheckpointConfig
+from apex.config.tree import Config as Config
+from apex.config.tree import EnvironmentConfig as EnvironmentConfig
+from apex.config.tree import EvaluatorConfig as EvaluatorConfig
+from apex.config.tree import LearnerConfig as LearnerConfig
+from apex.config.tree import NetworkConfig as NetworkConfig
+from apex.config.tree import ReplayConfig as ReplayConfig
+from apex.config.tree import RunConfig as RunConfig
