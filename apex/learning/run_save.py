@@ -17,7 +17,7 @@ from apex.replay_memory.snapshots.folder import SnapshotFolder, shard_folder
 from apex.runs.checkpoints.checkpoint import LearnerState, ReplayPart, save_checkpoint
 from apex.runs.checkpoints.folder import prune
 from apex.runs.folder import RunFolder
-from apex.runtime.atomic_files import UNINTERRUPTED, Steps
+from apex.runtime.atomic_files import Steps, uninterrupted
 from apex.types import Progress
 
 REPLAY = "replay"  # folder of the snapshots, below the folder of the checkpoints
@@ -31,7 +31,7 @@ def snapshot_folder(checkpoints: Path, num_shards: int, shard: int) -> SnapshotF
 
 
 def save_run(
-    folder: RunFolder, state: dict[str, Any], progress: Progress, *, steps: Steps = UNINTERRUPTED
+    folder: RunFolder, state: dict[str, Any], progress: Progress, *, steps: Steps = uninterrupted
 ) -> Path | None:
     """Writes a checkpoint of the result of `Trainer.state`, and removes older ones; returns None if writing fails.
 

@@ -25,7 +25,6 @@ from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.sockets import ReplaySockets
 from apex.replay_memory.store.location import memory_id, remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
-from apex.runtime.atomic_files import Steps
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.transport.codec import Codec
@@ -53,7 +52,7 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
     folder: SnapshotFolder | None = None
     if snapshots is not None and config.checkpoint.replay:
         own = shard_folder(snapshots, config.replay.num_shards, shard)
-        folder = SnapshotFolder(own, steps=_Heartbeats(stop))
+        folder = SnapshotFolder(own, steps=lambda step: stop.tick())  # Restoring a snapshot can take minutes.
     store, counters = open_store(path, welcome, folder)
     counters.rebase(store.num_inserted)
     settings = DrawSettings.configured(config.replay, shard, config.learner.batch_size)
@@ -95,17 +94,6 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
         stop_children(children)
         if session is not None:
             session.close()
-
-
-class _Heartbeats(Steps):
-    """Shows the parent process that this one is alive: restoring a snapshot can take minutes."""
-
-    def __init__(self, stop: Stop) -> None:
-        self._stop = stop
-
-    def before(self, step: str) -> None:
-        """Counts as a sign of life."""
-        self._stop.tick()
 
 
 def _start_samplers(

@@ -3,21 +3,17 @@
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
-class Steps:
-    """Is called before each step of a write or a read that a crash or another process can interrupt.
-
-    Does nothing in the product. Tests replace `before`, to crash or to write between two steps.
-    """
-
-    def before(self, step: str) -> None:
-        """Is called before the step with this name."""
+# Is called before each step of a write or a read that a crash or another process can interrupt, with the step's name.
+# Tests crash, or write, between two steps.
+Steps = Callable[[str], object]
 
 
-UNINTERRUPTED = Steps()
+def uninterrupted(step: str) -> None:
+    """The `Steps` of the product: does nothing."""
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apex.errors import DataError
-from apex.runtime.atomic_files import UNINTERRUPTED, Steps, digest, seal, sync, unseal, write_beside
+from apex.runtime.atomic_files import Steps, digest, seal, sync, uninterrupted, unseal, write_beside
 
 
 class SealedFile(NamedTuple):
@@ -29,14 +29,14 @@ class SealedFolder:
     """Writes, verifies and removes the files of one folder. `steps` is called before each step."""
 
     def __init__(
-        self, path: Path, file_format: int, error: type[DataError], *, names: str = r".+", steps: Steps = UNINTERRUPTED
+        self, path: Path, file_format: int, error: type[DataError], *, names: str = r".+", steps: Steps = uninterrupted
     ) -> None:
         """`file_format`: the only format of manifests that can be read. `error`: the error for unusable files.
 
         `names`: regular expression of the folder's own file names, without the parts of an incomplete name.
         """
         self.path = path
-        self.steps = steps
+        self._before = steps
         self._format = file_format
         self._error = error
         self._names = re.compile(rf"({names})|\.({names})\.partial")
@@ -50,20 +50,20 @@ class SealedFolder:
 
     def write(self, name: str, *parts: Any, drops_cache: bool = False) -> SealedFile:
         """Writes the buffers `parts` to a new file and flushes it to disk; see `write_flushed` for `drops_cache`."""
-        self.steps.before("write a file")
+        self._before("write a file")
         partial = write_beside(self.path / name, *parts, drops_cache=drops_cache)
-        self.steps.before("rename a file")
+        self._before("rename a file")
         os.replace(partial, self.path / name)
         return SealedFile(name, sum(memoryview(part).nbytes for part in parts), digest(*parts))
 
     def seal(self, name: str, fields: dict[str, Any]) -> None:
         """Writes a manifest, which must list only files that were written before. Replaces an earlier one."""
-        self.steps.before("write the manifest")
+        self._before("write the manifest")
         partial = write_beside(self.path / name, seal({"format": self._format, **fields}))
         sync(self.path)  # The files must be on disk before the manifest gets its final name.
-        self.steps.before("rename the manifest")
+        self._before("rename the manifest")
         os.replace(partial, self.path / name)
-        self.steps.before("flush the folder")
+        self._before("flush the folder")
         sync(self.path)
 
     def manifest(self, name: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class SealedFolder:
 
     def read(self, file: SealedFile) -> bytes:
         """Returns the content of a file; raises the folder's error if it is missing or differs from its SHA-256."""
-        self.steps.before("read a file")
+        self._before("read a file")
         with naming(self.path / file.name, self._error):
             data = (self.path / file.name).read_bytes()
             if digest(data) != file.sha256:
@@ -90,7 +90,7 @@ class SealedFolder:
         """Removes all other files of the folder, manifests first. Removes the folder if nothing remains."""
         others = set(self.names()).difference(names)
         for name in sorted(others, key=lambda name: not name.endswith(".json")):
-            self.steps.before("remove a file")
+            self._before("remove a file")
             (self.path / name).unlink(missing_ok=True)
         if self.path.is_dir() and not os.listdir(self.path):
             self.path.rmdir()

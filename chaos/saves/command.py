@@ -28,7 +28,6 @@ from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.store.location import memory_folder
 from apex.runs.checkpoints.paths import BEST, MANIFEST, NEWEST
 from apex.runs.folder import RunFolder
-from apex.runtime.atomic_files import Steps
 from apex.runtime.children import start_child
 from apex.runtime.lifecycle import Stop, reports_errors
 from apex.types import Array
@@ -112,14 +111,14 @@ def kill_saves(place: Path, count: int, seed: int, report: Callable[[str], None]
     return tally
 
 
-class KillAt(Steps):
+class KillAt:
     """Kills this process before the step with this name, the `nth` time that it comes, from 0."""
 
     def __init__(self, step: str, nth: int) -> None:
         self._step = step
         self._left = nth
 
-    def before(self, step: str) -> None:
+    def __call__(self, step: str) -> None:
         """Counts the step, or kills the process."""
         if step == self._step:
             self._left -= 1

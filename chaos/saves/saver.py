@@ -23,7 +23,7 @@ from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.checkpoints.folder import find_latest, set_aside
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy, save_best
 from apex.runs.folder import RunFolder
-from apex.runtime.atomic_files import UNINTERRUPTED, Steps
+from apex.runtime.atomic_files import Steps, uninterrupted
 from apex.types import Array, Progress, Schema, Segment, Stream, record_dtype
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
@@ -47,7 +47,7 @@ class Read(NamedTuple):
 class Saver:
     """A small run that saves everything that a run saves."""
 
-    def __init__(self, folder: RunFolder, memory: Path, steps: Steps = UNINTERRUPTED) -> None:
+    def __init__(self, folder: RunFolder, memory: Path, steps: Steps = uninterrupted) -> None:
         """Continues from the saves that exist, as a run does."""
         self._folder = folder
         self._steps = steps

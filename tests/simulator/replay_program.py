@@ -5,7 +5,7 @@ from errno import ENOSPC
 import numpy as np
 from support.builders import RUN, VECTORS
 from support.messages import make_heartbeat
-from support.steps import Crash, Each
+from support.steps import Crash
 
 from apex.errors import LostMemoryError, SnapshotError, UsageError
 from apex.replay_memory.open_store import open_store
@@ -33,7 +33,7 @@ class ReplayProgram(Program):
         super().__init__(world, f"{host}{shard}", **options)
         self.shard = shard
         self.path = world.folder / f"{self.name}.replay"
-        self.snapshots = SnapshotFolder(world.folder / f"{self.name}-snapshots", steps=Each(self.before_snapshot))
+        self.snapshots = SnapshotFolder(world.folder / f"{self.name}-snapshots", steps=self.before_snapshot)
         self.wishes = {"role": Role.REPLAY, "shard": shard, "num_streams": 0}
         self.incarnation = 0  # of the memory at `path`
         self.flipped = False  # whether a bit of the memory was flipped since the last start
@@ -80,14 +80,14 @@ class ReplayProgram(Program):
             self.flipped = False
             return self.end("a damaged memory was refused")
         world.ledger.note_open(self, store, newest, existed=existed, flipped=self.flipped)
-        store._steps = Each(self.before_insert)
+        store._before = self.before_insert
         self.store, self.incarnation, self.flipped = store, store.store_incarnation, False
         counters, limiter = SamplerCounters(1), RateLimiter(1, 0.0, 0.0, False)
         self.server = ReplayServer(store, CODEC, counters, limiter, shard=self.shard, clock=world.clock)
         self.reader = StoreReader(self.path, VECTORS)
         self.snapshotter = SnapshotWriter(
             self.path, VECTORS, self.snapshots, run_id=RUN, num_drawn=lambda: 0, file_bytes=1_500,
-            steps=Each(self.before_snapshot),
+            steps=self.before_snapshot,
         )  # fmt: skip
         self.repeat_at = 0.0
         world.note(f"{self.name} has store {self.incarnation} with {store.size} transitions")

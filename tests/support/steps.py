@@ -1,20 +1,11 @@
 """Interrupts the steps of writes and reads; see `apex.runtime.atomic_files.Steps`."""
 
-from apex.runtime.atomic_files import Steps
-
 
 class Crash(Exception):  # noqa: N818 - stands for the end of a process
     """Ends a write between two steps."""
 
 
-class Each(Steps):
-    """Calls `function` with the name of each step."""
-
-    def __init__(self, function):
-        self.before = function
-
-
-class CallAt(Steps):
+class CallAt:
     """Calls `function` before a step: from the `skip`-th time on that it comes, at most `times` times.
 
     `step` is "" for every step. `taken` lists the names of all steps so far.
@@ -28,7 +19,7 @@ class CallAt(Steps):
         self.calls = 0  # of the function
         self.taken = []
 
-    def before(self, step):
+    def __call__(self, step):
         self.taken.append(step)
         if self._step not in ("", step):
             return

@@ -13,7 +13,7 @@ from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.priority_weights import MAX_STORED_PRIORITY
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
-from apex.runtime.atomic_files import UNINTERRUPTED
+from apex.runtime.atomic_files import uninterrupted
 from apex.types import PriorityUpdate, Schema, Segment, Stream, record_dtype
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
@@ -29,12 +29,12 @@ def write_number(path, offset, number, kind="<q"):
         file.write(struct.pack(kind, number))
 
 
-def create(path: Path, *, store_incarnation=77, steps=UNINTERRUPTED, fill=None, **sizes):
+def create(path: Path, *, store_incarnation=77, steps=uninterrupted, fill=None, **sizes):
     settings = SETTINGS._replace(**sizes)
     return StoreWriter.create(path, SCHEMA, settings, store_incarnation=store_incarnation, fill=fill, steps=steps)
 
 
-def attach(path: Path, *, steps=UNINTERRUPTED, schema=SCHEMA, **sizes):
+def attach(path: Path, *, steps=uninterrupted, schema=SCHEMA, **sizes):
     return StoreWriter.attach(path, schema, SETTINGS._replace(**sizes), steps=steps)
 
 

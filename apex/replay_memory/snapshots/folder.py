@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apex.errors import SnapshotError
-from apex.runtime.atomic_files import UNINTERRUPTED, Steps
+from apex.runtime.atomic_files import Steps, uninterrupted
 from apex.runtime.sealed_folder import SealedFile, SealedFolder, naming
 
 FORMAT = 3  # format of all files; increases when older programs cannot read them
@@ -66,7 +66,7 @@ class SnapshotFolder:
     `steps` is called before each step.
     """
 
-    def __init__(self, path: Path, *, steps: Steps = UNINTERRUPTED) -> None:
+    def __init__(self, path: Path, *, steps: Steps = uninterrupted) -> None:
         self.path = path
         names = r"\d{9}(-\d{4,}\.segments|\.state|\.json)"
         self._folder = SealedFolder(path, FORMAT, SnapshotError, names=names, steps=steps)

@@ -20,7 +20,7 @@ from apex.frame_blob import as_words, measure_blobs
 from apex.replay_memory.snapshots.folder import Snapshot, SnapshotFile, SnapshotFolder
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import Store
-from apex.runtime.atomic_files import UNINTERRUPTED, Steps
+from apex.runtime.atomic_files import Steps, uninterrupted
 from apex.types import Array, Schema
 
 FILE_BYTES = 8 << 20  # approximate bytes of blobs per file, which are copied at once
@@ -53,7 +53,7 @@ class SnapshotWriter(Store):
         run_id: int,
         num_drawn: Callable[[], int],
         file_bytes: int = FILE_BYTES,
-        steps: Steps = UNINTERRUPTED,
+        steps: Steps = uninterrupted,
     ) -> None:
         """`num_drawn` returns the number of transitions that samplers have drawn."""
         super().__init__(open_file(path, schema, writable=False))
@@ -62,7 +62,7 @@ class SnapshotWriter(Store):
         self._run_id = run_id
         self._num_drawn = num_drawn
         self._file_bytes = file_bytes
-        self._steps = steps
+        self._before = steps
         self._segment_bytes = self._regions.records["segment"]
         self._words = as_words(self._regions.arena)
 
@@ -123,7 +123,7 @@ class SnapshotWriter(Store):
         """
         for _ in range(ROW_ATTEMPTS):
             commit = self.num_inserted
-            self._steps.before("copy rows")
+            self._before("copy rows")
             versions = self._regions.streams.copy()
             if self.num_inserted == commit:
                 held = np.where(versions["commit"] <= commit, versions["commit"], -1)
@@ -158,10 +158,10 @@ class SnapshotWriter(Store):
             keys = range(key, key + bisect_left(range(key, end_key), limit, key=self._byte))
             if self.first_key > key:
                 continue  # The search may have read overwritten records.
-            self._steps.before("copy")
+            self._before("copy")
             records = self._regions.records.take(np.arange(keys.start, keys.stop) % self.capacity)
             blobs = self._blobs(start, int(records["segment"][-1]))
-            self._steps.before("check")
+            self._before("check")
             live = self.first_key  # Read last: data that is live now was not overwritten before.
             if live < keys.stop:
                 return _cut(records, blobs, range(max(key, live), keys.stop), start)
@@ -183,7 +183,7 @@ class SnapshotWriter(Store):
         A weight that the writer is setting may be 0.
         """
         first_key = min(self.first_key, end_key)
-        self._steps.before("copy weights")
+        self._before("copy weights")
         weights = self._regions.tree.weights(np.arange(first_key, end_key) % self.capacity)
         live = min(self.first_key, end_key)
         return live, weights[live - first_key :]

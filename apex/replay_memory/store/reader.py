@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from apex.replay_memory.frames.located import LOCATED, Arena, CopiedFrames, Located
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import COMMIT, FIRST_BYTE, FIRST_KEY, Store
-from apex.runtime.atomic_files import UNINTERRUPTED, Steps
+from apex.runtime.atomic_files import Steps, uninterrupted
 from apex.types import Array, Schema, batch_record_dtype
 
 MAX_ATTEMPTS = 16  # draws of a batch until the writer has overwritten none of it
@@ -41,10 +41,10 @@ class StoreReader(Store):
     again.
     """
 
-    def __init__(self, path: Path, schema: Schema, *, steps: Steps = UNINTERRUPTED) -> None:
+    def __init__(self, path: Path, schema: Schema, *, steps: Steps = uninterrupted) -> None:
         """Raises UsageError unless there is a store for `schema` at `path`."""
         super().__init__(open_file(path, schema, writable=False))
-        self._steps = steps
+        self._before = steps
         self._batch_record = batch_record_dtype(schema)
         # The records viewed as rows of int64, because copying these is faster than copying records.
         self._rows = self._regions.records.view(np.int64).reshape(self.capacity, -1)
@@ -81,10 +81,10 @@ class StoreReader(Store):
         tree = self._regions.tree
         total = tree.total  # Read once: the writer changes it.
         targets = (np.arange(count) + rng.random(count)) * (total / count)
-        self._steps.before("find")
+        self._before("find")
         slots = tree.find(targets)
         weights = tree.weights(slots)
-        self._steps.before("copy records")
+        self._before("copy records")
         stored = self._rows.take(slots, axis=0).view(self._regions.records.dtype)[:, 0]
         # These records are complete.
         live = (weights > 0) & (stored["key"] < commit) & self._is_live(stored["key"], stored["segment"])
@@ -93,7 +93,7 @@ class StoreReader(Store):
         # fmax: the weight may have grown since `total` was read, and `total` may be 0.
         records["probability"] = weights / np.fmax(weights, total)
         located = Located(self._arena, self._locate(stored["segment"], first_frames, records))
-        self._steps.before("copy frames")
+        self._before("copy frames")
         return Draw(records, located, stored["segment"])
 
     def still_live(self, draw: Draw) -> NDArray[np.bool_]:
@@ -101,7 +101,7 @@ class StoreReader(Store):
 
         What the caller has read of a transition that is live now, records and frames, was not overwritten before.
         """
-        self._steps.before("check")
+        self._before("check")
         return self._is_live(draw.records["key"], draw.segments)
 
     def _is_live(self, keys: NDArray[np.int64], segments: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -17,7 +17,7 @@ from apex.replay_memory.store.integrity import require_sound, seal
 from apex.replay_memory.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, TORN, Regions, Store, StoreSettings
 from apex.replay_memory.store.location import beside, in_use
 from apex.replay_memory.store.priority_weights import PriorityWeights, count_refused
-from apex.runtime.atomic_files import UNINTERRUPTED, Steps
+from apex.runtime.atomic_files import Steps, uninterrupted
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
 from apex.types import Array, PriorityUpdate, Receipt, Schema, Segment, Stream
 
@@ -39,7 +39,7 @@ class StoreWriter(Store):
         self._path = path
         self._ownership = ownership
         self._priority_weights = weights
-        self._steps = steps
+        self._before = steps
         self._segment_bytes = regions.records["segment"]
         # Counts since this writer started:
         self.num_duplicates = 0  # segments
@@ -55,7 +55,7 @@ class StoreWriter(Store):
         *,
         store_incarnation: int,
         fill: Callable[[Regions], None] | None = None,
-        steps: Steps = UNINTERRUPTED,
+        steps: Steps = uninterrupted,
     ) -> Self:
         """Creates a store, empty or filled by `fill`. The file appears at `path` only when it is complete.
 
@@ -78,7 +78,7 @@ class StoreWriter(Store):
         return writer
 
     @classmethod
-    def attach(cls, path: Path, schema: Schema, settings: StoreSettings, *, steps: Steps = UNINTERRUPTED) -> Self:
+    def attach(cls, path: Path, schema: Schema, settings: StoreSettings, *, steps: Steps = uninterrupted) -> Self:
         """Attaches to the store that an earlier writer left at `path`, even after a crash.
 
         Raises UsageError if the store has other settings, and DamagedMemoryError if it is damaged.
@@ -181,28 +181,28 @@ class StoreWriter(Store):
         initial, final = segment.checksum or (0, zlib.crc32(blob, zlib.crc32(segment.records.tobytes())))
 
         cells[TORN] = True
-        self._steps.before("watermark")
+        self._before("watermark")
         cells[FIRST_KEY] = evicted.stop
         cells[FIRST_BYTE] = self._byte(evicted.stop) if evicted.stop < keys.start else start
-        self._steps.before("evict")
+        self._before("evict")
         for slots, part in self._slots(evicted):
             regions.tree.set_range(slots.start, np.zeros(part.stop - part.start))
-        self._steps.before("bytes")
+        self._before("bytes")
         cells[END_BYTE] = end
         position = start % regions.sizes.arena_bytes
         regions.arena[position : position + len(blob)] = blob
-        self._steps.before("records")
+        self._before("records")
         for slots, part in self._slots(keys):
             regions.records[slots] = records[part]
         regions.segment_checksums[keys.start % self.capacity] = initial ^ segment.version, final
-        self._steps.before("row")
+        self._before("row")
         place = segment.stream.actor_id, int(regions.streams["commit"][segment.stream.actor_id].argmin())
         regions.streams["commit"][place] = row.commit  # First: above COMMIT, so that a half-written row is not valid.
         regions.streams[place] = row
         regions.row_checksums[place] = regions.checksum_row(row)
-        self._steps.before("commit")
+        self._before("commit")
         cells[COMMIT] = row.commit
-        self._steps.before("leaves")
+        self._before("leaves")
         for slots, part in self._slots(keys):
             regions.tree.set_range(slots.start, weights[part])
         cells[TORN] = False

@@ -18,7 +18,7 @@ from apex.config import Config, from_saved, to_dict
 from apex.errors import CheckpointError
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST
 from apex.runs.checkpoints.tensor_file import decode, encode, pack, unpack
-from apex.runtime.atomic_files import UNINTERRUPTED, Steps
+from apex.runtime.atomic_files import Steps, uninterrupted
 from apex.runtime.sealed_folder import SealedFile, SealedFolder, naming
 from apex.types import Progress, Schema
 
@@ -55,14 +55,14 @@ class Manifest(NamedTuple):
     replay: list[ReplayPart]
 
 
-def sealed_folder(path: Path, steps: Steps = UNINTERRUPTED) -> SealedFolder:
+def sealed_folder(path: Path, steps: Steps = uninterrupted) -> SealedFolder:
     """Returns the folder of a checkpoint, or the folder of all checkpoints, as a `SealedFolder`."""
     names = r"learner(-\d+)?\.safetensors|manifest\.json|newest\.json"
     return SealedFolder(path, FORMAT, CheckpointError, names=names, steps=steps)
 
 
 def save_checkpoint(
-    folder: Path, state: LearnerState, replay: Sequence[ReplayPart] = (), *, steps: Steps = UNINTERRUPTED
+    folder: Path, state: LearnerState, replay: Sequence[ReplayPart] = (), *, steps: Steps = uninterrupted
 ) -> Path:
     """Writes a checkpoint below `folder` and flushes it to disk; replaces a checkpoint of the same update.
 
@@ -96,7 +96,7 @@ def load_with_manifest(path: Path) -> tuple[LearnerState, Manifest]:
         return _decode(data), manifest
 
 
-def note_newest(folder: Path, num_updates: int, steps: Steps = UNINTERRUPTED) -> None:
+def note_newest(folder: Path, num_updates: int, steps: Steps = uninterrupted) -> None:
     """Records in newest.json which checkpoint is the newest."""
     sealed_folder(folder, steps).seal(NEWEST, {"num_updates": num_updates})
 

@@ -17,7 +17,7 @@ from apex.runs.checkpoints.checkpoint import (
     verify,
 )
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST, checkpoint_paths, newest_update
-from apex.runtime.atomic_files import UNINTERRUPTED, Steps
+from apex.runtime.atomic_files import Steps, uninterrupted
 
 ASIDE = "damaged-"  # name prefix of a damaged checkpoint that was renamed
 
@@ -85,7 +85,7 @@ def set_aside(folder: Path, found: Found) -> None:
         note_newest(folder, found.state.num_updates)
 
 
-def prune(folder: Path, keep: int, *, steps: Steps = UNINTERRUPTED) -> None:
+def prune(folder: Path, keep: int, *, steps: Steps = uninterrupted) -> None:
     """Removes all but the `keep` newest checkpoints. If the newest is not intact, removes none. Policy files stay."""
     checkpoints = checkpoint_paths(folder)
     finished = [path for path in checkpoints if (path / MANIFEST).exists()]

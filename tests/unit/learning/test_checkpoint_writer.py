@@ -130,7 +130,6 @@ from functools import partial
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 import torch
-from support.steps import Each
 from support.trainers import SCHEMA, Tape, make_batch, make_trainer
 from apex.config import CheckpointConfig, Config, RunConfig
 from apex.learning.checkpoint_writer import CheckpointWriter
@@ -149,7 +148,7 @@ def train(folder, fatal_step):
 
     trainer = make_trainer(Tape(*map(make_batch, range(24))))
     run = RunFolder.create(config, SCHEMA, argv=[])
-    writer = CheckpointWriter(partial(save_run, run, steps=Each(count)))
+    writer = CheckpointWriter(partial(save_run, run, steps=count))
     while trainer.step(0.0):
         if trainer.num_updates % 8 == 0:
             writer.wait()

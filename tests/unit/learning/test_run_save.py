@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from support.steps import Each
 
 from apex.errors import DivergedError
 from apex.learning.run_save import is_finite, save_run
@@ -108,7 +107,7 @@ def test_full_disk_is_logged_at_each_save(tmp_path, caplog):
         raise OSError(28, "No space left on device")
 
     for _ in range(2):
-        assert save_run(run, make_state(saver), Progress(), steps=Each(full)) is None
+        assert save_run(run, make_state(saver), Progress(), steps=full) is None
     assert len(caplog.messages) == 2
     assert all("30" in message for message in caplog.messages)
     assert read_run(run.path) == before

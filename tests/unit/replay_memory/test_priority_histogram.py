@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from support.steps import Each
 from support.store_builders import create, make_segment, make_update
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -87,7 +86,7 @@ def test_histogram_is_kept_while_no_live_key_has_a_weight(path):
             looked.append(histogram[0].newest())
 
     histogram = []
-    writer = create(path, capacity=2, min_priority=1e-6, steps=Each(look))
+    writer = create(path, capacity=2, min_priority=1e-6, steps=look)
     writer.insert(make_segment(0, count=2, priority=1.05))
     histogram.append(PriorityHistogram(writer, clock=lambda: now[0]))
     before = histogram[0].newest()

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from support.steps import CallAt, Crash, Each
+from support.steps import CallAt, Crash
 from support.store_builders import (
     SCHEMA,
     SETTINGS,
@@ -33,7 +33,7 @@ from apex.replay_memory.snapshots.process import SnapshotProcess, take_snapshots
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.deduplication import InsertOutcome
-from apex.runtime.atomic_files import UNINTERRUPTED
+from apex.runtime.atomic_files import uninterrupted
 from apex.runtime.children import stop_children
 from apex.runtime.lifecycle import Stop
 from bench.snapshots import measure_snapshot
@@ -47,7 +47,7 @@ FOLDER_STEPS = [*FILE_STEPS, "flush the folder", "remove a file"]
 class Scene:
     """A store, its naive twin, and a folder of snapshots."""
 
-    def __init__(self, place, *, steps=UNINTERRUPTED, folder_steps=UNINTERRUPTED, **sizes):
+    def __init__(self, place, *, steps=uninterrupted, folder_steps=uninterrupted, **sizes):
         self.place, self.settings = place, SETTINGS._replace(**sizes)
         self.path, self.folder = place / "store", SnapshotFolder(place / "snapshots", steps=folder_steps)
         self.writer, self.naive = create(self.path, **sizes), NaiveStore(**self.settings._asdict())
@@ -178,7 +178,7 @@ def test_snapshot_is_right_if_the_writer_continues_at_any_step(place, step):
             scene.insert(2)
             contents.update(scene.naive.transitions)
 
-    source = scene.make_source(steps=Each(write))
+    source = scene.make_source(steps=write)
     for round_number in range(6):
         calls = iter(range(1_000))
         scene.insert(3)
@@ -235,7 +235,7 @@ def test_crash_at_any_step_leaves_the_new_or_the_old_snapshot(place, step, nth):
             if armed[0] < 0:
                 raise Crash
 
-    scene = Scene(place, folder_steps=Each(crash))
+    scene = Scene(place, folder_steps=crash)
     scene.insert(8)
     scene.source.take()
     scene.insert(2)
@@ -368,7 +368,7 @@ def test_full_disk_leaves_no_partial_snapshot(place):
         if full and name == full[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    scene = Scene(place, folder_steps=Each(pause))
+    scene = Scene(place, folder_steps=pause)
     scene.insert(6)
     scene.source.take()
     before = scene.files()

@@ -21,7 +21,7 @@ from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
-from apex.runtime.atomic_files import UNINTERRUPTED
+from apex.runtime.atomic_files import uninterrupted
 from apex.types import Segment, Stream, record_dtype
 
 FORK = multiprocessing.get_context("fork")
@@ -80,7 +80,7 @@ class SteppedDecoder(StackDecoder):
         self.sizes = []
 
     def decode_located(self, located, rows):
-        self.steps.before("decode")
+        self.steps("decode")
         self.sizes.append(len(rows))
         return super().decode_located(located, rows)
 
@@ -88,7 +88,7 @@ class SteppedDecoder(StackDecoder):
 class Slot:
     """A loader's slot that is filled from the store at `path`."""
 
-    def __init__(self, path, schema, batch_size=64, *, seed=4, steps=UNINTERRUPTED):
+    def __init__(self, path, schema, batch_size=64, *, seed=4, steps=uninterrupted):
         self.ring = BatchRing(schema, batch_size)
         settings = DrawSettings(0, 1, batch_size, 1_000, RateLimiter(1, 0.0, 0.0, inserts_wait=False))
         reader = StoreReader(path, schema, steps=steps)

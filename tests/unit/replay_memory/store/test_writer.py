@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.steps import Crash, Each, crash_at
+from support.steps import Crash, crash_at
 from support.store_builders import (
     MIN_PRIORITY,
     SETTINGS,
@@ -301,7 +301,7 @@ def test_transitions_overwritten_during_the_draw_are_drawn_again(path, step, cou
             paused.append(name)
             overwrite(writer, count)
 
-    sample = open_reader(path, steps=Each(pause)).sample(200, np.random.default_rng(0))
+    sample = open_reader(path, steps=pause).sample(200, np.random.default_rng(0))
     assert paused
     assert len(sample.records) == 200
     for key, entry in decode(sample).items():
@@ -324,7 +324,7 @@ def test_uncommitted_transitions_are_not_drawn(path):
     overwrite(writer, 2)
     writer.close()
     doomed = attach(path, capacity=10, steps=crash_at("commit"))
-    sample = open_reader(path, steps=Each(insert_all_but_the_commit)).sample(100, np.random.default_rng(0))
+    sample = open_reader(path, steps=insert_all_but_the_commit).sample(100, np.random.default_rng(0))
     assert crashed
     assert set(sample.records["key"].tolist()) == set(range(5, 10))
     doomed.close()
@@ -354,7 +354,7 @@ def test_reader_finds_only_intact_transitions_at_any_step_of_an_insert(path, ste
                 assert reader.num_inserted - 40 <= key < reader.num_inserted
             looked.append(sample is not None)
 
-    writer, contents = create(path, steps=Each(look)), {}
+    writer, contents = create(path, steps=look), {}
     reader = open_reader(path)
     for number in range(60):
         segment = make_segment(number)
@@ -370,7 +370,7 @@ def test_draw_gives_up_if_everything_is_overwritten(path):
             samples.append(reader.sample(10, np.random.default_rng(0), max_attempts=3))
 
     samples = []
-    writer = create(path, steps=Each(look), capacity=6)
+    writer = create(path, steps=look, capacity=6)
     reader = open_reader(path)
     writer.insert(make_segment(0, count=6))
     writer.insert(make_segment(1, count=6))
@@ -392,5 +392,5 @@ def test_probability_is_at_most_1_if_a_leaf_grows_after_reading_the_root(path):
             writer.update_priorities(make_update([0], [1000]))
 
     writer, _ = make_store(path, make_segment(0, count=1, priority=1))
-    sample = open_reader(path, steps=Each(grow)).sample(1, np.random.default_rng(0))
+    sample = open_reader(path, steps=grow).sample(1, np.random.default_rng(0))
     assert sample.records["probability"].tolist() == [1.0]
