@@ -79,10 +79,10 @@ def find_stores(folder: Path) -> list[Path]:
     return sorted({path.with_suffix(".replay") for path in files}, key=_last_start)
 
 
-def find_old_files(memory: Path = MEMORY) -> list[Path]:
+def find_old_files() -> list[Path]:
     """Returns unused files of this user that earlier versions of this package have left directly in tmpfs."""
     found = []
-    for path in memory.glob("apex-*"):
+    for path in MEMORY.glob("apex-*"):
         with suppress(OSError):  # It has just been removed.
             facts = path.lstat()
             own = path.suffix in OLD_SUFFIXES and stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
