@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from apex.config.addresses import REPLAY_SOCKETS
 from apex.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError
+from apex.facts import Waiting
 from apex.replay_memory.batch_drawer import DrawSettings
 from apex.replay_memory.open_store import open_store, reclaim, store_settings
 from apex.replay_memory.sampler import SamplerTask, run_sampler
@@ -22,19 +23,22 @@ from apex.replay_memory.server import ReplayServer
 from apex.replay_memory.snapshots.folder import SnapshotFolder, shard_folder
 from apex.replay_memory.snapshots.process import SnapshotProcess
 from apex.replay_memory.snapshots.writer import SnapshotWriter
-from apex.replay_memory.sockets import ReplaySockets
 from apex.replay_memory.store.location import memory_id, remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.children import check_children, start_child, stop_children
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
+from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
+from apex.transport.async_receiver import PULL, AsyncReceiver
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
+from apex.transport.endpoints import ReceiptPublisher, max_segment_bytes
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Welcome
 from apex.transport.messages.status import ReplayStatus
 from apex.transport.sockets import Context, InsecureBindWarning, local_address, open_context
-from apex.types import Role
+from apex.transport.timing import RECEIPT_SECONDS
+from apex.types import Receipt, Role
 
+LIMITER_SECONDS = 0.005  # seconds between two checks whether inserts may continue
 LOST_SNAPSHOT_SECONDS = 120.0  # maximum seconds for a snapshot after the file of the memory was removed
 
 log = logging.getLogger("apex")
@@ -140,6 +144,66 @@ def _join(welcome: Welcome, server: ReplayServer, context: Context, advertise: s
     session = Session(welcome, Role.REPLAY, stop, status, endpoints, server.shard)
     log.info("ready: %s", ", ".join(endpoints.values()))
     return session
+
+
+class ReplaySockets:
+    """The sockets for experience, priorities and receipts of one shard, with the tasks that serve them."""
+
+    def __init__(self, context: Context, welcome: Welcome, server: ReplayServer) -> None:
+        """Binds the sockets; raises AddressError if an address cannot be bound."""
+        config, schema = welcome.config, welcome.schema
+        self._server = server
+        self._inserts_wait = config.replay.inserts_wait
+        self._experience = AsyncReceiver(
+            context,
+            PULL,
+            config.transport.endpoint("experience", index=server.shard),
+            "experience",
+            high_water_mark=2 * config.actor.window * config.actor.num_actors + 8,
+            max_bytes=max_segment_bytes(schema, config.actor.segment_length),
+            may_pause=True,
+        )
+        self._priorities = AsyncReceiver(
+            context,
+            PULL,
+            config.transport.endpoint("priorities", index=server.shard),
+            "priorities",
+            high_water_mark=1_000,
+            max_bytes=12 * config.part_size + 1_024,
+        )
+        endpoint = config.transport.endpoint("receipts", index=server.shard)
+        self._receipts = ReceiptPublisher(context, endpoint, Codec(welcome.run_id, schema))
+
+    async def take_experience(self, stop: Stop, session: Session) -> None:
+        """Stores segments and publishes receipts; waits while the rate limiter does not allow inserts."""
+        wait = Wait("replay")
+        while not stop.poll():
+            messages = await self._experience.burst(POLL_SECONDS)
+            # If inserts may wait, stores one segment at a time, so that a wait does not delay receipts of stored ones.
+            step = 1 if self._inserts_wait else max(1, len(messages))
+            for first in range(0, len(messages), step):
+                while not self._server.check_limiter(inserts_wanted=session.inserts_wanted):
+                    if stop.poll():
+                        return
+                    wait.on(Waiting("samples"))
+                    await asyncio.sleep(LIMITER_SECONDS)
+                wait.over()
+                self._publish(self._server.insert(messages[first : first + step]))
+
+    async def take_priorities(self, stop: Stop) -> None:
+        """Applies new priorities until `stop`."""
+        while not stop.poll():
+            self._server.update_priorities(await self._priorities.burst(POLL_SECONDS))
+
+    async def repeat_receipts(self, stop: Stop) -> None:
+        """Publishes the receipts of all active streams every RECEIPT_SECONDS."""
+        while not stop.poll():
+            await asyncio.sleep(RECEIPT_SECONDS)
+            self._publish(self._server.receipts())
+
+    def _publish(self, receipts: list[Receipt]) -> None:
+        for receipt in receipts:
+            self._receipts.publish(receipt, self._server.shard)
 
 
 async def _watch(
