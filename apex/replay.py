@@ -38,22 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs `apex replay`: the composition root."""
     parser = Parser(prog="apex replay", description="Starts a replay server for the learner at HOST.")
     add_route_options(parser)
-    parser.add_argument(
-        "--shard", type=non_negative_int, default=0, metavar="I", help="number of this shard, from 0 (default: 0)"
-    )
-    parser.add_argument(
-        "--bind", default="", metavar="ADDRESS", help="address of this host to listen on (default: the learner decides)"
-    )
-    parser.add_argument(
-        "--advertise",
-        default="",
-        type=host,
-        metavar="HOST",
-        help="address at which other hosts reach this one (default: automatic)",
-    )
-    parser.add_argument(
-        "--snapshots", type=Path, metavar="DIR", help="folder to restore the memory from and save snapshots to"
-    )
+    add = parser.add_argument
+    add("--shard", type=non_negative_int, default=0, metavar="I", help="number of this shard, from 0 (default: 0)")
+    add("--bind", default="", metavar="ADDRESS", help="this host's address to listen on (default: the learner decides)")
+    reached = "address at which other hosts reach this one (default: automatic)"
+    add("--advertise", default="", type=host, metavar="HOST", help=reached)
+    add("--snapshots", type=Path, metavar="DIR", help="folder to restore the memory from and save snapshots to")
     arguments = parser.parse_args(argv)
     configure_logging(Role.REPLAY)
     route = find_route(arguments)

@@ -72,11 +72,8 @@ def add_route_options(parser: Parser) -> None:
     learner = "the learner's control address; default: the newest run in ./runs that is running on this host"
     parser.add_argument("--learner", metavar="HOST[:PORT]", help=learner)
     parser.add_argument("--keys", default="", metavar="DIR", help="folder with this role's keys (see apex keys --help)")
-    parser.add_argument(
-        "--insecure-no-auth",
-        action="store_true",
-        help="allow connections to other hosts without keys, encryption or authentication",
-    )
+    insecure = "allow connections to other hosts without keys, encryption or authentication"
+    parser.add_argument("--insecure-no-auth", action="store_true", help=insecure)
 
 
 def greet(

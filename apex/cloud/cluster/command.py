@@ -36,11 +36,8 @@ def _parser() -> Parser:
         description="Lists and resizes clusters on EC2 and shows their logs. Remove clusters with terraform destroy.",
     )
     where = Parser(add_help=False)
-    where.add_argument(
-        "--region",
-        metavar="REGION",
-        help="AWS region, such as us-east-1 (default: the one configured for the AWS tools)",
-    )
+    region = "AWS region, such as us-east-1 (default: the one configured for the AWS tools)"
+    where.add_argument("--region", metavar="REGION", help=region)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, about: str) -> Parser:
@@ -56,13 +53,8 @@ def _parser() -> Parser:
     command.add_argument("--follow", action="store_true", help="show new lines until Ctrl-C")
     command = add("resize", "set the number of actor hosts of a cluster")
     command.add_argument("name", metavar="NAME")
-    command.add_argument(
-        "--actors",
-        type=int,
-        required=True,
-        metavar="N",
-        help="number of actor hosts, 0 to actor_hosts in terraform.tfvars",
-    )
+    actors = "number of actor hosts, 0 to actor_hosts in terraform.tfvars"
+    command.add_argument("--actors", type=int, required=True, metavar="N", help=actors)
     return parser
 
 
