@@ -177,10 +177,11 @@ def find_missing(folder: RunFolder, found: Sequence[Restored]) -> Missing | None
     Compares with the last row of the curves, which counts the transitions until at most two seconds before the end of
     the run; without such a row, with the checkpoint.
     """
-    from apex.runs.metrics.writer import read_last_row  # Imported here because new runs do not need it.
+    from apex.runs.metrics.writer import MAX_ROW_BYTES, read_curve  # Imported here because new runs do not need it.
 
     learner, *parts = found
-    figures = read_last_row(folder.curves / "replay.jsonl").get("scalars", {})
+    rows = read_curve(folder.curves / "replay.jsonl", MAX_ROW_BYTES)
+    figures = rows[-1].get("scalars", {}) if rows else {}
     stored = int(figures.get("replay/num_inserted") or learner.size)
     held = int(figures.get("replay/size") or stored)
     missing = min(held, stored - sum(part.count for part in parts))

@@ -58,9 +58,8 @@ class RunHistory:
 
     def _read(self, role: str) -> list[dict[str, Any]]:
         """Reads the rows of a role. If a resumed run repeated steps, only their last rows are returned."""
-        path = self._run.curves / f"{role}.jsonl"
         rows: list[dict[str, Any]] = []
-        for row in read_curve(path) if path.exists() else []:
+        for row in read_curve(self._run.curves / f"{role}.jsonl"):
             if not {"steps", "time", "scalars"} <= set(row):
                 continue
             while rows and rows[-1]["steps"] > row["steps"]:

@@ -169,8 +169,7 @@ def _steps_until(folder: RunFolder, path: Path, num_updates: int) -> int | None:
     """Returns the environment steps of the policy, from its checkpoint or the curves; None if neither records them."""
     if path.is_dir():
         return read_manifest(path).progress.num_steps
-    curve = folder.curves / "learner.jsonl"
-    rows = read_curve(curve) if curve.exists() else []
+    rows = read_curve(folder.curves / "learner.jsonl")
     return next((row["steps"] for row in rows if row["scalars"].get("learner/updates", -1) >= num_updates), None)
 
 

@@ -127,25 +127,19 @@ class MetricsWriter:
         self._events.append(b"".join(parts))
 
 
-def read_curve(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a `curves/ROLE.jsonl` file; omits a line that is incomplete after a crash."""
+def read_curve(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
+    """Returns the rows of a `curves/ROLE.jsonl` file, [] without a file; omits a line that is incomplete after a crash.
+
+    `last_bytes`: returns only the rows that are whole in so many bytes at the end of the file; None: all rows.
+    """
     rows = []
-    for line in path.read_bytes().split(b"\n"):
-        with suppress(ValueError):
-            rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict)]
-
-
-def read_last_row(path: Path) -> dict[str, Any]:
-    """Returns the last whole row of a `curves/ROLE.jsonl` file without reading the others; {} if there is none."""
-    with suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_ROW_BYTES))
-        for line in reversed(file.read().split(b"\n")):
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        if last_bytes is not None:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
+        for line in file.read().split(b"\n"):
             with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    return row
-    return {}
+                rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def cut_curves(folder: Path, steps: int) -> int:
