@@ -245,5 +245,8 @@ def _seconds(goal: float, now: float | None, rate: float | None) -> float | None
 
 
 def _phase(status: RunStatus) -> str:
-    phase = PHASES[status.phase]
-    return f"{phase}: {describe_end(status.end)}" if status.end is not None else phase
+    phase, end = PHASES[status.phase], status.end
+    if end is None:
+        return phase
+    is_cut = status.phase == "finished" and not end.is_limit  # interrupted or failed, so not finished
+    return describe_end(end) if is_cut else f"{phase}: {describe_end(end)}"

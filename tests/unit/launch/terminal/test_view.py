@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from support.messages import as_json, make_row, make_run_status
 
-from apex.facts import EndReason, Part, Waiting
+from apex.facts import INTERRUPTED, EndReason, Part, Waiting
 from apex.launch.terminal.dashboard import MAX_SCORES, History, Note, plain_line, render, seconds_to_go
 from apex.launch.terminal.layout import RowLayout
 from apex.launch.terminal.view import PlainView, open_view, print_line, show_once
@@ -142,6 +142,7 @@ def test_the_dashboard_waits_for_the_learner_first():
         ({"roles": [role("actor")] * 100}, 0.0, "            and 92 more"),
         ({"roles": [role("actor")] * 100, "more_roles": 900}, 0.0, "            and 992 more"),
         ({"phase": "finishing", "end": EndReason("score", 475.0)}, 0.0, "phase       finishing: reached the score 475"),
+        ({"phase": "finished", "end": INTERRUPTED}, 0.0, "phase       interrupted "),
     ],
 )
 def test_silence_hosts_further_programs_and_the_end_are_shown(fields, silent, row):
