@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -126,14 +127,15 @@ def main(argv: Sequence[str]) -> int:
         finally:
             if sys.stderr.isatty() and games:
                 print("\r\033[K", end="", file=sys.stderr)
+    if games:
+        evaluation = _sum_up(player, options.seed, games, options.video)
+        _report(evaluation, player.environment)
+        if options.json:
+            print(json.dumps(asdict(evaluation), default=str))
     if len(games) < options.episodes:
-        print(f"apex evaluate: stopped after {len(games)} of {options.episodes} games", file=sys.stderr)
-        return FAILED
-    evaluation = _sum_up(player, options.seed, games, options.video)
-    _report(evaluation, player.environment)
-    if options.json:
-        print(json.dumps(asdict(evaluation), default=str))
-    return FINISHED
+        bias = "; short games are over-represented" if games else ""
+        print(f"apex evaluate: stopped after {len(games)} of {options.episodes} games{bias}", file=sys.stderr)
+    return FINISHED if len(games) == options.episodes or stop.signum == signal.SIGINT else FAILED
 
 
 def _make_parser() -> Parser:

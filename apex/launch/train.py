@@ -7,7 +7,7 @@ from typing import TextIO
 from apex.command_line import parse_config
 from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
-from apex.errors import FAILED, FINISHED, require
+from apex.errors import FINISHED, require
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
 from apex.launch.local import run_locally
 from apex.launch.preflight.fit import require_announced_ports, require_head
@@ -16,7 +16,7 @@ from apex.launch.resume import ACCEPT, OPTION, reopen, resume_parser
 from apex.launch.start import RunOutcome, Start
 from apex.launch.summary import summary
 from apex.launch.terminal.view import print_line
-from apex.runtime.lifecycle import Stop, reports_errors, stop_on_signals
+from apex.runtime.lifecycle import KILLED_BY_CTRL_C, Stop, reports_errors, stop_on_signals
 from apex.runtime.trust import remember
 from apex.runtime.watchdog import take_notifier
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return show(execute(read_start(arguments, stop), stop))
     except KeyboardInterrupt:
         print_line("apex train: interrupted again while stopping; every program was killed", sys.stderr)
-        return FAILED
+        return KILLED_BY_CTRL_C
 
 
 def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:

@@ -16,14 +16,15 @@ from typing import NoReturn, ParamSpec
 
 from msgspec.structs import replace
 
-from apex.errors import REFUSED, ApexError
+from apex.errors import FINISHED, REFUSED, ApexError
 from apex.facts import Waiting
 
-KILLED_BY_CTRL_C = 130  # exit status, as in a shell
+KILLED_BY_CTRL_C = 130  # exit status after SIGINT, as in a shell
 POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second after a stop request.
 EXPLAIN_SECONDS = 10.0  # A longer wait is logged with its reason.
 
 log = logging.getLogger("apex")
+_interrupted = False  # whether SIGINT was received since the `main` of this process's program began
 
 P = ParamSpec("P")
 
@@ -77,6 +78,8 @@ def stop_on_signals(on_tick: Callable[[], None] = lambda: None) -> Iterator[Stop
 
     def handle(signum: int, frame: FrameType | None) -> None:
         nonlocal asked
+        global _interrupted
+        _interrupted = _interrupted or signum == signal.SIGINT
         if asked and signum == signal.SIGINT:
             raise KeyboardInterrupt("interrupted twice")
         asked, stop.signum = True, stop.signum or signum
@@ -165,23 +168,26 @@ def complain(sentence: str) -> None:
 def reports_errors(program: str, *, logs_failures: bool = False) -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Decorates the `main` of `program`: prints an ApexError as one sentence and returns the error's exit status.
 
-    With `logs_failures`, errors that are not caused by the user's input are logged instead. A KeyboardInterrupt (a
-    second Ctrl-C) becomes status 130.
+    With `logs_failures`, errors that are not caused by the user's input are logged instead. After Ctrl-C, status 0
+    becomes 130, and so does a KeyboardInterrupt (a second Ctrl-C).
     """
 
     def decorate(main: Callable[P, int]) -> Callable[P, int]:
         @wraps(main)
         def reporting(*args: P.args, **kwargs: P.kwargs) -> int:
+            global _interrupted
+            _interrupted = False
             try:
-                return main(*args, **kwargs)
+                status = main(*args, **kwargs)
             except ApexError as error:
                 if logs_failures and error.exit_status != REFUSED:
                     log.error("%s", error)
                 else:
                     complain(f"{program}: {error}")
-                return error.exit_status
+                status = error.exit_status
             except KeyboardInterrupt:
                 return KILLED_BY_CTRL_C
+            return KILLED_BY_CTRL_C if _interrupted and status == FINISHED else status
 
         return reporting
 

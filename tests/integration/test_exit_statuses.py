@@ -1,6 +1,7 @@
 """Programs end with the exit statuses of docs/protocol.md."""
 
 import dataclasses
+import signal
 import subprocess
 import sys
 
@@ -91,12 +92,13 @@ def test_the_status_is_0_if_the_run_is_over(learners):
     assert finish(learner, start(learner))[0] == 0
 
 
-def test_the_status_is_0_after_sigterm(learners):
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)])
+def test_the_status_after_a_signal_is_0_and_after_ctrl_c_130(learners, signum, status):
     learner = learners(welcome(), StateAnswer(stop=False))
     process = start(learner)
     until(lambda: learner.serve() or learner.beats, "heartbeat")
-    process.terminate()
-    assert finish(learner, process)[0] == 0
+    process.send_signal(signum)
+    assert finish(learner, process)[0] == status
 
 
 def test_the_status_is_1_if_a_worker_fails(learners):

@@ -1,11 +1,15 @@
 """Tests of `apex evaluate` and `apex.evaluate`: full games, which policy plays, refused arguments, videos."""
 
 import json
+import os
+import signal
 from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from support.environments import Counter, here
 from support.films import read_mp4
 from support.policy_runs import CARTPOLE, NETWORK, make_run
 
@@ -152,6 +156,30 @@ def test_damaged_last_checkpoint_is_skipped(tmp_path, capsys):
     run = make_run(tmp_path, last=[80, 90])
     (run.checkpoints / "000000090" / "learner.safetensors").write_bytes(b"")
     assert evaluate(capsys, run.path, "--episodes", 1)["updates"] == 80
+
+
+class Interrupting(Counter):
+    """Sends a signal to its process at the beginning of its third episode."""
+
+    observation_space = spaces.Box(0, 9, (2,), np.float64)
+    action_space = spaces.Discrete(1, start=2)
+    signum = signal.SIGINT
+
+    def reset(self, **options):
+        answer = super().reset(**options)
+        if self.episode == 3:
+            os.kill(os.getpid(), self.signum)
+        return answer
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])
+def test_stopped_evaluation_reports_the_games_played(capsys, monkeypatch, signum, status):
+    monkeypatch.setattr(Interrupting, "signum", signum)
+    assert main(["--random", "--env", here(Interrupting), "--envs", "1", "--episodes", "9", "--json"]) == status
+    out, err = capsys.readouterr()
+    result = json.loads(out.splitlines()[-1])
+    assert (result["episodes"], result["scores"]) == (2, [6.0, 6.0])
+    assert "2 of 9 games" in err
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+from apex.errors import StoppedError
 from apex.facts import Waiting
-from apex.runtime.lifecycle import Helper, Stop, Wait, stop_on_signals
+from apex.runtime.lifecycle import Helper, Stop, Wait, reports_errors, stop_on_signals
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -22,6 +23,24 @@ def test_the_first_signal_asks_and_a_person_who_repeats_it_insists(signum):
         with pytest.raises(KeyboardInterrupt, match="twice"):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signum) is before
+
+
+@pytest.mark.parametrize("ending", [0, StoppedError("before the run began"), 1, 75])
+@pytest.mark.parametrize(("signum", "finished"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
+def test_a_program_that_finishes_after_ctrl_c_has_status_130(signum, finished, ending):
+    @reports_errors("apex")
+    def main(*signals):
+        with stop_on_signals() as stop:
+            for number in signals:
+                os.kill(os.getpid(), number)
+            assert stop.poll() == bool(signals)
+        if isinstance(ending, StoppedError):
+            raise ending
+        return ending
+
+    status = ending if isinstance(ending, int) else 0
+    assert main(signum) == (status or finished)
+    assert main() == status  # An earlier Ctrl-C in this process does not count.
 
 
 @pytest.mark.parametrize(("before", "asks"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])

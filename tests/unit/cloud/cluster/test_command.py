@@ -207,7 +207,7 @@ def test_following_a_log_ends_with_ctrl_c(capsys):
             return super()._events(**arguments)
 
     logs = Growing(learner=[])
-    assert main(["tail", "pong", "--follow"], open_aws=lambda region: logs, follow_seconds=0.0) == 0
+    assert main(["tail", "pong", "--follow"], open_aws=lambda region: logs, follow_seconds=0.0) == 130
     # One line when the learner's log is first read, four more by the second time, and one after Ctrl-C.
     assert len(capsys.readouterr().out.splitlines()) == 1 + 4 + 1
     assert len(logs.asked) == 12
