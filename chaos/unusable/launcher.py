@@ -7,11 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from unittest.mock import patch
 
-from apex.config import EnvironmentConfig
-from apex.environments.factory import describe
-from apex.launch import local
+from apex.config import Config
+from apex.environments.inspection import Inspector
 from apex.launch.train import execute, read_start, show
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.supervisor import Program
@@ -22,13 +20,17 @@ from apex.types import Schema
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root; arguments: kinds and share of the damage, then the options of `apex train`."""
     kinds, share, *rest = sys.argv[1:] if argv is None else argv
-    start = replace(read_start(rest), edit_programs=partial(_spoil, kinds, share))
-    with stop_on_signals() as stop, patch.object(local, "describe", _describe):
+    start = replace(read_start(rest), edit_programs=partial(_spoil, kinds, share), inspector=CompressingInspector())
+    with stop_on_signals() as stop:
         return show(execute(start, stop))
 
 
-def _describe(config: EnvironmentConfig, n_step: int, report: Callable[[str], None]) -> Schema:
-    return replace(describe(config, n_step, report), codec="lz4")
+class CompressingInspector(Inspector):
+    """Reports that frames of vectors are compressed."""
+
+    def schema(self, config: Config, report: Callable[[str], None] = print) -> Schema:
+        """See `Inspector.schema`."""
+        return replace(super().schema(config, report), codec="lz4")
 
 
 def _spoil(kinds: str, share: str, programs: list[Program]) -> list[Program]:
