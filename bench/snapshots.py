@@ -73,7 +73,7 @@ def measure_snapshot(
             for _ in range(num_transitions // SEGMENT // 20):
                 insert()
             asked = time.monotonic()
-            taken = snapshot_process.take_last(60.0)
+            taken = not snapshot_process.take_last(60.0)
             again = time.monotonic() - asked
         finally:
             stop_children(children)

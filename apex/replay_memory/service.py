@@ -89,8 +89,8 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
             log.info("keeping the memory in %s for the run's next replay server", path)
             return FINISHED
         store.close()
-        if snapshot_process is not None and not snapshot_process.take_last():
-            log.warning("the last snapshot took too long; keeping the memory in %s until the run is resumed", path)
+        if snapshot_process is not None and (cause := snapshot_process.take_last()):
+            log.warning("no last snapshot (%s); keeping the memory in %s until the run is resumed", cause, path)
             return FINISHED
         remove(path)
         return FINISHED
@@ -120,7 +120,7 @@ def _left_in_order(store: StoreWriter, path: Path, snapshots: SnapshotProcess | 
     try:
         yield
     except LostMemoryError:
-        if snapshots is not None and snapshots.take_last(LOST_SNAPSHOT_SECONDS):
+        if snapshots is not None and not snapshots.take_last(LOST_SNAPSHOT_SECONDS):
             log.warning("saved all stored transitions in a snapshot; the next replay server restores it")
         else:
             log.error("no snapshot contains the newest transitions; the next replay server starts without them")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from apex.errors import UsageError
+from apex.errors import UsageError, describe_exception
 from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.runtime.children import start_child
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
@@ -27,13 +27,13 @@ class SnapshotProcess:
         self.process = start_child("snapshots", take_snapshots, snapshotter, period_seconds, end)
         end.close()
 
-    def take_last(self, seconds: float = LAST_SNAPSHOT_SECONDS) -> bool:
-        """Requests a snapshot of the present content; returns whether it was taken within `seconds`."""
+    def take_last(self, seconds: float = LAST_SNAPSHOT_SECONDS) -> str:
+        """Requests a snapshot of the present content; returns why it was not taken within `seconds`, "" if it was."""
         try:
             self._pipe.send_bytes(b"take")
-            return self._pipe.poll(seconds) and self._pipe.recv_bytes() == b"taken"
-        except (EOFError, OSError):  # The process has ended.
-            return False
+            return self._pipe.recv_bytes().decode() if self._pipe.poll(seconds) else f"not taken within {seconds:g} s"
+        except (EOFError, OSError):
+            return "the snapshot process has ended"
 
 
 def take_snapshots(
@@ -45,8 +45,8 @@ def take_snapshots(
 ) -> None:
     """Runs the snapshot process: takes a snapshot every `period_seconds` and on each request.
 
-    Any message on `pipe` is a request; the answer is b"taken" or b"failed". The process sleeps after each file that it
-    has written; a request ends this sleep. A full disk does not end the process.
+    Any message on `pipe` is a request; the answer is the error, b"" if there was none. The process sleeps after each
+    file that it has written; a request ends this sleep. A full disk does not end the process.
     """
     os.nice(NICENESS)
     source = snapshotter()
@@ -57,13 +57,15 @@ def take_snapshots(
             pipe.recv_bytes()
         elif time.monotonic() < take_at:
             continue
-        taken = _take(source, pipe, stop, poll_seconds)
+        error = _take(source, pipe, stop, poll_seconds)
         take_at = time.monotonic() + period_seconds
         if asked:
-            pipe.send_bytes(b"taken" if taken else b"failed")
+            pipe.send_bytes(error.encode())
 
 
-def _take(source: SnapshotWriter, pipe: Connection, stop: Stop, poll_seconds: float) -> bool:
+def _take(source: SnapshotWriter, pipe: Connection, stop: Stop, poll_seconds: float) -> str:
+    """Takes a snapshot; returns the error, "" if there was none."""
+
     def rest(seconds: float) -> None:
         until = time.monotonic() + REST * seconds  # May be many seconds away: the loop polls.
         while not stop.poll() and not pipe.poll(max(0.0, min(poll_seconds, until - time.monotonic()))):
@@ -75,7 +77,7 @@ def _take(source: SnapshotWriter, pipe: Connection, stop: Stop, poll_seconds: fl
         snapshot = source.take(rest)
     except (OSError, UsageError) as error:
         log.error("cannot save a snapshot of the replay memory: %s", error)
-        return False
+        return describe_exception(error)
     if snapshot is not None:
         log.info("snapshot %d: %d transitions, %.1f s", snapshot.number, snapshot.size, time.monotonic() - began)
-    return True
+    return ""
