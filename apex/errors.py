@@ -24,10 +24,16 @@ Errors that a caller always handles (a message that breaks the protocol, a frame
 plain ValueErrors and RuntimeErrors, defined beside the code that raises them.
 """
 
+import os
+import sysconfig
+import traceback
 from pathlib import Path
 
 FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again
 HOPELESS = 3  # exit status of a role that failed and that a restart does not help; the run ends with FAILED
+
+# Beginnings of the file names of code that is not the user's; "<" is that of code without a file.
+_NOT_OWN = ("<", *(f"{path}/" for path in (Path(__file__).parent, *map(sysconfig.get_path, ("stdlib", "purelib")))))
 
 
 class ApexError(Exception):
@@ -134,11 +140,18 @@ class AwsError(ApexError, RuntimeError):
 
 
 def describe_exception(error: BaseException) -> str:
-    """Returns the type and the text of an exception of the user's code, whose `__str__` may itself raise."""
+    """Returns the type and the text of an exception, whose `__str__` may itself raise, and the line of the user's code.
+
+    The line is the innermost one that belongs neither to this package nor to an installed one.
+    """
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = frame.f_code.co_filename
+        where = where if path.startswith(_NOT_OWN) else f" ({os.path.basename(path)}, line {line})"
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}{where}"
     except Exception:
-        return f"{type(error).__name__} (its text cannot be read)"
+        return f"{type(error).__name__} (its text cannot be read){where}"
 
 
 def require(condition: bool, problem: str, error: type[UsageError] = UsageError, *, remedy: str = "") -> None:

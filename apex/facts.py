@@ -54,7 +54,7 @@ class EndReason(Record, frozen=True):
 
 INTERRUPTED = EndReason("interrupted")
 
-FailureKind = Literal["exit", "signal", "stuck", "refused", "error"]
+FailureKind = Literal["exit", "signal", "stuck", "refused", "error", "no_steps", "unsaved"]
 
 
 class Failure(Record, frozen=True, kw_only=True):
@@ -62,7 +62,8 @@ class Failure(Record, frozen=True, kw_only=True):
 
     role: str
     kind: FailureKind
-    value: float = 0.0  # exit: the status; signal: its number; stuck: seconds without a heartbeat
+    # exit: the status; signal: its number; stuck: seconds without a heartbeat; unsaved: update of the newest checkpoint
+    value: float = 0.0
     times: int = 1  # how often the program has ended
     detail: str = ""  # the last line of its log, or the text of the exception
     log: str = ""  # path of its log

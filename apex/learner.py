@@ -54,7 +54,9 @@ def open_run(arguments: list[str], inspector: Inspector) -> RunFolder:
     )
     remember(require_trust(config))
     schema = inspector.schema(config)
-    return RunFolder.create(size_to_machine(config, read_machine(), schema).config, schema, argv=arguments)
+    config = size_to_machine(config, read_machine(), schema).config
+    inspector.try_algorithm(config, schema)
+    return RunFolder.create(config, schema, argv=arguments)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,11 @@ def describe_failure(failure: Failure) -> str:
         return f"{unit}{failure.detail}{log}"
     if failure.kind == "refused":
         return f"{unit}{failure.role} refused to run{detail}{log}"
+    if failure.kind == "no_steps":
+        return f"{unit}no actor has made a step{log}"
+    if failure.kind == "unsaved":
+        newest = f"the newest one is of update {failure.value:,.0f}" if failure.value else "the run has no checkpoint"
+        return f"{unit}the last checkpoint was not written: {newest}{log}"
     times = {1: "once", 2: "twice"}.get(failure.times, f"{failure.times} times")
     return f"{unit}{failure.role} {_describe_exit(failure)} {times}{detail}{log}"
 

@@ -30,7 +30,12 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
             f"are {KINDS[is_continuous]}",
             remedy="leave --algorithm out",
         )
+    is_image = len(schema.frame_shape) == 2
     if name == "dpg":
+        problem = "dpg.normalize_observations works only for vectors, but these observations are images"
+        require(not (is_image and config.dpg.normalize_observations), problem, remedy="set it to false")
+        problem = "the built-in network for continuous actions takes vectors, but these observations are images"
+        require(not is_image or bool(config.network.factory), problem, remedy="set network.factory to a custom network")
         values, defaults = flatten(config), flatten(Config())
         for setting in ("learner.bfloat16", "actor.bfloat16"):
             problem = f"{setting} is 'on', but DPG uses float32 only"
@@ -40,7 +45,7 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
             require(values[setting] == defaults[setting], problem, remedy="leave it out")
     shift = config.learner.random_shift
     require(
-        not shift or len(schema.frame_shape) == 2,
+        not shift or is_image,
         f"learner.random_shift {shift} is for images, but {config.environment.id} has none",
         remedy="use 0",
     )

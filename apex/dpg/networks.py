@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from apex.algorithms.custom_network import CustomNetwork, seeded
 from apex.config import DpgConfig
-from apex.errors import require
 from apex.types import Schema
 
 OUTPUT_WEIGHT = 3e-3  # largest initial weight of the policy's last layer: actions start near 0 [Lillicrap et al. 2016]
@@ -142,15 +141,10 @@ def make_network(config: DpgConfig, factory: str, schema: Schema, *, seed: int) 
     torch's global random state does not change.
     """
     with seeded(seed):
-        is_vector = schema.frame_dtype == "float32"
-        problem = "dpg.normalize_observations works only for vectors, but these observations are images"
-        require(is_vector or not config.normalize_observations, problem, remedy="set it to false")
         normalizer = Normalizer(schema.observation_shape) if config.normalize_observations else None
         if factory:
             policy, critics = _make_custom(factory, schema)
         else:
-            problem = "the built-in network for continuous actions takes vectors, but these observations are images"
-            require(is_vector, problem, remedy="set network.factory to a custom network")
             inputs = prod(schema.observation_shape)
             policy, critics = Policy(inputs, schema.action_size, config), Critics(inputs, schema.action_size, config)
         return ActorCritic(policy, critics, normalizer)

@@ -18,7 +18,6 @@ from ale_py.env import AtariEnv
 from apex.config import EnvironmentConfig
 from apex.config.presets import EnvironmentKind
 from apex.environments.action_form import ActionForm, read_actions
-from apex.environments.answers import has_mask
 from apex.environments.atari import AtariEnvironment, action_names
 from apex.environments.foreign import environment_modules
 from apex.environments.interface import VectorEnvironment
@@ -35,11 +34,17 @@ gymnasium.register_envs(ale_py)  # Importing ale_py has registered its games; th
 log = logging.getLogger("apex")
 
 
-def describe(config: EnvironmentConfig, n_step: int, report: Callable[[str], None] = lambda change: None) -> Schema:
+def describe(
+    config: EnvironmentConfig,
+    n_step: int,
+    report: Callable[[str], None] = lambda change: None,
+    play: Callable[[VectorEnvironment, Schema], None] = lambda games, schema: None,
+) -> Schema:
     """Returns the schema of this environment's transitions; raises UsageError if the environment cannot be used.
 
     Creates at most one environment, resets it to find out whether it has action masks, and closes it. Leaves no thread
-    behind. `report` is called with one sentence if the environment's images are converted for the agent.
+    behind. `report` is called with one sentence if the environment's images are converted for the agent. `play` can
+    step the environment, unless it is an Atari game; a fault in its steps raises UsageError, too.
     """
     game = _atari_game(config)
     if game is not None:
@@ -52,24 +57,23 @@ def describe(config: EnvironmentConfig, n_step: int, report: Callable[[str], Non
             codec="lz4",
         )
     with _one(config) as env:
+        games = SyncVectorEnvironment(config, lambda i: env, [0], is_trial=True)
+        games.reset()
         form, actions = read_observations(env, config), read_actions(env, config)
-        try:
-            masked = actions.num_actions > 0 and has_mask(env.reset(seed=0)[1])
-        except Exception as error:
-            problem = f"environment.id {config.id!r} cannot be reset: {describe_exception(error)}"
-            raise UsageError(problem) from error
+        schema = Schema(
+            frame_shape=form.shape,
+            frame_dtype=form.dtype,
+            stack=form.stack,
+            num_actions=actions.num_actions,
+            n_step=n_step,
+            codec="lz4" if form.dtype == "uint8" else "raw",
+            action_size=actions.size,
+            masked=games.action_mask is not None,
+        )
+        play(games, schema)
     if form.change:
         report(f"{config.id}: {form.change}")
-    return Schema(
-        frame_shape=form.shape,
-        frame_dtype=form.dtype,
-        stack=form.stack,
-        num_actions=actions.num_actions,
-        n_step=n_step,
-        codec="lz4" if form.dtype == "uint8" else "raw",
-        action_size=actions.size,
-        masked=masked,
-    )
+    return schema
 
 
 def kind(config: EnvironmentConfig, schema: Schema | None = None) -> EnvironmentKind:

@@ -3,7 +3,7 @@
 import logging
 
 from apex.environments.answers import BadAnswerError
-from apex.errors import EnvironmentFailure, describe_exception
+from apex.errors import EnvironmentFailure, UsageError, describe_exception
 
 MAX_FAULTS = 10  # highest tolerated level of FaultBudget; a fault beyond it ends the process
 FORGIVEN_STEPS = 1_000  # environment steps in which the level of FaultBudget falls by one fault
@@ -14,12 +14,13 @@ log = logging.getLogger("apex")
 class FaultBudget:
     """A leaky bucket: each fault adds 1, each step removes a little. Steps are reproducible, but seconds are not."""
 
-    def __init__(self, name: str, num_envs: int) -> None:
-        """`name`: the id of the environment, as the user wrote it."""
+    def __init__(self, name: str, num_envs: int, *, is_trial: bool = False) -> None:
+        """`name`: the id of the environment, as the user wrote it. `is_trial`: no fault is tolerated."""
         self.num_faults = 0
         self.faults = [0] * num_envs  # number of faults of each environment
         self._name = name
         self._num_envs = num_envs
+        self._is_trial = is_trial
         self._num_steps = 0
         self._level = 0.0
         self._first = ""  # description of the first fault since the bucket was empty
@@ -30,7 +31,13 @@ class FaultBudget:
         self._level = max(0.0, self._level - self._num_envs / FORGIVEN_STEPS)
 
     def record(self, i: int, error: BaseException, where: str = "") -> None:
-        """Records and logs a fault of environment i; raises EnvironmentFailure if the level exceeds MAX_FAULTS."""
+        """Records and logs a fault of environment i; raises EnvironmentFailure if the level exceeds MAX_FAULTS.
+
+        In a trial, raises UsageError.
+        """
+        if self._is_trial:
+            problem = f"environment.id {self._name!r} {self._describe(error, where)}"
+            raise UsageError(problem, "repair the environment, or declare the space that it uses") from error
         failure = self.failure(i, error, where)
         if self._level == 0:
             self._first = failure.problem
@@ -46,7 +53,9 @@ class FaultBudget:
 
     def failure(self, i: int, error: BaseException, where: str = "") -> EnvironmentFailure:
         """Returns an EnvironmentFailure that describes the fault."""
-        fault = str(error) if isinstance(error, BadAnswerError) else f"raised {describe_exception(error)}"
-        fault += f" ({where})" if where else ""
         subject = f"{self._name}: environment {i} of {self._num_envs}"
-        return EnvironmentFailure(f"{subject} {fault}, at step {self._num_steps}")
+        return EnvironmentFailure(f"{subject} {self._describe(error, where)}")
+
+    def _describe(self, error: BaseException, where: str) -> str:
+        fault = str(error) if isinstance(error, BadAnswerError) else f"raised {describe_exception(error)}"
+        return f"{fault}{f' ({where})' if where else ''}, at step {self._num_steps}"

@@ -5,9 +5,11 @@ from gymnasium.envs.registration import parse_env_id
 
 from apex.config import Config
 from apex.environments.mujoco import DM_CONTROL
+from apex.errors import ConfigError, require
 from apex.runtime.trust import allow, package_of, require_trusted
 
 TRUSTED = ("gymnasium", "ale_py")  # packages whose registered environments every file and every learner may name
+SCRIPT = "__main__"  # module of the code that a notebook cell or a script defines; each process has another one
 
 
 def environment_modules(name: str) -> list[str]:
@@ -34,11 +36,18 @@ def require_trust(config: Config, *, given: bool = False) -> list[str]:
     """Returns the modules that a configuration names. Raises UsageError unless the user trusts all. Imports nothing.
 
     `given`: the user of this process, or a learner whose key the user has, has given the names, so they are trusted.
+    Names of `__main__` are always refused, because the other programs of a run have another `__main__`.
     """
     names = [("environment.id", config.environment.id, module) for module in environment_modules(config.environment.id)]
     others = (("network.factory", config.network.factory), ("algorithm", config.algorithm))
     names += [(setting, value, value.partition(":")[0]) for setting, value in others if ":" in value]
+    spec = gymnasium.registry.get(config.environment.id)
+    if getattr(spec and spec.entry_point, "__module__", "") == SCRIPT:
+        names.append(("environment.id", config.environment.id, SCRIPT))
     for setting, value, module in names:
+        problem = f"{setting} {value!r}: the programs of a run cannot import what a notebook cell or a script defines"
+        remedy = "save it as a module (in a notebook: %%writefile my_env.py), and give my_env:NAME"
+        require(module != SCRIPT, problem, ConfigError, remedy=remedy)
         if given:
             allow(module)
         else:

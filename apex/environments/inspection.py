@@ -1,60 +1,117 @@
-"""Describes the environment of a run in a child process, so that its code can neither block nor outlive the launcher.
+"""Tries the user's code before a run: in child processes, so that it can neither block nor outlive the launcher.
 
-The child is forked: it trusts the same modules as its parent, and needs no second start of Python.
+A child is forked: it trusts the same modules as its parent, and needs no second start of Python.
 """
 
 import faulthandler
 import json
+import logging
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from apex.config import Config, EnvironmentConfig
+from apex.config.algorithm_choice import choose_algorithm
 from apex.environments.factory import atari_game, describe
+from apex.environments.interface import VectorEnvironment
 from apex.errors import ChildDiedError, StoppedError, UsageError
 from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import Stop
-from apex.types import Schema
+from apex.types import Array, Schema
+
+MIN_STEPS, MAX_STEPS = 10, 256  # steps for which an environment is tried: one for each discrete action, within these
+SMALL_IMAGE = 40  # pixels; a smaller image may not fit the built-in network
+PLAY_SECONDS = 1.0  # No step begins later. One step is always played.
+
+log = logging.getLogger("apex")
 
 
 class Inspector:
-    """Describes environments, each once. Serves one start of a run: until the next, a user may change the code."""
+    """Tries each environment once. Serves one start of a run: until the next, a user may change the code."""
 
     def __init__(self, stop: Stop | None = None) -> None:
         self._stop = stop or Stop()
         self._found: dict[str, dict[str, Any]] = {}
 
     def schema(self, config: Config, report: Callable[[str], None] = lambda change: None) -> Schema:
-        """Returns `factory.describe` of the environment; raises UsageError also after `run.stuck_seconds`.
+        """Returns `factory.describe` of the environment, which is also stepped, unless it is an Atari game.
 
-        Raises StoppedError if a stop is requested meanwhile.
+        Raises UsageError if a step fails, and also after `run.stuck_seconds`; StoppedError if a stop is requested.
         """
         environment, n_step = config.environment, config.actor.n_step
         if atari_game(environment.id) is not None:  # ALE starts neither threads nor processes for this.
             return describe(environment, n_step, report)
         key = json.dumps([environment.id, environment.args, environment.image_size, environment.frame_stack])
         if key not in self._found:
-            self._found[key] = self._ask_child(environment, config.run.stuck_seconds)
+            subject = f"environment.id {environment.id!r}"
+            self._found[key] = self._ask_child(subject, partial(_describe, environment), config)
         for change in self._found[key]["changes"]:
             report(change)
         return replace(Schema.from_dict(self._found[key]["schema"]), n_step=n_step)
 
-    def _ask_child(self, config: EnvironmentConfig, seconds: float) -> dict[str, Any]:
-        name = f"environment {config.id}"
+    def try_algorithm(self, config: Config, schema: Schema) -> None:
+        """Builds a network and an algorithm of the user; raises UsageError if the programs of a run could not use them.
+
+        Those of this package are not built, except for small images: importing torch would delay each start.
+        """
+        algorithm, network = choose_algorithm(config, schema), config.network.factory
+        is_small = len(schema.frame_shape) == 2 and min(schema.frame_shape) < SMALL_IMAGE
+        if network or ":" in algorithm or is_small:
+            subject = f"algorithm {algorithm!r}" if ":" in algorithm else f"network.factory {network!r}"
+            self._ask_child(subject, partial(_build, config, schema, subject), config)
+
+    def _ask_child(self, subject: str, function: Callable[[Stop], dict[str, Any]], config: Config) -> dict[str, Any]:
         try:
-            found = call_in_child(name, partial(_describe, config), self._stop, stuck_seconds=seconds)
+            found = call_in_child(subject, function, self._stop, stuck_seconds=config.run.stuck_seconds)
         except ChildDiedError as error:
-            problem = f"environment.id {config.id!r} cannot be created and reset: {error}"
-            raise UsageError(problem, "repair it; if it is only slow, increase --run.stuck-seconds") from error
+            raise UsageError(str(error), "repair it; if it is only slow, increase --run.stuck-seconds") from error
         if not found:
-            raise StoppedError(f"stopped before the environment {config.id!r} was created")
+            raise StoppedError(f"stopped before {subject} had been tried")
         return found
 
 
 def _describe(config: EnvironmentConfig, stop: Stop) -> dict[str, Any]:
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # shows where an environment hangs
+    log.setLevel(logging.ERROR)  # The programs of the run log the same warnings.
     changes: list[str] = []
-    return {"schema": describe(config, 1, changes.append).to_dict(), "changes": changes}
+    return {"schema": describe(config, 1, changes.append, _play).to_dict(), "changes": changes}
+
+
+def _play(games: VectorEnvironment, schema: Schema) -> None:
+    """Plays actions of every kind, for `PLAY_SECONDS` at most; raises UsageError if a step fails."""
+    until = time.monotonic() + PLAY_SECONDS
+    for action in _choose_actions(games, schema):
+        games.step(action)
+        if time.monotonic() >= until:
+            return
+
+
+def _choose_actions(games: VectorEnvironment, schema: Schema) -> Iterator[Array]:
+    """Yields the lowest, the highest and random continuous actions; or each discrete action, in random order."""
+    rng = np.random.default_rng(0)
+    if schema.action_size:
+        bounds = np.repeat([[-1.0], [1.0]], schema.action_size, 1)
+        actions = np.concatenate([bounds, rng.uniform(-1, 1, (MIN_STEPS - 2, schema.action_size))])
+        yield from actions.astype(np.float32)[:, None]
+        return
+    times_played = np.zeros(schema.num_actions)
+    for _ in range(min(max(MIN_STEPS, schema.num_actions), MAX_STEPS)):
+        order = times_played + rng.random(schema.num_actions)
+        if games.action_mask is not None:
+            order[~games.action_mask[0]] = np.inf
+        action = order.argmin(0, keepdims=True)
+        times_played[action] += 1
+        yield action
+
+
+def _build(config: Config, schema: Schema, subject: str, stop: Stop) -> dict[str, Any]:
+    from apex.algorithms.trial import build  # Imported here because the launcher does not need torch.
+
+    build(config, schema, subject)
+    return {"built": True}

@@ -101,6 +101,27 @@ def _parts_without_size(space: spaces.Space[Any], name: str = "") -> Iterator[tu
         yield name, space
 
 
+def _find_violation(space: spaces.Space[Any], value: Any, name: str = "the observation") -> str:
+    """Returns the first part of `value` that does not belong to its part of `space`, and the reason, in words."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts: Any = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
+        is_sequence = isinstance(space, spaces.Tuple) and isinstance(value, tuple | list | np.ndarray)
+        given = dict(enumerate(value)) if is_sequence else value
+        if not isinstance(given, dict) or given.keys() != parts.keys():
+            return f"{name} {shorten(value)}, expected the parts {shorten([*parts])}"
+        key = next(key for key, part in parts.items() if not part.contains(given[key]))
+        return _find_violation(parts[key], given[key], f"{name}[{key!r}]")
+    if isinstance(space, spaces.Box) and np.shape(value) == space.shape:
+        array = np.asarray(value)
+        outside = np.argwhere(~((array >= space.low) & (array <= space.high)))
+        if not len(outside):
+            return f"{name} {describe_type(array)}, expected values of {space.dtype}"
+        place = tuple(outside[0])
+        where = "".join(f"[{index}]" for index in place)
+        return f"{name}{where} {array[place]:g}, which is outside of {space.low[place]:g} ... {space.high[place]:g}"
+    return f"{name} {shorten(value)}, which does not belong to {shorten(space)}"
+
+
 def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple[int, Callable[[Any], Array]]:
     """Returns the length of the vector for a space, and a function that converts observations to such vectors.
 
@@ -126,7 +147,7 @@ def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple
 
     def from_other(observation: Any) -> Array:
         if not space.contains(observation):  # In a one-hot vector, a negative index would wrap around.
-            raise BadAnswerError(f"returned the observation {shorten(observation)}, which does not belong to {space}")
+            raise BadAnswerError(f"returned {_find_violation(space, observation)}")
         return np.asarray(spaces.flatten(space, observation))
 
     return num_values, from_box if isinstance(space, spaces.Box) else from_other

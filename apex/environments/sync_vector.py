@@ -31,13 +31,21 @@ class SyncVectorEnvironment:
     """
 
     def __init__(
-        self, config: EnvironmentConfig, make: Callable[[int], gymnasium.Env[Any, Any]], seeds: Sequence[int]
+        self,
+        config: EnvironmentConfig,
+        make: Callable[[int], gymnasium.Env[Any, Any]],
+        seeds: Sequence[int],
+        *,
+        is_trial: bool = False,
     ) -> None:
-        """`make(i)` creates environment i, at the start and after each of its faults."""
+        """`make(i)` creates environment i, at the start and after each of its faults.
+
+        `is_trial`: the first fault raises UsageError.
+        """
         self.num_envs = len(seeds)
         self._make = make
         self._envs = [make(i) for i in range(self.num_envs)]
-        self.fps = float(self._envs[0].metadata.get("render_fps") or DEFAULT_FPS)
+        self.fps = float((self._envs[0].metadata or {}).get("render_fps") or DEFAULT_FPS)
         self._seeds = list(seeds)
         self._form = read_observations(self._envs[0], config)
         self._actions = read_actions(self._envs[0], config)
@@ -46,7 +54,7 @@ class SyncVectorEnvironment:
         self._mask: NDArray[np.bool_] = np.ones((self.num_envs, self._actions.num_actions), np.bool_)
         self._masked: bool | None = None  # None: unknown before the first reset
         self._resting: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
-        self._budget = FaultBudget(config.id, self.num_envs)
+        self._budget = FaultBudget(config.id, self.num_envs, is_trial=is_trial)
         self._scale = ScaleCheck(config.id, clip_rewards=config.clip_rewards)
 
     @property

@@ -11,13 +11,12 @@ from typing import TextIO
 
 from apex.config import Config
 from apex.errors import UsageError
-from apex.facts import EndReason
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
 from apex.launch.preflight.report import describe_limits
 from apex.launch.programs import make_programs
 from apex.launch.resume import find_saved, report_losses
-from apex.launch.start import RunOutcome, Start
+from apex.launch.start import RunOutcome, Start, judge
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import open_view, print_line
 from apex.replay_memory.store.location import claim_run, store_path
@@ -44,6 +43,7 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
         if start.folder is None:
             schema = start.inspector.schema(config, tell)
             config, sizes = fit(config, schema, tell, free=claims.claim)
+            start.inspector.try_algorithm(config, schema)
             if stop.poll():
                 return None
             folder = RunFolder.create(config, schema, argv=start.argv)
@@ -56,6 +56,7 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
                 tell(describe_restored(found))
             report_losses(folder, saved, ask=start.asks and not start.accept_changes)
             config, sizes = fit(config, folder.schema, tell, store_path(folder.run_id), free=claims.claim)
+            start.inspector.try_algorithm(config, folder.schema)
             if stop.poll():
                 return None
             folder.record_resume(config, argv=start.argv)
@@ -131,8 +132,6 @@ def _run_programs(start: Start, config: Config, folder: RunFolder, stop: Stop, o
             tick=watch.tick,
             environment=start.environment,
         )
-        failed = ending.failure is not None
-        watch.tick(failed=failed)  # Shows the learner's last status, which the learner sends without a request.
-    if failed:
-        folder.end = EndReason("failed")
-    return RunOutcome(config, folder.path, ending, watch.status)
+        # Shows the learner's last status, which the learner sends without a request.
+        watch.tick(failed=ending.failure is not None)
+    return RunOutcome(config, folder.path, judge(ending, watch.status, folder), watch.status)

@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 from apex.config import Config
 from apex.environments.inspection import Inspector
-from apex.facts import Ending
+from apex.errors import FAILED
+from apex.facts import Ending, EndReason, Failure
 from apex.launch.engine import RayEngine
+from apex.runs.checkpoints.paths import newest_update
+from apex.runs.folder import RunFolder
 from apex.runtime.supervisor import Program
 from apex.transport.messages.run_status import RunStatus
 
@@ -36,3 +39,20 @@ class RunOutcome(NamedTuple):
     ending: Ending
     status: RunStatus | None  # the last status that the learner reported; None: the learner reported no status
     driver_folder: Path | None = None  # on Ray: the driver's folder of the run
+
+
+def judge(ending: Ending, status: RunStatus | None, folder: RunFolder) -> Ending:
+    """Returns the ending of a run on this host, and records a failure in the run folder.
+
+    A run has failed if its last checkpoint was not written or, unless it was stopped, if there was no step.
+    """
+    failure, newest = ending.failure, newest_update(folder.checkpoints) or 0
+    if failure is None and status is not None and status.updates > newest:
+        log = str(folder.logs / "learner.log")  # Its last lines have the cause.
+        failure = Failure(role="learner", kind="unsaved", value=newest, log=log)
+    elif failure is None and status is not None and ending.role and not status.steps:
+        failure = Failure(role="actor", kind="no_steps", log=str(folder.logs))
+    if failure is None:
+        return ending
+    folder.end = EndReason("failed")
+    return Ending(max(FAILED, ending.status), ending.role, failure)

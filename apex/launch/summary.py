@@ -7,7 +7,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from apex.errors import FINISHED
 from apex.facts import INTERRUPTED, Ending, EndReason
 from apex.launch.start import RunOutcome
 from apex.runs.checkpoints.paths import newest_update
@@ -24,7 +23,8 @@ def summary(outcome: RunOutcome) -> list[str]:
     end = find_end(ending, status)
     lines = [_describe_end(ending, end, status, None if driver_folder is not None else folder)]
     if ending.failure is not None:
-        context = last_lines((driver_folder or folder) / "logs" / f"{ending.role}.log", LAST_LINES)
+        log = (driver_folder or folder) / "logs" / f"{ending.role or ending.failure.role}.log"
+        context = last_lines(log, LAST_LINES)
         lines += [f"    {line}" for line in context if len(context) > 1]  # A single line is part of the cause already.
     score = []
     if status is not None:
@@ -37,8 +37,6 @@ def summary(outcome: RunOutcome) -> list[str]:
         lines.append(f"run folder, on the head's host: {folder}")
         again = [f"resume: {train} --engine ray --resume {shlex.quote(str(driver_folder))}"]
         return lines + ([] if would_end else again) + score
-    if ending.status == FINISHED:
-        lines[1:1] = _unsaved(status, folder)
     lines.append(f"run folder: {folder}")
     if any((folder / "checkpoints").glob("*")):
         where = shlex.quote(str(folder))
@@ -70,15 +68,6 @@ def _describe_end(ending: Ending, end: EndReason | None, status: RunStatus | Non
         return "interrupted" if status is None else f"interrupted at update {status.updates:,}"
     newest = newest_update(folder / "checkpoints")
     return "interrupted; nothing was saved" if newest is None else f"interrupted; saved at update {newest:,}"
-
-
-def _unsaved(status: RunStatus | None, folder: Path) -> list[str]:
-    """Returns a warning if the last checkpoint is missing. A run saves it before the end, unless the disk is full."""
-    updates, newest = status.updates if status is not None else 0, newest_update(folder / "checkpoints")
-    if updates <= (newest or 0):
-        return []
-    there = "the run has no checkpoint" if newest is None else f"the newest checkpoint is of update {newest:,}"
-    return [f"the last checkpoint was not written: {there}; see {folder / 'logs' / 'learner.log'}"]
 
 
 def _score(status: RunStatus, folder: Path) -> str:

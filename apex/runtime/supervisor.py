@@ -29,6 +29,7 @@ FIRST_PAUSE_SECONDS = 0.5  # pause before the first restart; doubles with each r
 LONGEST_PAUSE_SECONDS = 10.0
 FORGET_SECONDS = 120.0  # time in which the level of CrashBudget falls by one crash
 INNOCENT_COST = 0.25  # level added by a restart after exit status 0 or the loss of another process; a crash adds 1
+SHORT_LIFE_SECONDS = 15.0  # A program that fails earlier after its start has probably done nothing.
 REST_SECONDS = 3.0  # minimum pause before a restart after exit status 0, because the run may be ending
 
 
@@ -76,6 +77,7 @@ def supervise(
 ) -> Ending:
     """Runs the programs until a stop is requested or a program ends the run, then stops all, even on an exception.
 
+    The run has failed if an essential program has failed again and again until the end, within its crash budget.
     Each program writes to `logs`/ROLE.log and gets `environment` in addition to the environment of this process.
     `notify` is called with each event, `tick` every 0.2 s.
     """
@@ -115,6 +117,8 @@ class _Running:
         self._listener: Listener | None = None
         self._detector: StuckDetector | None = None
         self._stuck_for = 0.0  # seconds without a heartbeat if the program was killed as stuck; else 0
+        self._started_at = 0.0
+        self._short_lives = 0  # number of failures in a row, each soon after a start
 
     def check(self, now: float) -> Ending | None:
         """Starts the program if it is due, and handles its end. Returns an Ending if the run ends."""
@@ -135,6 +139,7 @@ class _Running:
         if status == FINISHED and not program.ready():
             return None  # The program has finished, and the run is ending.
         cost = INNOCENT_COST if status in (FINISHED, NEIGHBOUR_GONE) else 1.0
+        self._short_lives = self._short_lives + 1 if cost == 1.0 and self._is_young(now) else 0
         pause = None if status in (REFUSED, HOPELESS) else self._budget.charge(cost, now)
         if pause is not None:
             self._ended_well = status == FINISHED
@@ -147,6 +152,14 @@ class _Running:
         self._start_at = None
         self.notify(ProgramEvent(program.role, "abandoned", failure=self.failure()))
         return None
+
+    def keeps_failing(self, now: float) -> bool:
+        """Whether the program has failed several times in a row, each time soon after its start, until now."""
+        is_useless = not self.alive or self._is_young(now)
+        return self.program.essential and self._short_lives > 1 and is_useless
+
+    def _is_young(self, now: float) -> bool:
+        return now - self._started_at < SHORT_LIFE_SECONDS
 
     def failure(self) -> Failure:
         """Returns why the program ended."""
@@ -178,6 +191,7 @@ class _Running:
         with _open_log(self.log) as output:
             command, niceness = program.command, program.niceness
             self._process = spawn(command, output=output, environment=environment, niceness=niceness)
+        self._started_at = time.monotonic()
         if self._listener is not None:
             self._detector = StuckDetector(self._listener.count, self._process.pid)
 
@@ -270,7 +284,12 @@ def _stop_in_order(running: Sequence[_Running]) -> None:
 
 
 def _first_cause(ending: Ending, running: Sequence[_Running]) -> Ending:
-    """Returns the ending of the program that failed first, if `ending` only reports the loss of another process."""
+    """Returns the ending of the program that failed first, if `ending` only reports the loss of another process.
+
+    If `ending` reports no failure, returns that of a program that keeps failing, if there is one.
+    """
+    if ending.status == FINISHED:
+        return next((one.ending() for one in running if one.keeps_failing(time.monotonic())), ending)
     if ending.status != NEIGHBOUR_GONE:
         return ending
     return next((one.ending() for one in running if one.last_status not in (None, FINISHED, NEIGHBOUR_GONE)), ending)

@@ -6,6 +6,9 @@ import pytest
 from support.programs import TINY, running_in
 from support.waiting import until
 
+from apex.facts import EndReason
+from apex.runs.folder import RunFolder
+
 ODD = """
 import os, signal, subprocess, sys, threading, time
 from pathlib import Path
@@ -27,6 +30,12 @@ class Leaves(Threads):
         os.fork() or time.sleep(300)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+
+class Breaks(CartPoleEnv):
+    def step(self, action):
+        if Path("runs").exists():  # The trial before the run passes.
+            raise RuntimeError("boom")
+        return super().step(action)
 
 class Hangs(Leaves):
     def __init__(self, render_mode=None):
@@ -55,6 +64,14 @@ def test_a_run_ends_whatever_its_environment_leaves_behind(programs, start):
     assert end(programs) == 0, programs.output("odd")
 
 
+def test_a_run_whose_actors_make_no_step_fails_with_the_cause(programs, start):
+    options = ["--run.no-tensorboard", "--evaluator.no-enabled", "--max-minutes", "0.1"]
+    start("train", *TINY, "--env", "odd:Breaks", *options, *programs.offset)
+    assert end(programs) == 1, programs.output("odd")
+    assert "RuntimeError: boom (odd.py, line " in programs.output("odd")
+    assert RunFolder.open(programs.folder / next((programs.folder / "runs").iterdir())).end == EndReason("failed")
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -77,9 +94,9 @@ def test_a_thread_of_an_environment_does_not_keep_a_command(programs, start, com
     assert end(programs) == 0, programs.output("odd")
 
 
-@pytest.mark.parametrize(("command", "status"), [("train", 0), ("learner", 0), ("doctor", 130)])
-def test_ctrl_c_ends_the_wait_for_an_environment(programs, start, command, status):
+@pytest.mark.parametrize("command", ["train", "learner", "doctor"])
+def test_ctrl_c_ends_the_wait_for_an_environment(programs, start, command):
     start(command, "--env", "odd:Hangs")
     until((programs.folder / "hangs").exists, "environment", seconds=60.0)
     programs.running["odd"].send_signal(signal.SIGINT)
-    assert end(programs) == status, programs.output("odd")
+    assert end(programs) == 130, programs.output("odd")

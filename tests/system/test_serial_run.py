@@ -1,6 +1,7 @@
 """A run in one process gives the same curve for the same seed, and a run folder like any other run."""
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -23,11 +24,13 @@ from apex.facts import INTERRUPTED, EndReason
 from apex.launch.preflight.fit import FREE_RATIO, fit_one_process
 from apex.launch.train import main as train
 from apex.learner import open_run
+from apex.learning import run_save
 from apex.replay_memory.store.location import store_path
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.policy_file import find_best, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
+from apex.runtime.lifecycle import KILLED_BY_CTRL_C
 from apex.sentences import describe_end
 
 COMMON = ("--single-process", "--evaluator.episodes=2", "--evaluator.num-envs=2")
@@ -179,7 +182,7 @@ def small(folder, *options):
     ("option", "end"),
     [
         ("--max-steps=300", EndReason("steps", 300.0)),
-        ("--max-minutes=0.00001", EndReason("minutes", 0.00001)),
+        ("--max-minutes=0.02", EndReason("minutes", 0.02)),
         ("--stop-score=1", EndReason("score", 1.0)),
     ],
 )
@@ -190,6 +193,19 @@ def test_limits_end_the_run_with_a_checkpoint(tmp_path, capsys, option, end):
     output = capsys.readouterr().out
     assert describe_end(end) in output
     assert "--resume" not in output
+
+
+@pytest.mark.parametrize(("option", "kind"), [("--max-minutes=0.00001", "no_steps"), ("--max-updates=20", "unsaved")])
+def test_a_run_without_a_step_or_its_checkpoint_fails(tmp_path, capsys, monkeypatch, option, kind):
+    if kind == "unsaved":
+        monkeypatch.setattr(run_save, "save_checkpoint", raise_disk_full)
+    assert train(small(tmp_path, option)) == FAILED
+    assert RunFolder.open(tmp_path / "mine").end == EndReason("failed")
+    assert ("No space left on device" in capsys.readouterr().err) == (kind == "unsaved")
+
+
+def raise_disk_full(*arguments, **options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_the_score_of_the_final_policy_is_not_confirmed(tmp_path):
@@ -227,7 +243,7 @@ def test_ctrl_c_ends_the_run_which_has_no_socket_and_no_child(tmp_path):
         output, _ = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == FINISHED, output
+    assert process.returncode == KILLED_BY_CTRL_C, output
     folder = RunFolder.open(tmp_path / "mine")
     assert folder.end == INTERRUPTED
     assert tensors(folder)[0] == curves(folder)["learner"][-1]["scalars"]["learner/updates"]

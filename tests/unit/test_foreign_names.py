@@ -4,7 +4,9 @@ import importlib
 import sys
 from contextlib import suppress
 
+import gymnasium
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from support.builders import VECTORS
 from support.hostile import HostileRun, names, plant
 
@@ -147,6 +149,25 @@ def test_allowed_module_is_imported(value, trusts_nothing, monkeypatch, tmp_path
         assert (tmp_path / "imported").exists()
         (tmp_path / "imported").unlink()
         del sys.modules["canary"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": {"id": "__main__:Game"}},
+        {"environment": {"id": "Cell-v0"}},
+        {"network": {"factory": "__main__:Net"}},
+        {"algorithm": "__main__:Algorithm"},
+    ],
+)
+def test_code_of_a_notebook_cell_is_refused_with_the_remedy(changes, monkeypatch):
+    cell = type("Game", (), {"__module__": "__main__"})
+    monkeypatch.setitem(gymnasium.registry, "Cell-v0", EnvSpec("Cell-v0", entry_point=cell))
+    with pytest.raises(apex.ConfigError) as refused:
+        apex.train(apex.preset("cartpole", **changes))
+    (value,) = changes.values()
+    assert repr(value if isinstance(value, str) else next(iter(value.values()))) in refused.value.problem
+    assert "%%writefile" in refused.value.remedy
 
 
 def test_callable_is_no_argument_of_an_environment():

@@ -102,7 +102,8 @@ def examine(config: Config, own: Path | None = None, inspector: Inspector | None
     machine = read_machine(cuda)
     on_gpu = machine.gpu and config.learner.device != "cpu"
     gpu = checks.check_gpu(config.learner.device, cuda, versions["torch"] or "")
-    environment, schema = check_environment(config, inspector or Inspector())
+    inspector = inspector or Inspector()
+    environment, schema = check_environment(config, inspector)
     limits = core_limits(read_membership(), ROOT)
     results = [
         checks.check_packages(versions, _requirements()),
@@ -120,6 +121,10 @@ def examine(config: Config, own: Path | None = None, inspector: Inspector | None
         except UsageError as error:
             results.append(checks.refused("sizes", error))
     if schema is not None and sized is not None:
+        try:
+            inspector.try_algorithm(sized.config, schema)
+        except UsageError as error:
+            results.append(checks.refused("algorithm", error))
         room = checks.read_room(machine, cuda, leftovers, own, config.learner.device)
         ports, chosen = checks.check_ports(sized.config, is_free)
         results += [

@@ -26,7 +26,7 @@ from apex.launch.monitor import RunMonitor
 from apex.launch.preflight.fit import fit_one_process
 from apex.launch.preflight.report import describe_limits
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
-from apex.launch.start import RunOutcome, Start
+from apex.launch.start import RunOutcome, Start, judge
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import PlainView, print_line
 from apex.learning.coordinator.coordinator import Coordinator
@@ -229,6 +229,7 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
     """
     schema = start.inspector.schema(start.config, partial(print_line, stream=out))
     config, sizes = fit_one_process(start.config, schema)
+    start.inspector.try_algorithm(config, schema)
     folder = RunFolder.create(config, schema, argv=start.argv)
     lines = [f"{config.environment.id}, seed {config.seed}", *sizes, describe_limits(config.run)]
     for line in (*lines, f"run folder: {folder.path}"):
@@ -245,4 +246,4 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
             log.error("%s", error)
             ending = Ending(FAILED, "learner", Failure(role="learner", kind="error", detail=str(error)))
         watch.tick()
-    return RunOutcome(config, folder.path, ending, watch.status)
+    return RunOutcome(config, folder.path, judge(ending, watch.status, folder), watch.status)

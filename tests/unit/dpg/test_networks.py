@@ -9,7 +9,8 @@ from support.dpg import SCHEMA, D, K
 from torch import nn
 
 from apex.algorithms.parameters import flatten_parameters, load_parameters
-from apex.config import DpgConfig
+from apex.config import Config, DpgConfig
+from apex.config.algorithm_choice import choose_algorithm
 from apex.dpg.networks import MOST_ROWS, ActorCritic, Normalizer, make_network
 from apex.errors import UsageError
 
@@ -211,6 +212,6 @@ def test_unusable_network_is_refused_by_its_name(factory, names):
 def test_images_need_a_custom_network_without_normalization():
     images = replace(SCHEMA, frame_shape=(84, 84), frame_dtype="uint8", stack=4)
     with pytest.raises(UsageError, match=r"network\.factory"):
-        make(schema=images)
+        choose_algorithm(Config(), images)
     with pytest.raises(UsageError, match=r"dpg\.normalize_observations"):
-        make(DpgConfig(normalize_observations=True), schema=images)
+        choose_algorithm(Config(dpg=DpgConfig(normalize_observations=True)), images)

@@ -157,7 +157,7 @@ def test_gymnasium_id_takes_precedence_over_an_atari_game():
         ("no_such_module:Name-v0", "'no_such_module:Name-v0'.*ModuleNotFoundError", ""),
         (f"{__name__}:nothing", "'nothing'", ""),
         (here(not_an_environment), r"\bint\b", "gymnasium.Env"),
-        (here(broken_factory), r"OSError: cannot open a\.txt; 3 other maps: b, c$", ""),
+        (here(broken_factory), r"OSError: cannot open a\.txt; 3 other maps: b, c \(test_factory.py, line \d+\)$", ""),
         (here(ChannelsFirst), r"\[3, 50, 60\]", "transpose"),
         (here(Sentences), "Sequence", "FilterObservation"),
         (here(Mission), r"goal\.1 is a Sequence", "FlatObsWrapper"),

@@ -3,6 +3,7 @@
 import dataclasses
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,16 @@ def run(config, *programs, stop=None, **options):
     )
 
 
+MINE = """
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Broken(CartPoleEnv):
+    def step(self, action):
+        raise RuntimeError("boom")
+
+def make(*arguments):
+    raise RuntimeError("boom")
+"""
 FINISHES = stand_in("learner", "exit 0", ends_run=True)
 
 
@@ -148,10 +159,19 @@ def test_a_taken_port_moves_the_run(tmp_path):
         (["--actors", "-1"], "actor.num_actors"),
         (["--replay.capactiy", "7"], "capactiy"),
         (["--env", "NoSuchEnv-v0"], "NoSuchEnv-v0"),
+        (["--env", "mine:Broken"], "(mine.py, line 6)"),
+        (["--preset", "cartpole", "--network", "nope:Net"], "'nope:Net'"),
+        (["--preset", "cartpole", "--network", "mine:make"], "(mine.py, line 9)"),
+        (["--preset", "cartpole", "--network", "mine:make", "--single-process"], "(mine.py, line 9)"),
+        (["--preset", "cartpole", "--algorithm", "mine:make"], "(mine.py, line 9)"),
     ],
 )
-def test_a_mistake_is_refused_in_one_line_that_names_it(arguments, name, capsys):
-    assert main(arguments) == REFUSED
+def test_a_mistake_is_refused_in_one_line_that_names_it(arguments, name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("mine.py").write_text(MINE)
+    assert main([*arguments, "--device", "cpu"]) == REFUSED
+    assert not Path("runs").exists()
     errors = capsys.readouterr().err.strip().splitlines()
     assert len(errors) == 1
     assert errors[0].startswith("apex train: ")

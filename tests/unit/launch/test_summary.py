@@ -49,12 +49,6 @@ def test_a_finished_run_shows_its_result_and_the_next_commands(tmp_path):
     assert "resume" not in lines  # A resumed run would end immediately.
 
 
-@pytest.mark.parametrize(("saved", "newest"), [([], "no checkpoint"), ([200, 300], "300"), ([300, 345], None)])
-def test_a_missing_last_checkpoint_is_reported(tmp_path, saved, newest):
-    warnings = [line for line in summarize(tmp_path, saved=saved).items() if "checkpoint" in line[0]]
-    assert [newest in line[1] and "learner.log" in line[1] for line in warnings] == ([True] if newest else [])
-
-
 def test_without_an_evaluation_the_score_is_that_of_training(tmp_path):
     nothing = EvaluatorSummary(score=None, best=None, episodes=None, updates=None)
     lines = summarize(tmp_path, status=replace(STATUS, evaluator=nothing))

@@ -122,6 +122,19 @@ def test_a_lost_neighbour_is_not_blamed_if_another_program_failed(folder):
     assert (ending.role, ending.status, ending.failure.detail) == ("replay", 7, "disk full")
 
 
+@pytest.mark.parametrize(
+    ("life", "essential", "role"), [(600.0, True, "actor"), (600.0, False, "learner"), (0.0, True, "learner")]
+)
+def test_a_run_fails_if_a_program_keeps_failing_until_its_end(folder, life, essential, role, monkeypatch):
+    monkeypatch.setattr("apex.runtime.supervisor.SHORT_LIFE_SECONDS", life)
+    ends = shell("learner", "exit 0", ends_run=True, ready=lambda: len(pids(folder, "actor")) == 3)
+    once = shell("replay", f"test -e {folder}/seen || {{ touch {folder}/seen; exit 1; }}; {FOREVER}")
+    fails = shell("actor", f"test $(grep -c pid {folder}/actor.log) = 3 && {FOREVER}; exit 1", essential=essential)
+    ending, _ = run([once, fails, ends], folder=folder)
+    assert (ending.status, ending.role) == (FAILED if role == "actor" else FINISHED, role)
+    assert (ending.failure is not None and ending.failure.times == 2) == (role == "actor")
+
+
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
