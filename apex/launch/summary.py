@@ -25,7 +25,8 @@ def summary(outcome: RunOutcome) -> list[str]:
     if ending.failure is not None:
         log = (driver_folder or folder) / "logs" / f"{ending.role or ending.failure.role}.log"
         context = last_lines(log, LAST_LINES)
-        lines += [f"    {line}" for line in context if len(context) > 1]  # A single line is part of the cause already.
+        is_new = len(context) > 1 or not ending.failure.detail  # Otherwise, the line is part of the cause already.
+        lines += [f"    {line}" for line in context if is_new]
     score = []
     if status is not None:
         elapsed = duration(status.elapsed_seconds)

@@ -65,7 +65,7 @@ def test_a_run_ends_whatever_its_environment_leaves_behind(programs, start):
 
 
 def test_a_run_whose_actors_make_no_step_fails_with_the_cause(programs, start):
-    options = ["--run.no-tensorboard", "--evaluator.no-enabled", "--max-minutes", "0.1"]
+    options = ["--run.no-tensorboard", "--run.stop-score", "none", "--evaluator.no-enabled", "--max-minutes", "0.1"]
     start("train", *TINY, "--env", "odd:Breaks", *options, *programs.offset)
     assert end(programs) == 1, programs.output("odd")
     assert "RuntimeError: boom (odd.py, line " in programs.output("odd")
