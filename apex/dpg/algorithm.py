@@ -62,17 +62,17 @@ class DpgAlgorithm:
     name = "dpg"
 
     def __init__(self, config: Config, schema: Schema) -> None:
-        self._config = config
-        self._schema = schema
+        self.config = config
+        self.schema = schema
 
     def exploration(self, num_actors: int) -> Exploration:
         """Returns the standard deviation of each actor's noise."""
-        return Exploration("noise", noise_ladder(num_actors, self._config.dpg.noise, self._config.dpg.noise_ladder))
+        return Exploration("noise", noise_ladder(num_actors, self.config.dpg.noise, self.config.dpg.noise_ladder))
 
     def make_network(self) -> ActorCritic:
         """Returns the policy and the critics."""
-        config = self._config
-        return make_network(config.dpg, config.network.factory, self._schema, seed=config.seed)
+        config = self.config
+        return make_network(config.dpg, config.network.factory, self.schema, seed=config.seed)
 
     def make_agent(self, network: nn.Module, *, bfloat16: bool = False) -> DpgAgent:
         """See `Algorithm.make_agent`. Ignores `bfloat16`, which is slower than float32 for such small networks."""
@@ -80,20 +80,20 @@ class DpgAlgorithm:
 
     def make_exported(self, network: nn.Module) -> Exported:
         """Returns the network and its description for `apex export`; the file also contains the critics."""
-        return export(self._config, self._schema, cast(ActorCritic, network))
+        return export(self.config, self.schema, cast(ActorCritic, network))
 
     def make_optimizer(self, online: nn.Module) -> torch.optim.Optimizer:
         """Returns the optimizer that `learner.optimizer` names; the policy has its own learning rate."""
         network = cast(ActorCritic, online)
-        share = self._config.dpg.policy_learning_rate_share
+        share = self.config.dpg.policy_learning_rate_share
         return make_optimizer(
-            self._config.learner, network.critics.parameters(), list(network.policy.parameters()), share
+            self.config.learner, network.critics.parameters(), list(network.policy.parameters()), share
         )
 
     def make_update(
         self, online: nn.Module, target: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
     ) -> Update:
         """Returns the gradient step: on a GPU a CUDA graph, unless only some updates change the policy."""
-        config = self._config
+        config = self.config
         update = DpgUpdate(config.learner, config.dpg, cast(ActorCritic, online), cast(ActorCritic, target), optimizer)
         return GraphUpdate(update) if device.type == "cuda" and config.dpg.policy_period == 1 else update

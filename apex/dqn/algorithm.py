@@ -60,17 +60,17 @@ class DqnAlgorithm:
     name = "dqn"
 
     def __init__(self, config: Config, schema: Schema) -> None:
-        self._config = config
-        self._schema = schema
+        self.config = config
+        self.schema = schema
 
     def exploration(self, num_actors: int) -> Exploration:
         """Returns one epsilon for each actor [section 4.1]."""
-        actor = self._config.actor
+        actor = self.config.actor
         return Exploration("epsilon", epsilon_ladder(num_actors, actor.epsilon_base, actor.epsilon_exponent))
 
     def make_network(self) -> nn.Module:
         """Returns a Q-network: frame_dtype[B, S, *F] -> float32[B, A]."""
-        return make_network(self._config.network, self._schema, seed=self._config.seed)
+        return make_network(self.config.network, self.schema, seed=self.config.seed)
 
     def make_agent(self, network: nn.Module, *, bfloat16: bool = False) -> DqnAgent:
         """See `Algorithm.make_agent`."""
@@ -78,15 +78,15 @@ class DqnAlgorithm:
 
     def make_exported(self, network: nn.Module) -> Exported:
         """Returns the Q-network and its description for `apex export`."""
-        return export(self._config, self._schema, network)
+        return export(self.config, self.schema, network)
 
     def make_optimizer(self, online: nn.Module) -> torch.optim.Optimizer:
         """Returns the optimizer that `learner.optimizer` names."""
-        return make_optimizer(self._config.learner, online.parameters())
+        return make_optimizer(self.config.learner, online.parameters())
 
     def make_update(
         self, online: nn.Module, target: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
     ) -> Update:
         """Returns the gradient step."""
-        rescaled = self._config.network.value_rescaling
-        return make_update(self._config.learner, online, target, optimizer, device, rescaled=rescaled)
+        rescaled = self.config.network.value_rescaling
+        return make_update(self.config.learner, online, target, optimizer, device, rescaled=rescaled)

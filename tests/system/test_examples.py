@@ -1,12 +1,18 @@
 """The examples, run as their docstrings say, for a few updates; and by the command that they name."""
 
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from support.builders import VECTORS
+from torch import nn
 
+import apex
+from apex.algorithms.gradient_step import DeviceBatch
 from apex.command_line import parse_config
 from apex.environments.factory import describe
 from apex.replay_memory.store.location import memory_folder
@@ -21,7 +27,7 @@ OUTPUTS = {
 
 
 def test_there_is_no_other_example():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(OUTPUTS)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OUTPUTS, "c51.py"}
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
@@ -46,3 +52,51 @@ def test_the_environment_is_found_by_the_command_too(monkeypatch):
     config = parse_config(["--env", "custom_environment:KeyAndDoor"], prog="apex train")
     assert describe(config.environment, 3).num_actions == 4
     assert config.run.stop_score is None  # The stop score of CartPole's preset does not fit this environment.
+
+
+@pytest.fixture
+def c51(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module("c51")
+
+
+def test_c51_projects_returns_onto_the_atoms_as_by_hand(c51):
+    """Of 0.5 + 0.5 * (0, 1, 2, 3), atom 1 gets half of 0.5 and 1.5, and all of 1."""
+    probability = torch.tensor([0.1, 0.2, 0.3, 0.4]).repeat(4, 1)
+    n_step_return, discount = torch.tensor([0.5, 2.25, -1.0, 5.0]), torch.tensor([0.5, 0.0, 1.0, 1.0])
+    projected = c51.project(probability, n_step_return, discount, torch.arange(4.0))
+    by_hand = [[0.05, 0.4, 0.55, 0.0], [0.0, 0.0, 0.75, 0.25], [0.3, 0.3, 0.4, 0.0], [0.0, 0.0, 0.0, 1.0]]
+    assert torch.allclose(projected, torch.tensor(by_hand), atol=1e-6)
+
+
+class Constant(nn.Module):
+    """Outputs the same logits, float32[A, N], for every observation."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, observation):
+        return self.logits.flatten().expand(len(observation), -1)
+
+
+def test_c51_bootstraps_by_double_q_and_returns_cross_entropies(c51):
+    """The online network prefers action 1, of return 8 = atom 4 by the target network; action 0 has 18 = atom 9."""
+    algorithm = c51.C51(apex.preset("cartpole"), VECTORS)
+    online = c51.Distribution(Constant(0.1 * torch.tensor([[1.0], [2.0]]) * torch.arange(51)))
+    target = c51.Distribution(Constant(100 * torch.eye(51)[[9, 4]]))
+    stacks, action, weights = torch.zeros(2, 2, 1, 4), torch.tensor([1, 0]), torch.tensor([1.0, 0.5])
+    rows = torch.tensor([2.0, 2.0]), torch.tensor([0.5, 0.5]), weights
+    mask = torch.tensor([[True, True], [True, False]])
+    before = online.log_probability(stacks[0])[[0, 1], action].detach()
+    update = algorithm.make_update(online, target, algorithm.make_optimizer(online), torch.device("cpu"))
+    updated = update(DeviceBatch(stacks, action, *rows, next_mask=mask))
+    # Goals: 2 + 0.5 * 8 = 6, which is atom 3, and 2 + 0.5 * 18 = 11, between atoms 5 and 6.
+    expected = -torch.stack([before[0, 3], before[1, [5, 6]].mean()])
+    assert torch.allclose(updated.td_errors, expected)
+    assert torch.allclose(updated.figures["loss"], (weights * expected).mean())
+    assert (online.log_probability(stacks[0])[0, 1, 3] > before[0, 3]).item()
+
+
+def test_c51_is_of_an_examples_size():
+    assert len((EXAMPLES / "c51.py").read_text().splitlines()) <= 70

@@ -2,13 +2,21 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-TUTORIALS = Path(__file__).parents[2] / "docs/tutorials"
+import apex
+from apex.command_line import parse_config
+from apex.runs.folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+TUTORIALS = ROOT / "docs/tutorials"
+TUNE = ROOT / "docs/guide/tune.md"
 SHORT = ["--max-updates", "200", "--actors", "4", "--run.no-tensorboard", "--evaluator.final-seconds", "5"]
 
 
@@ -22,10 +30,10 @@ def commands_of(page):
     return [line.split()[1:] for line in (TUTORIALS / page).read_text().splitlines() if line.startswith("apex ")]
 
 
-def type_apex(folder, arguments):
+def type_apex(folder, arguments, timeout=200):
     """Runs `apex ARGUMENTS`; returns its output."""
     command = [sys.executable, "-m", "apex", *arguments]
-    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
     assert answer.returncode == 0, f"{arguments}: {answer.stdout}{answer.stderr}"
     return answer.stdout
 
@@ -50,3 +58,51 @@ def test_a_custom_network_is_trained(tmp_path):
     (tmp_path / "wide.py").write_text(python_of("network.md"))
     (train,) = commands_of("network.md")
     type_apex(tmp_path, [*train, *SHORT])
+
+
+@pytest.mark.timeout(300)
+def test_an_algorithm_with_another_optimizer_is_trained(tmp_path):
+    (tmp_path / "adamw.py").write_text(python_of("algorithm.md"))
+    train, _ = commands_of("algorithm.md")
+    type_apex(tmp_path, [*train, *SHORT, "--name", "adamw"])
+    assert RunFolder.open(tmp_path / "runs/adamw").end.kind == "updates"
+
+
+@pytest.mark.timeout(500)
+def test_c51_solves_cartpole(tmp_path):
+    """Runs in one process: the seed decides the curve, and the load of the machine only the time."""
+    shutil.copy(ROOT / "examples/c51.py", tmp_path)
+    _, train = commands_of("algorithm.md")
+    type_apex(tmp_path, [*train, "--single-process", "--name", "c51", "--max-minutes", "7"], timeout=480)
+    folder = RunFolder.open(tmp_path / "runs/c51")
+    assert folder.end.kind == "score"  # The 95 % interval of 100 fresh games lies above 475.
+    assert folder.end.value == 475
+
+
+def test_the_loops_of_the_tuning_guide_start_distinct_runs(tmp_path):
+    """A shell runs the blocks with an `apex` that only records its arguments."""
+    blocks = re.findall(r"```bash\n(.*?)```", TUNE.read_text(), re.DOTALL)
+    names = []
+    for block in blocks:
+        script = f'apex() {{ echo "$*" >> calls; echo TensorBoard; }}\n{block}'
+        subprocess.run(["bash", "-euc", script], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    for command, *options in map(str.split, (tmp_path / "calls").read_text().splitlines()):
+        if command == "train":
+            names.append(parse_config(options, prog="apex train").run.name)
+        else:
+            assert command == "plot"
+    assert len(names) == len(set(names)) == 10
+    assert {"lr-1e-3", "seed-5", "one", "two"} <= set(names)
+
+
+def test_the_python_of_the_tuning_guide_makes_valid_runs():
+    """The same with a module that only records the configurations."""
+    trained = []
+    recorder = SimpleNamespace(
+        preset=apex.preset,
+        train=lambda config, quiet: trained.append(config) or SimpleNamespace(best_score=0.0),
+        evaluate=lambda run, episodes: SimpleNamespace(mean=0.0),
+    )
+    (text,) = re.findall(r"```python\nimport apex\n(.*?)```", TUNE.read_text(), re.DOTALL)
+    exec(text, {"apex": recorder})
+    assert [config.learner.learning_rate for config in trained] == [1e-3, 3e-3, 1e-2]

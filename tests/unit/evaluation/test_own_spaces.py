@@ -1,5 +1,8 @@
 """Tests that a policy takes the environment's own observations and returns its own actions, for all pairs of spaces."""
 
+import re
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from gymnasium.vector import SyncVectorEnv
 from apex import UsageError
 from apex.algorithms.interface import make_algorithm
 from apex.config import Config, EnvironmentConfig, NetworkConfig
+from apex.config.algorithm_choice import choose_algorithm
 from apex.environments.factory import describe
 from apex.evaluation.policy import Policy
 from apex.runs.checkpoints.policy_file import PolicyInfo
@@ -100,6 +104,29 @@ def test_policy_plays_the_bare_environment_as_its_own(observations, actions):
             assert reward == pytest.approx(expected, abs=1e-5)
             scores.append(reward)
     assert len(set(scores)) > 1  # The actions depend on the observations.
+
+
+def algorithm_of(observations, actions):
+    """The cell that docs/guide/choose.md should have for these spaces."""
+    environment = environment_of(observations, actions)
+    config, schema = Config(environment=environment), describe(environment, 3)
+    name = f"`{choose_algorithm(config, schema)}`"
+    try:
+        make_algorithm(config, schema).make_network()
+    except UsageError:
+        return f"{name}, needs `--network`"
+    return name
+
+
+def test_the_guide_names_the_algorithm_of_each_pair_of_spaces():
+    page = (Path(__file__).parents[3] / "docs/guide/choose.md").read_text()
+    header, _, *rows = re.findall(r"^\|(.+)\|(.+)\|(.+)\|(.+)\|$", page, re.MULTILINE)
+    for observations, space in OBSERVATIONS.items():
+        name, is_image = f"`{type(space).__name__}`", observations in IMAGES
+        (row,) = (row for row in rows if name in row[0] and ("uint8" in row[0]) == is_image)
+        for actions, action_space in ACTIONS.items():
+            (cell,) = (row[i] for i in range(1, 4) if f"`{type(action_space).__name__}`" in header[i])
+            assert cell.strip() == algorithm_of(observations, actions), (observations, actions)
 
 
 @pytest.mark.parametrize(("observations", "actions"), PAIRS)
