@@ -171,7 +171,8 @@ def _make_parser(
         groups = {name: parser.add_argument_group(name or "general", each.__doc__) for name, each in BRANCHES.items()}
     values = flatten(shown) if shown else {}
     for setting in SETTINGS:
-        text = f"{comments[setting]}\n{_limits(setting, values[setting])}" if shown else argparse.SUPPRESS
+        text = argparse.SUPPRESS if "." in setting else comments.get(setting, "")  # --help has --seed and --algorithm.
+        text = f"{comments[setting]}\n{_limits(setting, values[setting])}" if shown else text
         _add_setting(groups[setting.rpartition(".")[0]], f"--{_with_hyphens(setting)}", setting, text)
     return parser
 

@@ -210,7 +210,7 @@ class RunConfig(Branch):
     max_steps: NonNegativeInt = 0  # end after this many steps of all actors together; 0: no limit
     max_updates: NonNegativeInt = 0  # end after this many updates; 0: no limit
     max_minutes: NonNegativeFloat = 0.0  # end after this many minutes; a resumed run continues counting; 0: no limit
-    head: bool = False  # run no actors on this host; other hosts run them. Needs actor.num_actors > 0
+    head: bool = False  # run no actors here, other hosts run them; needs actor.num_actors > 0
     single_process: bool = False  # all roles in one process; the same seed gives the same curve
     stuck_seconds: Seconds = 300.0  # seconds without progress after which a process is killed; 0: never
     crash_budget: Annotated[float, Meta(ge=0, le=1000)] = 3.0  # allowed crashes per program; 1 expires every 2 minutes
@@ -230,7 +230,7 @@ class Config(Branch):
     """The complete configuration. The defaults are the paper's values where the paper gives one."""
 
     seed: Seed = 1  # random seed of the networks, the environments and exploration
-    algorithm: str = ""  # dqn, dpg or package.module:factory(config, schema); empty: chosen by the actions
+    algorithm: str = ""  # dqn, dpg or module:factory(config, schema); empty: chosen by the actions
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)

@@ -305,7 +305,8 @@ def test_help_lists_presets_and_short_names_on_one_page(option, capsys, monkeypa
     own = Parser(add_help=False)
     own.add_argument("--resume")
     text = printed(capsys, option, own=[own])
-    for expected in (*PRESETS, *(f"--{short} " for short in SHORT_NAMES), "--resume", "--help-all"):
+    shown = (*SHORT_NAMES, "seed", "algorithm")
+    for expected in (*PRESETS, *(f"--{name} " for name in shown), "--resume", "--help-all"):
         assert expected in text, expected
     assert "--replay.capacity" not in text
     assert len(text.splitlines()) < 40
