@@ -1,6 +1,6 @@
 """An algorithm of your own: C51 (Bellemare et al. 2017). docs/tutorials/algorithm.md explains each part.
 
-In this folder: apex train --preset cartpole --algorithm c51:C51 --learner.learning-rate 1e-3
+In this folder: apex train --preset cartpole --algorithm c51:C51
 """
 
 from dataclasses import replace
