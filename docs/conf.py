@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -37,7 +38,13 @@ def relink(app: object, name: str, source: list[str]) -> None:
     source[0] = rewrite_links(source[0], (DOCS / name).parent, name)
 
 
+def keep_symbols(app: object, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Shows symbols in docstrings, such as [B, *F] and |TD error|, as they are."""
+    lines[:] = [re.sub(r"([*|])", r"\\\1", line) for line in lines]
+
+
 def setup(app) -> None:  # type: ignore[no-untyped-def]
     """What Sphinx calls first."""
     write_pages()
     app.connect("source-read", relink)
+    app.connect("autodoc-process-docstring", keep_symbols)
