@@ -20,15 +20,12 @@ from apex.transport.messages.status import ActorStatus
 
 
 class WorkerReports:
-    """Reports of the worker processes to their parent: figures and errors in shared memory, scores over sockets."""
-
-    MAX_ERROR_BYTES = 2_000
+    """Reports of the worker processes to their parent: figures in shared memory, scores over sockets."""
 
     def __init__(self, num_workers: int) -> None:
         """Create this object before the fork."""
         # float64[workers, 2]: steps of each stream, seconds spent waiting
         self.figures = np.frombuffer(mmap.mmap(-1, 16 * num_workers), np.float64).reshape(num_workers, 2)
-        self._errors = [mmap.mmap(-1, self.MAX_ERROR_BYTES) for _ in range(num_workers)]
         self._sockets = [socketpair(type=SOCK_DGRAM) for _ in range(num_workers)]
         for end in chain.from_iterable(self._sockets):
             end.setblocking(False)
@@ -46,17 +43,6 @@ class WorkerReports:
             with suppress(BlockingIOError):
                 while True:
                     yield decode_json(memoryview(receiver.recv(MAX_JSON_BYTES)), Scores)
-
-    def record_error(self, worker: int, text: str) -> None:
-        """Records why a worker ends; the parent adds this text to its own error."""
-        data = text.encode(errors="replace")[: self.MAX_ERROR_BYTES]
-        self._errors[worker][: len(data)] = data
-
-    @property
-    def error(self) -> str:
-        """The text of the first worker that recorded one; "" if none did."""
-        texts = (memory[:].rstrip(b"\0").decode(errors="replace") for memory in self._errors)
-        return next(filter(None, texts), "")
 
     def close(self) -> None:
         """Closes the sockets."""

@@ -6,7 +6,7 @@ from apex.acting.host import ActorHost, WorkerReports
 from apex.acting.shared_parameters import SharedParameters
 from apex.acting.worker import Work, WorkerTask
 from apex.environments.foreign import require_trust
-from apex.errors import FINISHED, NEIGHBOUR_GONE, ChildDiedError
+from apex.errors import FINISHED, NEIGHBOUR_GONE
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.hardware import read_machine
 from apex.runtime.lifecycle import Stop
@@ -35,8 +35,8 @@ def join(stop: Stop, *, route: Route, processes: int, envs: int) -> Welcome | No
 def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int | None:
     """Runs one worker process per `envs` leased streams (0: as configured) until the run ends; returns the exit status.
 
-    Returns None if a replay server has moved, so that this host must join again. If a worker dies, raises
-    ChildDiedError with the cause that the worker recorded.
+    Returns None if a replay server has moved, so that this host must join again. Raises ChildDiedError if a worker
+    dies.
     """
     require_trust(welcome.config, given=bool(welcome.route.keys))
     streams = welcome.streams
@@ -65,8 +65,6 @@ def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int | No
         if session.moved and not session.finished:
             return None
         return NEIGHBOUR_GONE if session.lost else FINISHED
-    except ChildDiedError as error:
-        raise ChildDiedError(": ".join(filter(None, [str(error), reports.error]))) from error
     finally:
         stop_children(children)
         if session is not None:

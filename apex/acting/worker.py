@@ -18,7 +18,6 @@ from apex.config import Config
 from apex.config.algorithm_choice import is_wide
 from apex.environments.factory import make_environment
 from apex.environments.interface import VectorEnvironment
-from apex.errors import EnvironmentFailure
 from apex.runtime.hardware import read_bfloat16
 from apex.runtime.lifecycle import Stop
 from apex.transport.codec import Codec
@@ -61,9 +60,6 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
         actor = make_actor(config, schema, environment, streams, link=link, parameters=task.shared, rng=rng)
         try:
             explore(stop, actor, task.reports, task.number)
-        except EnvironmentFailure as failure:
-            task.reports.record_error(task.number, str(failure))
-            raise
         finally:
             environment.close()
 

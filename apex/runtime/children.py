@@ -3,6 +3,7 @@
 import atexit
 import json
 import logging
+import mmap
 import multiprocessing
 import multiprocessing.util
 import os
@@ -16,15 +17,17 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from apex.config import RunConfig
-from apex.errors import FAILED, REFUSED, ChildDiedError, ChildRefusedError, UsageError
+from apex.errors import FAILED, REFUSED, ApexError, ChildDiedError, ChildRefusedError, UsageError, describe_exception
 from apex.facts import Waiting
 from apex.runtime.file_lock import FileLock
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait, stop_on_signals
 from apex.runtime.logs import RoleFormatter
 from apex.runtime.spawn import belong_to
+from apex.runtime.text import clean
 from apex.runtime.watchdog import Pulse, StuckDetector, abort
 
 KILL_SECONDS = 1.0  # maximum time until a process has ended after SIGKILL
+MAX_ERROR_BYTES = 2_000  # maximum size of the error that a child tells its parent
 
 log = logging.getLogger("apex")
 if logging.lastResort is not None:  # prints the waits of a command that has no log yet
@@ -36,11 +39,11 @@ def start_child(name: str, target: Callable[..., None], *args: Any) -> BaseProce
     """Forks a child that runs `target(stop, *args)`. SIGTERM requests `stop`; the child ignores Ctrl-C."""
     if not _started:
         atexit.register(_kill_remaining)  # Runs before multiprocessing's exit handler, registered earlier.
-    pulse = Pulse()
-    process = _fork.Process(target=_run, args=(os.getpid(), name, pulse, target, args), name=name)
+    pulse, error = Pulse(), mmap.mmap(-1, MAX_ERROR_BYTES)
+    process = _fork.Process(target=_run, args=(os.getpid(), name, pulse, error, target, args), name=name)
     process.start()
     wait = Wait(f"parent of {name}")
-    _started[process] = _Started(StuckDetector(pulse.count, process.pid), wait)
+    _started[process] = _Started(StuckDetector(pulse.count, process.pid), wait, error)
     return process
 
 
@@ -50,6 +53,7 @@ class _Started:
 
     detector: StuckDetector
     wait: Wait  # for the child's next heartbeat
+    error: mmap.mmap  # the exception that ended the child, in memory shared with it
     stuck_for: float = 0.0  # seconds without a heartbeat if the child was killed as stuck; else 0
 
 
@@ -63,23 +67,27 @@ def _kill_remaining() -> None:
             process.kill()
 
 
-def _run(parent: int, name: str, pulse: Pulse, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _run(
+    parent: int, name: str, pulse: Pulse, told: mmap.mmap, target: Callable[..., None], args: tuple[Any, ...]
+) -> None:
     belong_to(parent)
     FileLock.forget()
     with stop_on_signals(pulse.tick) as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             target(stop, *args)
-        except UsageError as error:
-            log.error("%s: %s", name, error)
-            sys.exit(REFUSED)
-        except Exception:
+        except Exception as error:
+            text = str(error) if isinstance(error, ApexError) else describe_exception(error)
+            told.write(clean(text).encode(errors="replace")[:MAX_ERROR_BYTES])
+            if isinstance(error, UsageError):
+                log.error("%s: %s", name, error)
+                sys.exit(REFUSED)
             log.exception("%s failed", name)
             sys.exit(FAILED)
 
 
 def check_children(children: Sequence[BaseProcess], stuck_seconds: float = 0.0) -> None:
-    """Raises ChildDiedError if a child has ended, or ChildRefusedError if it ended with status 2.
+    """Raises ChildDiedError if a child has ended, or ChildRefusedError if it ended with status 2, with its exception.
 
     A child that sends no heartbeat for `stuck_seconds` (0: no limit) is killed and counts as ended.
     """
@@ -97,10 +105,11 @@ def check_children(children: Sequence[BaseProcess], stuck_seconds: float = 0.0) 
                 started.wait.over()
         if started.stuck_for:
             raise ChildDiedError(f"{child.name} had no heartbeat for {started.stuck_for:.0f} s and was killed as stuck")
+        told = started.error[:].rstrip(b"\0").decode(errors="replace")
         if child.exitcode == REFUSED:
-            raise ChildRefusedError(f"the {child.name} process refused to continue; see the error above")
+            raise ChildRefusedError(f"{child.name}: {told}")
         if child.exitcode is not None:
-            raise ChildDiedError(f"{child.name} ended with status {child.exitcode}")
+            raise ChildDiedError(f"{child.name} ended with status {child.exitcode}" + (f": {told}" if told else ""))
 
 
 def stop_children(children: Sequence[BaseProcess], grace_seconds: float = 2.0) -> None:

@@ -69,11 +69,3 @@ def test_a_full_socket_refuses_scores_without_blocking(reports):
     assert sum(1 for _ in reports.receive_scores()) == num_sent + 1
     assert num_sent >= 100  # more than a minute of reports
     assert reports.send_scores(1, scores)
-
-
-def test_the_error_of_the_first_worker_is_kept(reports):
-    assert reports.error == ""
-    reports.record_error(1, "environment 3 raised KeyError: 'T\u00fcr'")
-    assert reports.error == "environment 3 raised KeyError: 'T\u00fcr'"
-    reports.record_error(0, "x" * 5_000)
-    assert len(reports.error) == WorkerReports.MAX_ERROR_BYTES

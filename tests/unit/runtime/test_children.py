@@ -40,7 +40,7 @@ def start_ready(target):
 
 
 def fail(stop):
-    raise RuntimeError("on purpose")
+    raise RuntimeError("on\npurpose, T\u00fcr" + 5_000 * "x")
 
 
 def refuse(stop):
@@ -77,12 +77,16 @@ def test_children_share_one_grace_period():
     assert [child.exitcode for child in children] == [-signal.SIGKILL] * 5
 
 
-@pytest.mark.parametrize(("target", "error"), [(fail, ChildDiedError), (refuse, ChildRefusedError)])
-def test_the_parent_raises_an_error_that_names_the_child(target, error):
+@pytest.mark.parametrize(
+    ("target", "error", "text"),
+    [(fail, ChildDiedError, "RuntimeError: on purpose, T\u00fcr"), (refuse, ChildRefusedError, "no such thing")],
+)
+def test_the_parent_raises_the_error_of_the_child_in_one_line(target, error, text):
     child = start_child("sampler-3", target)
     child.join(DEADLINE)
-    with pytest.raises(error, match=r"sampler-3"):
+    with pytest.raises(error, match=rf"sampler-3.*{text}") as raised:
         check_children([child])
+    assert len(str(raised.value)) < 2_100
 
 
 def beat_and_then(stop, action):
