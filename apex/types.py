@@ -6,6 +6,7 @@ frames, *F one frame. An action is int64, 0 ... A - 1, or float32[K] in [-1, 1],
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from functools import cache
@@ -202,6 +203,8 @@ class Step(NamedTuple):
     played: Array | None = None  # [E] or [E, K]  executed actions; None: the chosen actions were executed
     action_mask: NDArray[np.bool_] | None = None  # [E, A]  actions allowed in `observation`; None: no masks
     final_mask: NDArray[np.bool_] | None = None  # [E, A]  actions allowed in `final_observation`
+    # number of an environment whose episode ended -> the metrics that it reported, by name
+    metrics: Mapping[int, Mapping[str, float]] = {}
 
 
 class Stream(NamedTuple):

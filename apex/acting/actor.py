@@ -14,7 +14,7 @@ from apex.config import ActorConfig
 from apex.environments.interface import VectorEnvironment
 from apex.facts import Waiting
 from apex.runtime.lifecycle import POLL_SECONDS, Wait
-from apex.transport.messages.results import ActorScores, Scores, ScoreSums
+from apex.transport.messages.results import ActorScores, MetricSum, Scores, ScoreSums
 from apex.transport.timing import DRAIN_SECONDS
 from apex.types import Array, Exploration, Parameters, Step, Stream
 
@@ -50,7 +50,7 @@ class ActingPolicy:
 
 
 class EpisodeScores(ScoreSums):
-    """Scores of full games per actor: sums of unclipped rewards. A lost life does not end a game."""
+    """Scores of full games per actor: sums of unclipped rewards. A lost life does not end a game. Also sums metrics."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         super().__init__()
@@ -70,6 +70,8 @@ class EpisodeScores(ScoreSums):
                 for i in np.flatnonzero(finished).tolist()
             ]
             self.add(Scores(games, 0 if step.failed is None else int(step.failed.sum())))
+            for metrics in step.metrics.values():
+                self.add(Scores([], 0, {name: MetricSum(1, value) for name, value in metrics.items()}))
             self._score[ended] = 0
             self._length[ended] = 0
 

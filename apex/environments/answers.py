@@ -2,18 +2,21 @@
 
 import logging
 import math
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.metric_tags import MAX_METRICS, SUCCESS
 from apex.types import Array
 
 # Maximum |reward| of a step. With n <= 64, returns stay below 1e15, beyond which the learner skips them.
 MAX_REWARD = 1e13
 MAX_VALUE = float(np.finfo(np.float32).max)  # maximum |value| in an observation
 MASK = "action_mask"  # key in `info`, as in Gymnasium's own environments
+MAX_NAME = 64  # maximum characters in the name of a metric
 
 NUM_CHECKED_STEPS = 1_000  # number of steps of the first environment whose scale is checked
 LARGE_OBSERVATION = 100.0  # networks for vectors expect values of about 1
@@ -95,6 +98,22 @@ def read_mask(info: Any, num_actions: int) -> NDArray[np.bool_]:
     if not mask.any():
         raise BadAnswerError(f"returned an {MASK} that allows no action, although the episode has not ended")
     return mask.astype(np.bool_)
+
+
+def read_metrics(info: Any) -> dict[str, float]:
+    """Returns the metrics of an episode from the `info` of its last step: "is_success", and the numbers in "metrics".
+
+    Ignores values that are not finite numbers, long and unprintable names, and metrics above MAX_METRICS.
+    """
+    info = info if isinstance(info, Mapping) else {}
+    more = info.get("metrics")
+    found: dict[str, float] = {}
+    for name, value in {SUCCESS: info.get("is_success"), **(more if isinstance(more, Mapping) else {})}.items():
+        number = value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
+        is_name = isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isascii() and name.isprintable()
+        if is_name and isinstance(number, int | float) and abs(number) <= MAX_REWARD and len(found) < MAX_METRICS:
+            found[name] = float(number)
+    return found
 
 
 class ScaleCheck:

@@ -80,6 +80,7 @@ class SyncVectorEnvironment:
         observation[:, :-1] = self._observation[:, 1:]
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated, failed = np.zeros((3, self.num_envs), np.bool_)
+        metrics = {}
         for i in range(self.num_envs):
             if self._resting[i]:
                 observation[i] = self._observation[i]
@@ -91,6 +92,8 @@ class SyncVectorEnvironment:
                     mask[i] = answers.read_mask(info, len(mask[i]))
                 if i == 0:
                     self._scale.check(frame, float(reward[0]))
+                if terminated[i] or truncated[i]:
+                    metrics[i] = answers.read_metrics(info)
             except (Exception, SystemExit) as error:
                 self._budget.record(i, error)
                 terminated[i], truncated[i], failed[i] = False, False, True
@@ -111,6 +114,7 @@ class SyncVectorEnvironment:
             failed=failed if failed.any() else None,
             action_mask=mask if self._masked else None,
             final_mask=final_mask if self._masked else None,
+            metrics=metrics,
         )
 
     def rest(self, i: int) -> None:

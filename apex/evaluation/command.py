@@ -27,14 +27,16 @@ from apex.config.validation import PositiveInt, Probability, Seed, checked
 from apex.environments.factory import describe, kind, make_environment
 from apex.environments.foreign import environment_modules
 from apex.errors import FAILED, FINISHED, require
-from apex.evaluation.episodes import ActFunction, Episode, Summary, evaluation_seed, play, summarize
+from apex.evaluation.episodes import ActFunction, Episode, Metric, Summary, evaluation_seed, metrics_of, play, summarize
 from apex.evaluation.evaluator import make_policy
 from apex.evaluation.policy import EPSILON, add_policy, default_epsilon, find_policy, require_fit
 from apex.evaluation.video import FORMATS, Camera, begin_video
+from apex.metric_tags import SUCCESS
 from apex.runs.checkpoints.policy_file import read_policy
 from apex.runs.folder import open_run
 from apex.runtime import trust
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
+from apex.sentences import plural
 from apex.types import Array
 
 
@@ -44,6 +46,7 @@ class Evaluation(Summary):
 
     scores: list[float]  # sum of the raw rewards of each game
     lengths: list[int]  # steps of each game
+    metrics: dict[str, Metric]  # by name: info["is_success"] as "success", and the numbers in info["metrics"]
     epsilon: float  # probability of a random action; for continuous actions, standard deviation of the noise
     seed: int
     checkpoint: Path | None  # checkpoint of the policy; None: a random policy
@@ -236,6 +239,7 @@ def _sum_up(player: Player, seed: int, games: Sequence[Episode], video: Path | N
         **asdict(summarize(games)),
         scores=[game.score for game in games],
         lengths=[game.length for game in games],
+        metrics=metrics_of(games),
         epsilon=player.epsilon,
         seed=seed,
         checkpoint=player.checkpoint,
@@ -265,5 +269,15 @@ def _report(evaluation: Evaluation, environment: EnvironmentConfig) -> None:
         rows["games"] += f", sticky actions {sticky:g}" if sticky else ", no sticky actions"
     if evaluation.video is not None:
         rows["video"] = str(evaluation.video)
-    for name, value in rows.items():
+    metrics = {name: _describe(name, metric, evaluation.episodes) for name, metric in evaluation.metrics.items()}
+    for name, value in (*rows.items(), *metrics.items()):
         print(f"{name:<12} {value}")
+
+
+def _describe(name: str, metric: Metric, episodes: int) -> str:
+    """Returns a metric with its interval, and the number of its games unless they are all."""
+    scale, unit = (100, " %") if name == SUCCESS else (1, "")
+    bounds = [f"{scale * each:.4g}" for each in metric.interval or ()]
+    interval = f"  (95 % interval: {' ... '.join(bounds)})" if bounds else ""
+    games = "" if metric.games == episodes else f", of {plural(metric.games, 'game')}"
+    return f"{scale * metric.mean:.4g}{unit}{interval}{games}"

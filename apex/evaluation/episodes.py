@@ -1,8 +1,9 @@
 """Plays full games in parallel and scores them by their raw rewards, without a bias towards short games."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from apex.algorithms.interface import Mask, check_allowed
 from apex.environments.interface import VectorEnvironment
+from apex.metric_tags import MAX_METRICS
 from apex.types import Array, Step
 
 NUM_RESAMPLES = 10_000  # resamples of the bootstrap
@@ -27,6 +29,7 @@ class Episode(NamedTuple):
 
     score: float  # sum of the raw rewards
     length: int  # number of steps
+    metrics: Mapping[str, float] = {}  # what the environment reported at the end, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,15 @@ class Summary:
     length: float  # mean number of steps
     # 95 % bootstrap confidence interval of the mean; too narrow for fewer than ten games. None: only one game
     interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A metric that the environment reported at the end of some games. Of "success", the mean is a share of them."""
+
+    games: int  # games that reported it
+    mean: float
+    interval: tuple[float, float] | None  # 95 % bootstrap confidence interval of the mean; None: only one game
 
 
 def play(
@@ -77,7 +89,7 @@ def play(
             log.warning(message, i, num_envs, endless_steps)
         for i in np.flatnonzero(step.terminated | step.truncated):
             if missing[i]:
-                games.append(Episode(float(scores[i]), int(lengths[i])))
+                games.append(Episode(float(scores[i]), int(lengths[i]), step.metrics.get(int(i), {})))
                 on_game(games[-1])
                 missing[i] -= 1
                 if not missing[i]:
@@ -100,6 +112,16 @@ def summarize(games: Sequence[Episode]) -> Summary:
         length=float(np.mean([game.length for game in games])),
         interval=_bootstrap(scores) if len(games) > 1 else None,
     )
+
+
+def metrics_of(games: Sequence[Episode]) -> dict[str, Metric]:
+    """Returns the metrics of the games by name, at most MAX_METRICS."""
+    names = islice(dict.fromkeys(name for game in games for name in game.metrics), MAX_METRICS)
+    found = {name: np.array([game.metrics[name] for game in games if name in game.metrics]) for name in names}
+    return {
+        name: Metric(games=len(each), mean=float(each.mean()), interval=_bootstrap(each) if len(each) > 1 else None)
+        for name, each in found.items()
+    }
 
 
 def evaluation_seed(seed: int, number: int = 0, life: int = 0) -> int:

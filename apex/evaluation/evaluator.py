@@ -13,7 +13,7 @@ from apex.config import Config
 from apex.environments import factory
 from apex.environments.interface import VectorEnvironment
 from apex.errors import EnvironmentFailure, UsageError
-from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, play, summarize
+from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, metrics_of, play, summarize
 from apex.facts import Waiting
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.messages.results import EvaluationResult
@@ -151,6 +151,7 @@ class Evaluator:
             seed=seed,
             num_envs=min(config.num_envs, summary.episodes),
             seconds=self._clock.monotonic() - since,
+            metrics={name: metric.mean for name, metric in metrics_of(played).items()},
         )
         is_best = self.best is None or result.mean >= self.best
         if is_best:

@@ -348,7 +348,7 @@ def check_sender(message: dict[str, Any]) -> None:
 
 
 def check_scores(scores: Any) -> None:
-    must(type(scores) is dict and {"actors"} <= scores.keys() <= {"actors", "faults"})
+    must(type(scores) is dict and {"actors"} <= scores.keys() <= {"actors", "faults", "metrics"})
     must(is_whole(scores.get("faults", 0), 0, 2**62))
     actors = scores["actors"]
     must(type(actors) is list and len(actors) <= 1_000)
@@ -358,6 +358,15 @@ def check_scores(scores: Any) -> None:
         must(is_whole(actor_id, 0, 2**32 - 1) and is_whole(games, 1, 2**31 - 1))
         must(score is None or is_number(score))
         must(is_whole(length, 0, 2**62))
+    for each in named(scores.get("metrics", {})):
+        must(type(each) is list and len(each) == 2)
+        must(is_whole(each[0], 1, 2**31 - 1) and is_number(each[1]))
+
+
+def named(metrics: Any) -> Any:
+    """The values of at most 16 metrics by name."""
+    must(type(metrics) is dict and len(metrics) <= 16 and all(map(is_text, metrics)))
+    return metrics.values()
 
 
 def read_control(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
@@ -432,6 +441,8 @@ def check_result(result: dict[str, Any]) -> None:
             must(is_number(value))
         elif name == "scores":
             must(type(value) is list and len(value) <= 10_000 and all(is_number(each) for each in value))
+        elif name == "metrics":
+            must(all(map(is_number, named(value))))
         else:
             raise Refused
 

@@ -108,7 +108,7 @@ REQUESTS: list[dict[str, Any]] = [
         for role, status in STATUSES.items()
     ),
     {**HEARTBEAT, "streams": [[0, 1], [3, 1]], "endpoints": {}, "type": "actor_heartbeat", "status": OF_ACTOR}
-    | {"scores": {"actors": [[0, 2, 7.5, 30], [3, 1, None, 4]], "faults": 1}},
+    | {"scores": {"actors": [[0, 2, 7.5, 30], [3, 1, None, 4]], "faults": 1, "metrics": {"success": [2, 1.0]}}},
     {
         **HEARTBEAT,
         "streams": [],
@@ -120,7 +120,7 @@ REQUESTS: list[dict[str, Any]] = [
 ]
 RESULT = EvaluationResult(
     updates=12, mean=3.5, median=3.0, length=10, episodes=2, confirmed=False, scores=[3, 4.0], epsilon=0.01, seed=9,
-    num_envs=2, seconds=1.0,
+    num_envs=2, seconds=1.0, metrics={"success": 0.5},
 )  # fmt: skip
 
 

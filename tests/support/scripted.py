@@ -9,10 +9,10 @@ class ScriptedEnvironment:
     """games[i][k] are the rewards of environment i's game k; after its last game, it plays the first one again.
 
     The observation [E, 1, 1] is the number of the step within its game. With `masked`, the mask allows only this
-    action.
+    action. `reports`: the metrics of each game, by its last reward.
     """
 
-    def __init__(self, games, *, truncates=False, loses_lives=False, masked=False):
+    def __init__(self, games, *, truncates=False, loses_lives=False, masked=False, reports=None):
         self.num_envs = len(games)
         self.actions = []  # record of the calls
         self.rested = []  # (environment, number of its steps)
@@ -21,6 +21,7 @@ class ScriptedEnvironment:
         self._truncates = truncates
         self._loses_lives = loses_lives
         self._masked = masked
+        self._reports = reports or {}
 
     @property
     def action_mask(self):
@@ -45,7 +46,9 @@ class ScriptedEnvironment:
         none = np.zeros_like(ended)
         terminated, truncated = (none, ended) if self._truncates else (ended, none)
         lost = ~ended & self._loses_lives
-        return Step(self._observe(), reward, terminated, truncated, lost, final, action_mask=self.action_mask)
+        step = Step(self._observe(), reward, terminated, truncated, lost, final, action_mask=self.action_mask)
+        reports = {int(i): self._reports[reward[i]] for i in np.flatnonzero(ended) if reward[i] in self._reports}
+        return step._replace(metrics=reports)
 
     def rest(self, i):
         self.rested.append((i, len(self.actions)))

@@ -13,6 +13,7 @@ import pytest
 import apex
 from apex.command_line import parse_config
 from apex.runs.folder import RunFolder
+from apex.runs.history import RunHistory
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs/tutorials"
@@ -44,7 +45,10 @@ def test_the_tutorial_environment_is_trained_evaluated_and_filmed(tmp_path):
     train, evaluate = commands_of("environment.md")
     type_apex(tmp_path, [*train, *SHORT])
     summary = json.loads(type_apex(tmp_path, [*evaluate, "--json"]).splitlines()[-1])
-    assert summary["episodes"] == 20
+    assert summary["episodes"] == summary["metrics"]["success"]["games"] == 20
+    history = RunHistory(RunFolder.open(tmp_path / "runs/corridor"))
+    assert "actor_metrics/success" in history.tags("actor")
+    assert "evaluator_metrics/success" in history.tags("evaluator")
     assert (tmp_path / "corridor.mp4").stat().st_size > 1_000
     script = python_of("environment.md", 1).replace(
         'run={"max_minutes": 1}', 'run={"max_updates": 20, "tensorboard": False}, evaluator={"enabled": False}'

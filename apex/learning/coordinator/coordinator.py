@@ -4,7 +4,10 @@ The coordinator has no socket. `server` passes messages to it; a run in a single
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
 
 from apex.algorithms.interface import make_algorithm
 from apex.config import to_dict
@@ -14,6 +17,7 @@ from apex.learning.coordinator.link import FromTrainer, News, TrainerEnd, Traine
 from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row, score_row
 from apex.learning.coordinator.state import RunState
 from apex.learning.coordinator.status import summarize
+from apex.metric_tags import MAX_METRICS
 from apex.replay_memory.store.location import memory_id
 from apex.runs.checkpoints.best_policy import BestPolicy, games_of
 from apex.runs.folder import RunFolder
@@ -63,6 +67,7 @@ class Coordinator:
         self._metrics = MetricsWriter(folder.path)
         self._rows = MetricRows(self.state, OF_A_CLOCK if deterministic else ())
         self._scores = ScoreSums()  # scores for the next row of the curves
+        self._metric_names: list[str] = []  # of the environment's metrics, each of which has a curve
         self._curves_began = False  # whether the step from which the curves continue is known
         # session -> time of its first request for a shard that another server may hold
         self._asked: dict[int, float] = {}
@@ -187,7 +192,7 @@ class Coordinator:
     def keep_scores(self, scores: Scores) -> None:
         """Keeps scores for the next row of the curves. Ignores ids that the run does not have."""
         known = [actor for actor in scores.actors if actor.actor_id < self._config.actor.num_actors]
-        self._scores.add(Scores(known, scores.faults))
+        self._scores.add(Scores(known, scores.faults, self._known(scores.metrics)))
         self.state.num_episodes += sum(actor.games for actor in known)
         self.state.num_faults += scores.faults
 
@@ -201,7 +206,7 @@ class Coordinator:
         if state.end and state.evaluation is not None and state.evaluation.confirmed:
             return
         state.best_score = self._best_policy.keep(result.mean, parameters, games_of(result))
-        state.evaluation = result
+        state.evaluation = result = replace(result, metrics=self._known(result.metrics))
         state.decide_end()
         if self._begin_curves():
             self._metrics.accept(evaluation_row(state.num_steps, result, state.best_score))
@@ -225,6 +230,11 @@ class Coordinator:
         if self._begin_curves():
             self._write_scores()
         self._metrics.close()
+
+    def _known(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the metrics with the first MAX_METRICS names that environments have reported in this start."""
+        self._metric_names = list(dict.fromkeys([*self._metric_names, *metrics]))[:MAX_METRICS]
+        return {name: metrics[name] for name in self._metric_names if name in metrics}
 
     def _write_scores(self) -> None:
         if (scores := self._scores.take(None)) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from msgspec.structs import asdict
 
 from apex.learning.coordinator.state import RunState
-from apex.metric_tags import EPISODES, FAULTS, LENGTH, MEAN_SCORE, SCORE, score_tag
+from apex.metric_tags import ACTOR_METRIC, EPISODES, EVALUATOR_METRIC, FAULTS, LENGTH, MEAN_SCORE, SCORE, score_tag
 from apex.runs.metrics.writer import MetricRow
 from apex.sentences import advise
 from apex.transport.messages.histogram import Histogram
@@ -58,6 +58,7 @@ def score_row(state: RunState, scores: Scores) -> MetricRow:
             scalars |= {SCORE: score / games, LENGTH: length / games}
     if scores.actors:
         scalars[MEAN_SCORE] = total / sum(actor.games for actor in scores.actors)
+    scalars |= {ACTOR_METRIC + name: metric.total / metric.games for name, metric in scores.metrics.items()}
     if state.num_faults:
         scalars[FAULTS] = state.num_faults
     return MetricRow("actor", state.num_steps, scalars)
@@ -69,6 +70,7 @@ def evaluation_row(steps: int, result: EvaluationResult, best: float) -> MetricR
     names |= {"length": "length", "episodes": "episodes"}
     figures = {f"evaluator/{tag}": getattr(result, name) for tag, name in names.items()}
     scalars = {tag: value for tag, value in figures.items() if value is not None}
+    scalars |= {EVALUATOR_METRIC + name: value for name, value in result.metrics.items()}
     return MetricRow("evaluator", steps, scalars | {"evaluator/best_score": best})
 
 

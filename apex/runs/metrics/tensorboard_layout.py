@@ -35,6 +35,7 @@ LAYOUT: Layout = {
         "Score of every actor, by exploration": ["actors/score_"],
         "Mean score of all actors": ["actors/mean_score$"],
         "Greedy score: mean, 95 % interval, median": ["evaluator/score"],
+        "Share of games with success, evaluated": ["evaluator_metrics/success$"],
         "Length of a game, in steps": ["evaluator/length$", "actor_highest_id/length$"],
     },
     LEARNER: {

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 
 from apex.config import dump_toml
+from apex.metric_tags import ACTOR_METRIC, EVALUATOR_METRIC, SUCCESS
 from apex.runs.folder import RunFolder
 from apex.runs.history import ACTOR_SCORE, EVALUATION, RunHistory
 from apex.runs.plots.aggregate import Axis
@@ -73,9 +74,20 @@ def build_page(run: RunFolder, video: EmbeddedVideo | str) -> str:
 
 
 def _figures(history: RunHistory) -> list[tuple[str, str]]:
-    """Returns names and last values of FIGURES; omits what was never recorded."""
-    series = [(name, form, history.series(role, tag).values) for name, role, tag, form in FIGURES]
+    """Returns names and last values of the environment's metrics and of FIGURES; omits what was never recorded."""
+    figures = (*_metrics(history), *FIGURES)
+    series = [(name, form, history.series(role, tag).values) for name, role, tag, form in figures]
     return [(name, form.format(values[-1])) for name, form, values in series if len(values)]
+
+
+def _metrics(history: RunHistory) -> list[tuple[str, str, str, str]]:
+    """Returns the environment's metrics like FIGURES: those of evaluations, or of the actors if there are none."""
+    for role, prefix, of in (("evaluator", EVALUATOR_METRIC, "evaluations"), ("actor", ACTOR_METRIC, "all actors")):
+        names = sorted(tag.removeprefix(prefix) for tag in history.tags(role) if tag.startswith(prefix))
+        if names:
+            form = {SUCCESS: "{:.1%}"}
+            return [(f"{name}, {of}", role, prefix + name, form.get(name, "{:,.4g}")) for name in names]
+    return []
 
 
 def _score_charts(run: RunFolder, history: RunHistory) -> list[Chart]:
@@ -87,7 +99,8 @@ def _score_charts(run: RunFolder, history: RunHistory) -> list[Chart]:
 
 
 def _training_charts(history: RunHistory) -> list[Chart]:
-    curves = [(history.series(role, tag), title, axis) for role, tag, title, axis in CURVES]
+    metrics: list[tuple[str, str, str, Axis]] = [(role, tag, name, "steps") for name, role, tag, _ in _metrics(history)]
+    curves = [(history.series(role, tag), title, axis) for role, tag, title, axis in (*metrics, *CURVES)]
     return [Chart(title, chart([Line([c], width=1.2)], axis, title)) for c, title, axis in curves if len(c.values)]
 
 

@@ -4,10 +4,11 @@ import math
 from itertools import islice
 from typing import Annotated, NamedTuple
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from apex.config.tree import MAX_EPISODES
-from apex.facts import Number, Record
+from apex.facts import Number, Record, Text
+from apex.metric_tags import MAX_METRICS
 from apex.transport.messages.fields import U31, U32, Count
 
 MAX_SCORES = 1_000  # maximum actors in one message; the scores of others follow with the next message
@@ -29,6 +30,7 @@ class EvaluationResult(Record, frozen=True, kw_only=True, omit_defaults=True):
     seed: U31  # seed that reproduces these episodes if `num_envs` is the same
     num_envs: Annotated[int, Meta(ge=1, le=MAX_EPISODES)]  # parallel environments
     seconds: Number  # duration of the evaluation
+    metrics: Annotated[dict[Text, Number], Meta(max_length=MAX_METRICS)] = field(default_factory=dict)  # their means
 
 
 class ActorScores(NamedTuple):
@@ -40,11 +42,19 @@ class ActorScores(NamedTuple):
     length: Count  # sum of the games' steps
 
 
-class Scores(Record, frozen=True):
+class MetricSum(NamedTuple):
+    """A metric that environments report at the end of their games."""
+
+    games: Annotated[int, Meta(ge=1, le=2**31 - 1)]  # games that reported it
+    total: Number  # sum over these games
+
+
+class Scores(Record, frozen=True, omit_defaults=True):
     """The games that actors have finished since the last message."""
 
     actors: Annotated[list[ActorScores], Meta(max_length=MAX_SCORES)]
     faults: Count = 0  # games without a score, because a fault of the environment ended them
+    metrics: Annotated[dict[Text, MetricSum], Meta(max_length=MAX_METRICS)] = field(default_factory=dict)
 
 
 class ScoreSums:
@@ -53,6 +63,7 @@ class ScoreSums:
     def __init__(self) -> None:
         self._actors: dict[int, ActorScores] = {}
         self._faults = 0
+        self._metrics: dict[str, MetricSum] = {}
 
     def add(self, scores: Scores) -> None:
         """Adds scores to those that wait."""
@@ -61,13 +72,17 @@ class ScoreSums:
             _, more_games, more_score, more_length = self._actors.get(actor_id, (actor_id, 0, 0.0, 0))
             total = math.nan if score is None or more_score is None else score + more_score
             self._actors[actor_id] = ActorScores(actor_id, games + more_games, total, length + more_length)
+        for name, (games, total) in scores.metrics.items():
+            if name in self._metrics or len(self._metrics) < MAX_METRICS:
+                before = self._metrics.get(name, MetricSum(0, 0.0))
+                self._metrics[name] = MetricSum(before.games + games, before.total + total)
 
     def take(self, most: int | None = MAX_SCORES) -> Scores | None:
         """Removes and returns the scores of up to `most` actors (None: of all); None if no scores wait."""
-        if not self._actors and not self._faults:
+        if not self._actors and not self._faults and not self._metrics:
             return None
-        scores = Scores(list(islice(self._actors.values(), most)), self._faults)
-        self._faults = 0
+        scores = Scores(list(islice(self._actors.values(), most)), self._faults, self._metrics)
+        self._faults, self._metrics = 0, {}
         for actor in scores.actors:
             del self._actors[actor.actor_id]
         return scores

@@ -275,11 +275,12 @@ def test_an_actor_that_never_acted_sends_nothing():
     assert tape.calls == ["reset"]
 
 
-def step_of(rewards, ended, failed=None):
+def step_of(rewards, ended, failed=None, metrics=None):
     none = np.zeros(len(rewards), bool)
     observation = np.zeros((len(rewards), 1, 4), np.float32)
     failed = None if failed is None else np.array(failed)
-    return Step(observation, np.array(rewards, np.float32), np.array(ended), none, none, observation, failed)
+    step = Step(observation, np.array(rewards, np.float32), np.array(ended), none, none, observation, failed)
+    return step._replace(metrics=metrics or {})
 
 
 def test_scores_are_sums_of_raw_rewards_over_full_games():
@@ -299,3 +300,11 @@ def test_games_ended_by_a_fault_are_counted_without_a_score():
     assert (scores.take().faults, scores.take()) == (1, None)
     scores.add_step(step_of([5, 1], [True, False]))
     assert scores.take().actors == [(3, 1, 5, 1)]
+
+
+def test_metrics_are_summed_over_the_games_of_all_streams():
+    scores = EpisodeScores(STREAMS)
+    scores.add_step(step_of([1, 1], [True, True], metrics={0: {"laps": 2.0, "success": 1.0}, 1: {"success": 0.0}}))
+    scores.add_step(step_of([1, 1], [True, False], metrics={0: {"success": 1.0}}))
+    assert scores.take().metrics == {"laps": (1, 2.0), "success": (3, 2.0)}
+    assert scores.take() is None

@@ -207,7 +207,7 @@ def drive(scripts, schema, builder, *, cut_when=lambda t: False):
         value, state_value, final_value = qs[t][np.arange(len(action)), action], qs[t].max(1), final_q.max(1)
         builder.append(action, value, state_value, step, final_value if (truncated & ~terminated).any() else None)
         for array in (*step, action, value, state_value, final_value):
-            if array is not None:
+            if isinstance(array, np.ndarray):
                 array.fill(1)
     return [*cuts, builder.cut(qs[-1].max(1))]
 

@@ -511,6 +511,29 @@ def test_end_of_an_episode_gives_last_and_first_observation():
     assert not any(step.truncated.any() or step.life_lost.any() for step in steps)
 
 
+class Reporter(Counter):
+    """Reports the number of its episode in each step. The third step of the second environment is faulty."""
+
+    made = 0
+
+    def __init__(self):
+        Reporter.made += 1
+        super().__init__(faults={3: {"info": {}, "reward": "x"}} if Reporter.made == 2 else {})
+
+    def step(self, action):
+        *answer, info = super().step(action)
+        return *answer, {**info, "metrics": {"episode": self.episode}}
+
+
+def test_metrics_are_those_of_the_last_step_of_each_environment(monkeypatch):
+    monkeypatch.setattr(Reporter, "made", 0)
+    _, steps = play(make(here(Reporter), 3), np.zeros((6, 3), np.int64))
+    found = [step.metrics for step in steps]
+    assert found[2] == {0: {"episode": 1.0}, 2: {"episode": 1.0}}  # The last step of environment 1 was faulty.
+    assert found[5] == {i: {"episode": 2.0 - (i == 1)} for i in range(3)}
+    assert [found[t] for t in (0, 1, 3, 4)] == [{}] * 4
+
+
 def test_episodes_of_one_step_end_at_each_step():
     first, steps = play(make(here(make_one_step_counter), 2), np.zeros((3, 2), np.int64))
     assert first.tolist() == [[[1, 0]]] * 2

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from support.environments import Counter, here
 from support.films import read_mp4
 from support.policy_runs import CARTPOLE, NETWORK, make_run
@@ -67,6 +68,32 @@ def test_output_without_json_is_a_table(tmp_path, capsys):
         "mean length",
     ]
     assert "70 updates, epsilon 0.001" in lines[1]
+
+
+class Lucky(CartPoleEnv):
+    """Succeeds in games of an even number of steps, and reports the length of the others only."""
+
+    def step(self, action):
+        self.length = getattr(self, "length", 0) + 1
+        *answer, terminated, truncated, _ = super().step(action)
+        info = {"is_success": self.length % 2 == 0} | ({"metrics": {"length": self.length}} if self.length % 2 else {})
+        self.length *= not terminated
+        return *answer, terminated, truncated, info
+
+
+def test_metrics_have_rows_with_intervals_and_success_is_a_share(capsys):
+    arguments = ["--random", "--env", here(Lucky), "--episodes", "30", "--json"]
+    assert main(arguments) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    metrics = json.loads(last)["metrics"]
+    success, length = metrics["success"], metrics["length"]
+    assert success["games"] == 30
+    assert length["games"] == 30 - round(30 * success["mean"])
+    rows = {line.split()[0]: line for line in lines}
+    assert f"{100 * success['mean']:.4g} %" in rows["success"]
+    assert all(f"{100 * bound:.4g}" in rows["success"] for bound in success["interval"])
+    assert f"{length['mean']:.4g} " in rows["length"]
+    assert f"{length['games']} games" in rows["length"]
 
 
 def test_same_seed_plays_the_same_games(capsys):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from support.scripted import ScriptedEnvironment
 
-from apex.evaluation.episodes import Episode, evaluation_seed, play, summarize
+from apex.evaluation.episodes import Episode, evaluation_seed, metrics_of, play, summarize
+from apex.metric_tags import MAX_METRICS
 from apex.runtime.lifecycle import Stop
 
 
@@ -122,6 +123,22 @@ def test_interval_of_many_games_is_that_of_a_normal_distribution():
 def test_same_games_give_the_same_interval():
     games = [Episode(float(i), 1) for i in range(9)]
     assert summarize(games) == summarize(games)
+
+
+def test_metrics_are_means_over_the_games_that_reported_them():
+    reports = {7.0: {"success": 1.0, "laps": 4.0}, 3.0: {"success": 0.0}}
+    environment = ScriptedEnvironment([[[7.0], [3.0]], [[1.0, 7.0], [2.0]]], reports=reports)
+    games = play(environment, forward, 4)
+    metrics = metrics_of(games)
+    assert {name: (metric.games, metric.mean) for name, metric in metrics.items()} == {
+        "success": (3, 2 / 3),
+        "laps": (2, 4.0),
+    }
+    low, high = metrics["success"].interval
+    assert 0.0 <= low < 2 / 3 < high <= 1.0
+    assert metrics_of(games[:1])["success"].interval is None
+    many = Episode(1.0, 1, {f"field_{i}": 1.0 for i in range(2 * MAX_METRICS)})
+    assert list(metrics_of([many])) == [f"field_{i}" for i in range(MAX_METRICS)]
 
 
 def test_evaluation_seeds_differ_and_are_reproducible():

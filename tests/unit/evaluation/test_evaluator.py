@@ -83,6 +83,7 @@ class Trial:
         self.learner = Learner(*parameters, stop=self.stop, clock=self.clock)
         self.made = []  # (num_envs, seed)
         self.environments = []
+        self.reports = None  # the metrics of a game, by its score
         self._scores = list(scores)
         self._on_play = on_play
         settings = {"period_seconds": 0.0, "episodes": 2, "num_envs": 2, "epsilon": 0.0, **settings}
@@ -100,7 +101,7 @@ class Trial:
         self._on_play(self)
         scores = self._scores.pop(0) if self._scores else [1.0, 1.0]
         games = [[[score] for score in scores[i::num_envs]] for i in range(num_envs)]
-        self.environments.append(ScriptedEnvironment(games))
+        self.environments.append(ScriptedEnvironment(games, reports=self.reports))
         return self.environments[-1]
 
     def run(self, final=lambda: None):
@@ -113,6 +114,14 @@ def test_result_has_the_games_of_the_parameters():
     (result,) = Trial(make_parameters(30), scores=[[2.0, 7.0, 3.0]], episodes=3, num_envs=3).run()
     assert (result.updates, result.mean, result.median, result.episodes) == (30, 4.0, 3.0, 3)
     assert (result.scores, result.length, result.confirmed) == ([2.0, 7.0, 3.0], 1.0, False)
+
+
+def test_result_has_the_means_of_the_metrics():
+    trial = Trial(make_parameters(30), scores=[[2.0, 7.0, 3.0]], episodes=3, num_envs=3)
+    trial.reports = {2.0: {"success": 1.0}, 7.0: {"success": 0.0}}
+    (result,) = trial.run()
+    assert result.metrics == {"success": 0.5}
+    assert evaluation_row(70, result, 9.0).scalars["evaluator_metrics/success"] == 0.5
 
 
 def test_interval_comes_from_the_games_and_one_game_has_none():

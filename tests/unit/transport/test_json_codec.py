@@ -8,6 +8,7 @@ from support.messages import HELLO, RUN, STATUSES, as_json, make_heartbeat, make
 from support.sealing import reseal, with_json
 
 from apex.config import Config, to_dict
+from apex.metric_tags import MAX_METRICS
 from apex.transport.header import WIRE_VERSION, WireError
 from apex.transport.json_codec import decode_answer, decode_json, decode_request, encode_control, encode_json
 from apex.transport.messages.control import (
@@ -20,7 +21,7 @@ from apex.transport.messages.control import (
 )
 from apex.transport.messages.fields import MAX_TEXT, printable
 from apex.transport.messages.histogram import Histogram
-from apex.transport.messages.results import MAX_SCORES, ActorScores, Scores, ScoreSums
+from apex.transport.messages.results import MAX_SCORES, ActorScores, MetricSum, Scores, ScoreSums
 from apex.types import Stream
 
 WELCOME = WelcomeAnswer(
@@ -198,3 +199,13 @@ def test_scores_add_up_until_they_are_taken():
     assert sums.take() is None
     sums.add(Scores([], faults=1))
     assert sums.take() == Scores([], faults=1)
+
+
+def test_metrics_add_up_by_name_and_further_names_are_ignored():
+    sums = ScoreSums()
+    sums.add(Scores([], metrics={f"field_{i}": MetricSum(1, i) for i in range(MAX_METRICS)}))
+    sums.add(Scores([], metrics={"field_3": MetricSum(2, 0.5), "more": MetricSum(1, 1.0)}))
+    taken = sums.take(1)
+    assert (len(taken.metrics), taken.metrics["field_3"]) == (MAX_METRICS, (3, 3.5))
+    assert decode_json(encode_json(taken), Scores) == taken
+    assert sums.take() is None

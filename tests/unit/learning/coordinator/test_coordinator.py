@@ -18,6 +18,7 @@ from apex.facts import EndReason, Waiting
 from apex.learning.coordinator.coordinator import END, Coordinator
 from apex.learning.coordinator.fence import FILE, NUMBERS_PER_START
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport, TrainerStart
+from apex.metric_tags import MAX_METRICS
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.atomic_files import unseal
@@ -31,7 +32,7 @@ from apex.transport.messages.control import (
     WelcomeAnswer,
     generation_of,
 )
-from apex.transport.messages.results import ActorScores, Scores
+from apex.transport.messages.results import ActorScores, MetricSum, Scores
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
 
@@ -398,6 +399,24 @@ def test_rows_have_mean_scores_and_the_total_number_of_games(scene):
         },
         {tags[1]: None, "actors/mean_score": None, "actors/episodes": 6, "actors/environment_faults": 3},
     ]
+
+
+def test_metrics_become_means_and_a_run_has_a_limited_number_of_them(scene):
+    scene.beat(endpoints=THERE, num_inserted=5)
+    for start in (0, 10):
+        metrics = {f"field_{i}": MetricSum(2, i) for i in range(start, start + 10)}
+        scene.coordinator.keep_scores(Scores([], metrics=metrics))
+        scene.coordinator.write_rows()
+    scene.coordinator.keep_evaluation(replace_fields(RESULT, metrics={"field_3": 0.5, "other": 1.0}), None)
+    first, second = (row["scalars"] for row in scene.curve("actor"))
+    assert {tag: value for tag, value in first.items() if "metrics" in tag} == {
+        f"actor_metrics/field_{i}": i / 2 for i in range(10)
+    }
+    assert [tag for tag in second if "metrics" in tag] == [f"actor_metrics/field_{i}" for i in range(10, MAX_METRICS)]
+    (evaluated,) = scene.curve("evaluator")
+    assert {tag: value for tag, value in evaluated["scalars"].items() if "metrics" in tag} == {
+        "evaluator_metrics/field_3": 0.5
+    }
 
 
 def test_a_row_has_the_scores_of_all_hosts_since_the_last_row(scene):

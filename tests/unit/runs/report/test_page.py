@@ -12,6 +12,7 @@ import pytest
 from support.builders import VECTORS
 from support.run_builders import ACTOR, EVALUATOR, add_rows, make_run
 
+import apex
 from apex.algorithms.parameters import flatten_parameters
 from apex.cli import main
 from apex.command_line import parse_config
@@ -183,6 +184,17 @@ def test_page_has_scores_charts_video_settings_and_commands(tmp_path):
     assert ("video", "src", "data:video/mp4;base64," + base64.b64encode(b"mp4").decode()) in page.attributes
 
 
+@pytest.mark.parametrize(("role", "games"), [("evaluator", "evaluations"), ("actor", "all actors")])
+def test_metrics_of_the_environment_have_figures_and_charts(tmp_path, role, games):
+    run = make_run(tmp_path, SCORES)
+    rows = [{f"{role}_metrics/success": share, f"{role}_metrics/laps & more": 7 * share} for share in (0.5, 0.96)]
+    add_rows(run, role, [(80 + i, 30_000 + i, row) for i, row in enumerate(rows)])
+    page = Page(build_page(run, ""))
+    assert f"success, {games} 96.0%" in page.text
+    assert f"laps & more, {games} 6.72" in page.text
+    assert page.elements.count("svg") == 4
+
+
 def test_unprintable_character_is_a_white_square(tmp_path):
     run = make_run(tmp_path, argv=["--name", "\x1b[31mred"])
     assert "\N{WHITE SQUARE}[31mred" in build_page(run, "")
@@ -276,6 +288,17 @@ def test_report_without_a_video_has_the_reason(tmp_path, capsys):
     assert report([str(run.path), "--out", str(tmp_path / "x.html")], film=film) == 0
     assert "REASON" in Page((tmp_path / "x.html").read_text()).text
     assert capsys.readouterr().err.endswith("REASON\n")
+
+
+def test_function_writes_the_page_of_the_command(tmp_path):
+    run = make_run(tmp_path, SCORES)
+    page = apex.report(run.path, video=False)
+    assert page == run.path / "report.html"
+    text = page.read_text()
+    assert main(["report", str(run.path), "--no-video", "--out", str(tmp_path / "x.html")]) == 0
+    assert (tmp_path / "x.html").read_text() == text
+    with pytest.raises(apex.UsageError, match=r"x\.pdf"):
+        apex.report(run.path, tmp_path / "x.pdf")
 
 
 def test_newest_run_is_the_default(tmp_path, monkeypatch, capsys):
