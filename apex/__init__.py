@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from apex.evaluation.policy import Policy, load_policy
     from apex.launch.api import Run, preset_for, train
     from apex.launch.engine import RayEngine
+    from apex.runs.plots.command import plot
+    from apex.runs.report.command import report
 
 __version__ = VERSION
 
@@ -42,8 +44,10 @@ __all__ = [
     "evaluate",
     "export",
     "load_policy",
+    "plot",
     "preset",
     "preset_for",
+    "report",
     "train",
 ]
 
@@ -56,6 +60,8 @@ _HOMES = {  # module -> the names in `__all__` that it defines
     "evaluation.policy": ("Policy", "load_policy"),
     "launch.api": ("Run", "preset_for", "train"),
     "launch.engine": ("RayEngine",),
+    "runs.plots.command": ("plot",),
+    "runs.report.command": ("report",),
 }
 
 
@@ -69,4 +75,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

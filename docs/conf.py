@@ -31,6 +31,8 @@ autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 python_use_unqualified_type_names = True
+smartquotes = False  # Quotes in docstrings are code.
+default_role = "py:obj"  # `name` in a docstring is code, and a link if this reference has the name.
 
 
 def relink(app: object, name: str, source: list[str]) -> None:

@@ -50,7 +50,8 @@ def lay_over(base: AnyBranch, tree: dict[str, Any]) -> AnyBranch:
         if setting in RETIRED:
             raise ConfigError(f"{setting} no longer exists: {RETIRED[setting]}", "leave it out")
         if name not in known:
-            raise ConfigError(f"unknown setting {setting}", did_you_mean(setting, [*known, *flatten(Config())]))
+            near = did_you_mean(setting, [*Config.field_types(), *flatten(Config())])
+            raise ConfigError(f"unknown setting {setting}", near or "run apex train --help-all for a list")
         current = getattr(base, name)
         if isinstance(current, Branch):
             require_setting(isinstance(value, dict), f"{setting} must be a table of settings, got {value!r}")

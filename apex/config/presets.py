@@ -17,7 +17,7 @@ from apex.config import (
     RunConfig,
     from_dict,
 )
-from apex.config.validation import require_setting
+from apex.config.validation import did_you_mean, require_setting
 
 # The kind of an environment, by its observations; continuous: vectors and continuous actions.
 EnvironmentKind = Literal["atari", "image", "vector", "continuous", "continuous-image"]
@@ -245,7 +245,8 @@ def preset(name: str, **changes: Any) -> Config:
     A branch of the configuration is given as a dictionary of the settings to change; all others keep the values of the
     preset. Raises ConfigError for an unknown preset or setting and for a value out of range.
     """
-    require_setting(name in PRESETS, f"the preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    problem = f"the preset must be one of {', '.join(PRESETS)}, got {name!r}"
+    require_setting(name in PRESETS, problem, did_you_mean(str(name), PRESETS))
     return from_dict(changes, PRESETS[name].config)
 
 

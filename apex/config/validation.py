@@ -3,11 +3,12 @@
 import functools
 import json
 import math
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from types import NoneType
+from types import FunctionType, NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -64,6 +65,8 @@ def checked(name: str, annotation: Any, value: Any) -> Any:
         if not isinstance(value, annotation):
             raise ConfigError(f"{name} must be of the type {annotation.__name__}, got {value!r}")
         return value
+    if isinstance(value, type | FunctionType) and plain_type(annotation) is str:
+        value = by_name(name, value)
     try:
         result = msgspec.convert(value, annotation, strict=True)
     except (msgspec.ValidationError, UnicodeError):  # UnicodeError: text that is not valid UTF-8
@@ -75,6 +78,14 @@ def checked(name: str, annotation: Any, value: Any) -> Any:
     if isinstance(result, str) and "\0" in result:
         raise ConfigError(f"{name} must be text without null bytes, got {value!r}")
     return result
+
+
+def by_name(setting: str, value: Any) -> str:
+    """Returns module:name of a class or function; raises ConfigError unless it is at the top level of its module."""
+    text, remedy = f"{value.__module__}:{value.__qualname__}", "define it at the top level of a module"
+    problem = f"{setting} {text!r}: other processes cannot import what a function or a class defines"
+    require_setting(value.__qualname__.isidentifier(), problem, remedy)
+    return text
 
 
 def check_arguments(name: str, args: dict[str, Any]) -> None:
@@ -138,10 +149,14 @@ def _describe(info: Any) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns "did you mean ...?" with known names that have the same last part as `name` or are similar, or ""."""
+    """Returns "did you mean ...?" with similar known names, or "".
+
+    Known names with the same last part as `name` come first, then those whose initials it is: lr for learning_rate.
+    """
     leaf, names = last_part(name), list(known)
     similar = [each for each in get_close_matches(name, names, n=1) if get_close_matches(leaf, [last_part(each)])]
-    near = [each for each in names if last_part(each) == leaf] or similar
+    initials = [each for each in names if re.sub(r"([a-z])[a-z0-9]*[_-]?", r"\1", last_part(each)) == leaf]
+    near = [each for each in names if last_part(each) == leaf] or similar or initials * (len(leaf) > 1)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -51,8 +51,11 @@ class Run:
         return str(self.folder)
 
 
-def preset_for(environment_id: str, **changes: Any) -> Config:
+def preset_for(environment_id: str | Callable[..., Any], **changes: Any) -> Config:
     """Returns the settings of `apex train --env ID` for an Atari game, a Gymnasium id or package.module:factory.
+
+    Instead of the latter, pass the class or function itself, as everywhere in the settings. The programs of the run
+    import it by its name, so it must be at the top level of a module, not in a notebook or in the script itself.
 
     `changes` are the same as in `apex.preset`. If observations are images, the settings depend on learner.device, or,
     if that is "auto", on whether this machine has a GPU. Raises UsageError if the environment cannot be created here.

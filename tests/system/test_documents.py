@@ -7,10 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
+from inspect import isfunction
 from pathlib import Path
 
 import pytest
 from support.programs import TINY
+
+import apex
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -19,6 +22,7 @@ DOCUMENTS = [
     *sorted(ROOT.glob("docs/guide/*.md")),
     *sorted(ROOT.glob("docs/tutorials/*.md")),
 ]
+REFERENCE = ROOT / "docs/reference/api.md"
 PAGES = sorted({*DOCUMENTS, *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/concepts").glob("*.md")})
 BLOCK = re.compile(r"(?P<reason><!-- not run: .+? -->\n)?```(?P<language>bash|python)\n(?P<text>.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#([^)]*))?\)")
@@ -52,7 +56,8 @@ def folder(tmp_path_factory):
     (folder / "examples").symlink_to(ROOT / "examples")
     train = ["train", *TINY, "--name", "NAME", "--max-updates", "30", "--run.no-tensorboard"]
     subprocess.run([sys.executable, "-m", "apex", *train], cwd=folder, check=True, timeout=120)
-    (folder / "runs/RUN").symlink_to("NAME")
+    for other in ("RUN", "my-run"):
+        (folder / "runs" / other).symlink_to("NAME")
     return folder
 
 
@@ -92,6 +97,23 @@ def test_the_python_of_a_document_runs(path, tmp_path):
         text = text.replace("episodes=100", "episodes=1")
         answer = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize("text", [block["text"] for block in blocks(REFERENCE, "python")])
+def test_the_python_of_the_reference_runs_and_prints_what_it_says(text, folder):
+    said = [line.partition("print(")[2].partition(")  # ")[2] for line in text.splitlines()]
+    script = text.replace('{"max_minutes": 5}', '{"max_updates": 3, "tensorboard": False}').replace("=100", "=1")
+    answer = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr
+    assert all(each in answer.stdout for each in said), answer.stdout
+
+
+@pytest.mark.parametrize("name", apex.__all__)
+def test_the_reference_has_every_public_name_and_a_call_of_each_function(name):
+    text = REFERENCE.read_text()
+    assert re.search(rf"^\.\. (py:class|auto\w+):: apex\.{name}$", text, re.MULTILINE)
+    if isfunction(getattr(apex, name)):
+        assert any(f"apex.{name}(" in block["text"] for block in blocks(REFERENCE, "python"))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

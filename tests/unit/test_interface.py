@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 import apex
 from apex.config import presets
@@ -21,6 +22,66 @@ def test_exported_names_exist_and_no_module_hides_them(name):
     assert callable(getattr(apex, name))
     assert name in dir(apex)
     assert not (Path(apex.__file__).parent / f"{name}.py").exists()  # Importing that would hide the function.
+
+
+def test_only_public_names_are_listed():
+    assert dir(apex) == sorted([*apex.__all__, "__version__"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "known"),
+    [
+        ({"learner": {"lr": 1e-3}}, "learner.learning_rate"),
+        ({"lr": 1e-3}, "learner.learning_rate"),
+        ({"learnr": {}}, "learner"),
+        ({"stop_score": 1}, "run.stop_score"),
+        ({"learner": {"zzz": 1}}, "--help-all"),
+    ],
+)
+def test_an_unknown_setting_names_a_known_one(changes, known):
+    with pytest.raises(apex.ConfigError) as error:
+        apex.preset("pong", **changes)
+    assert known in error.value.remedy
+
+
+class Anywhere(CartPoleEnv):
+    class Within(CartPoleEnv):
+        pass
+
+
+def make_anywhere():
+    return Anywhere()
+
+
+@pytest.mark.parametrize("factory", [CartPoleEnv, Anywhere, make_anywhere])
+def test_an_environment_is_a_class_or_function_of_a_module(factory, trusts_nothing):
+    config = apex.preset_for(factory, seed=3)
+    assert config.environment.id == f"{factory.__module__}:{factory.__name__}"
+    assert config == apex.preset_for(config.environment.id, seed=3)
+
+
+def test_a_network_and_an_algorithm_are_classes_of_modules():
+    config = apex.preset("cartpole", network={"factory": Anywhere}, algorithm=make_anywhere)
+    assert (config.network.factory, config.algorithm) == (f"{__name__}:Anywhere", f"{__name__}:make_anywhere")
+
+
+def test_a_class_of_a_notebook_cell_is_refused_with_a_remedy():
+    with pytest.raises(apex.ConfigError, match=r"environment\.id.*__main__:Cell") as error:
+        apex.preset_for(type("Cell", (CartPoleEnv,), {"__module__": "__main__"}))
+    assert "%%writefile" in error.value.remedy
+
+
+@pytest.mark.parametrize("factory", [Anywhere.Within, lambda: Anywhere()])
+def test_what_is_not_at_the_top_level_of_a_module_is_refused(factory):
+    for setting, changes in (
+        ("environment.id", {"environment": {"id": factory}}),
+        ("network.factory", {"network": {"factory": factory}}),
+        ("algorithm", {"algorithm": factory}),
+    ):
+        with pytest.raises(apex.ConfigError) as error:
+            apex.preset("pong", **changes)
+        assert all(name in error.value.problem for name in (setting, __name__, factory.__qualname__))
+        assert error.value.remedy
 
 
 def test_an_unknown_name_lists_the_known_ones():

@@ -28,7 +28,7 @@ from apex.launch.preflight.report import describe_limits
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
 from apex.launch.start import RunOutcome, Start, judge
 from apex.launch.terminal.dashboard import History
-from apex.launch.terminal.view import PlainView, print_line
+from apex.launch.terminal.view import line_view, print_line
 from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport
 from apex.learning.loop import LearnerLoop, Reporter, describe_training
@@ -237,7 +237,7 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
     # The log has the learner's name because the learner's loop runs here.
     with hold(folder.path), log_to(folder.logs / "learner.log", "learner"), open_serial_run(folder, stop) as system:
         tail = LogTail(folder.logs)
-        view = PlainView(out or sys.stdout)
+        view = line_view(out or sys.stdout)
         watch = RunMonitor(system.coordinator.report, view, tail.entries, History(), folder=folder.path)
         try:
             system.run(watch.tick)

@@ -1,7 +1,8 @@
-"""Shows a run to its user: a dashboard redrawn once a second, or plain lines if the output is not a terminal."""
+"""Shows a run to its user: a dashboard redrawn once a second, one line in a notebook cell, or plain lines."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +24,10 @@ PLAIN_SECONDS = 10.0  # interval between two plain lines
 
 @contextmanager
 def open_view(stream: TextIO) -> Iterator[View]:
-    """Yields a live dashboard if `stream` is a terminal that can show one, else a view of plain lines."""
+    """Yields a live dashboard if `stream` is a terminal that can show one, else a view of lines."""
     console = Console(file=cast(TextIO, _LastingStream(stream)), highlight=False)
     if not stream.isatty() or console.is_dumb_terminal:
-        yield PlainView(stream)
+        yield line_view(stream)
         return
     # `screen` selects the alternate screen, which survives a resize and leaves nothing in the terminal.
     with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
@@ -79,7 +80,32 @@ class PlainView:
         print_line(sentence, self._stream)
 
 
+class CellView(PlainView):
+    """Shows the status as one line of a notebook cell, which changes in place, and prints every note."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._display: Any = importlib.import_module("IPython.display").display
+        self._line: Any = None  # IPython's handle of the line; None before the first status
+
+    def show(self, status: RunStatus | None, history: History) -> None:
+        """Replaces the line by the newest status."""
+        if status is None:
+            return
+        content = {"text/plain": plain_line(status, history.silent_seconds)}
+        if self._line is None:
+            self._line = self._display(content, raw=True, display_id=True)
+        else:
+            self._line.update(content, raw=True)
+
+
 View = LiveView | PlainView
+
+
+def line_view(stream: TextIO) -> PlainView:
+    """Returns a CellView if `stream` is the output of a notebook cell, else a PlainView."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()  # Does not import IPython itself.
+    return PlainView(stream) if shell is None or stream is not sys.stdout or stream.isatty() else CellView(stream)
 
 
 def show_once(status: RunStatus, stream: TextIO | None = None) -> None:

@@ -1,7 +1,8 @@
 """`apex plot`: draws learning curves of runs and CSV files against steps and wall clock in one picture."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,28 @@ mean raw score of one evaluation. Files passed with the same NAME (--curve NAME=
 curve."""
 
 
+def plot(
+    runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    out: str | os.PathLike[str] = "curves.png",
+    *,
+    title: str | None = None,
+    threshold: float | None = None,
+) -> Path:
+    """Draws the scores of runs against steps and wall clock, as `apex plot` does; returns the path of the picture.
+
+    `runs`: one or several runs, as in `apex.load_policy`; runs that differ only in the seed become one band. `out`: the
+    picture, ending in .png or .svg. `title` None: the environment. `threshold`: a score at which to draw a dashed line.
+    Raises UsageError if a run has no scores, or if the picture cannot be written.
+    """
+    names = [runs] if isinstance(runs, str | os.PathLike) else runs
+    _draw(Path(out), [os.fspath(run) for run in names], (), title, threshold)
+    return Path(out)
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status; raises UsageError if the arguments are not valid."""
     options = _make_parser().parse_intermixed_args(argv)
-    check_out(options.out, ".png", ".svg")
-    groups = _read(options.run, options.curve)
-    title = options.title if options.title is not None else _title(options.run)
-    save_picture(options.out, groups, title, options.threshold)
+    groups = _draw(options.out, options.run, options.curve, options.title, options.threshold)
     figures = [_figures(group, options.threshold) for group in groups]
     for group in figures:
         print(_row(group, options.threshold))
@@ -59,6 +75,16 @@ def _make_parser() -> Parser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return parser
+
+
+def _draw(
+    out: Path, names: Sequence[str], curves: Sequence[str], title: str | None, threshold: float | None
+) -> list[CurveGroup]:
+    """Draws runs and CSV files; returns their curves."""
+    check_out(out, ".png", ".svg")
+    groups = _read(names, curves)
+    save_picture(out, groups, _title(names) if title is None else title, threshold)
+    return groups
 
 
 def _read(names: Sequence[str], curves: Sequence[str]) -> list[CurveGroup]:

@@ -19,6 +19,10 @@ def test_the_documentation_builds_without_a_warning(tmp_path):
     assert built.returncode == 0, built.stderr
     page = (tmp_path / "html/reference/generated/settings.html").read_text()
     assert "learner.batch_size" in page
+    page = (tmp_path / "html/reference/api.html").read_text()
+    assert not set("\u2018\u2019\u201c\u201d") & set(page)  # Quotes are code.
+    assert page.count('href="#apex.load_policy"') >= 3  # besides the list of contents
+    assert "<cite>" not in page
 
 
 def test_every_chart_of_tensorboard_has_a_row_in_the_reference():

@@ -6,6 +6,7 @@ import pty
 import select
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -280,6 +281,42 @@ def test_each_cause_of_a_bottleneck_is_printed_once_in_plain_lines():
     causes = [f"bottleneck: {describe_bottleneck(status.limited_by)}" for status in (first, second)]
     assert lines == [causes[0], f"try: {advise(first.limited_by)}", causes[1]]
     assert max(map(len, stream.getvalue().splitlines())) <= 160
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """The lines that IPython shows in place in a notebook cell, each with all its texts."""
+    shown = []
+
+    def display(content, *, raw, display_id):
+        lines = [content["text/plain"]]
+        shown.append(lines)
+        return SimpleNamespace(update=lambda content, *, raw: lines.append(content["text/plain"]))
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: "a shell"))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    return shown
+
+
+def test_a_notebook_cell_has_one_line_that_changes_in_place(cell, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    with open_view(stream) as view:
+        view.show(None, History())
+        assert cell == []
+        for updates in range(50):
+            view.show(full_status(updates=updates), History(silent_seconds=12.4))
+        view.note("replay ended with status 1")
+    (texts,) = cell
+    assert len(texts) == 50
+    assert all(f"updates {updates} " in text for updates, text in enumerate(texts))
+    assert "12 s" in texts[-1]
+    assert stream.getvalue() == "replay ended with status 1\n"
+
+
+def test_another_stream_than_that_of_the_cell_gets_plain_lines(cell):
+    with open_view(io.StringIO()) as view:
+        view.show(full_status(), History())
+    assert cell == []
 
 
 def test_a_plain_view_prints_notes_and_no_escape_sequences():

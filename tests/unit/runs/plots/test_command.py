@@ -5,6 +5,7 @@ import json
 import pytest
 from support.run_builders import ACTOR, make_run
 
+import apex
 from apex.cli import main
 
 SCORES = [(5, 1_000, 10), (10, 2_000, 480)]
@@ -39,6 +40,18 @@ def test_runs_and_csv_files_are_drawn_in_one_picture(tmp_path, capsys):
     assert (ours["reached_seconds"], ours["reached_steps"]) == (pytest.approx([10, 10]), [2_000, 2_000])
     assert (theirs["best_scores"], theirs["reached_seconds"]) == ([200], [None])
     assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_function_draws_one_run_or_several(tmp_path, capsys):
+    runs = [make_run(tmp_path, SCORES, seed=seed).path for seed in (1, 2)]
+    one = apex.plot(runs[0], tmp_path / "one.png", title="T", threshold=475)
+    both = apex.plot(runs, str(tmp_path / "both.svg"))
+    assert (one, both) == (tmp_path / "one.png", tmp_path / "both.svg")
+    assert one.read_bytes().startswith(b"\x89PNG")
+    plot(capsys, *runs, "--out", tmp_path / "same.svg")
+    assert (tmp_path / "same.svg").read_text() == both.read_text()
+    with pytest.raises(apex.UsageError, match=r"x\.pdf"):
+        apex.plot(runs, "x.pdf")
 
 
 def test_csv_files_need_no_run(tmp_path, capsys):
