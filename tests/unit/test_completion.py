@@ -20,7 +20,7 @@ def script(tmp_path_factory):
         (["ev"], "evaluate evaluator"),
         (["train", "--preset", "cart"], "cartpole"),
         (["train", "--learner.batch"], "--learner.batch-size"),
-        (["evaluate", "--vid"], "--video"),
+        (["evaluate", "--vid"], "--video --video-steps"),
         (["evaluate", "my-"], "my-run"),
         (["status", "--learner.batch"], ""),
     ],
