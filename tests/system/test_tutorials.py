@@ -46,9 +46,7 @@ def test_the_tutorial_environment_is_trained_evaluated_and_filmed(tmp_path):
     type_apex(tmp_path, [*train, *SHORT])
     summary = json.loads(type_apex(tmp_path, [*evaluate, "--json"]).splitlines()[-1])
     assert summary["episodes"] == summary["metrics"]["success"]["games"] == 20
-    history = RunHistory(RunFolder.open(tmp_path / "runs/corridor"))
-    assert "actor_metrics/success" in history.tags("actor")
-    assert "evaluator_metrics/success" in history.tags("evaluator")
+    assert "actor_metrics/success" in RunHistory(RunFolder.open(tmp_path / "runs/corridor")).tags("actor")
     assert (tmp_path / "corridor.mp4").stat().st_size > 1_000
     script = python_of("environment.md", 1).replace(
         'run={"max_minutes": 1}', 'run={"max_updates": 20, "tensorboard": False}, evaluator={"enabled": False}'
