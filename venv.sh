@@ -40,22 +40,25 @@ show_progress() {
 
 # ensure_venv ROOT [EXTRA[,EXTRA]]: installs the package and its extras into ROOT/.venv unless they are up to date.
 ensure_venv() {
-  local root=$1 extra=${2:-} venv=$1/.venv python what
+  local root=$1 extra=${2:-} venv=$1/.venv python what update=yes
   local stamp=$venv/.installed unfinished=$venv/.unfinished log=$venv/install.log
   # The stamp includes the path, because a moved virtual environment does not work.
   what="$(cat "$root/pyproject.toml" "$root/constraints.txt" "$root/setup.py" "$root"/apex/dqn/kernels/*.c "$root"/apex/replay_memory/frames/*.c <(echo "$root") | sha256sum | cut -d ' ' -f 1)"
-  grep -qsx "$what $extra" "$stamp" && [[ -x $venv/bin/python ]] && return
+  # The extra dev contains the extra docs.
+  grep -qsx -e "$what $extra" -e "$what ${extra/#docs/dev}" "$stamp" && [[ -x $venv/bin/python ]] && return
 
-  echo "Installing PyTorch, the Atari emulator and other packages into $venv (once, about a minute)" >&2
   # Recreates the environment after an interrupted installation, and after a move, which breaks the paths of its programs.
   # pip's cache keeps this fast.
   if [[ -e $unfinished || ! -x $venv/bin/python ]] || ! grep -qsF "$venv/bin/python" "$venv/bin/pip"; then
+    update=
+    echo "Installing PyTorch, the Atari emulator and other packages${extra:+, and those of the extra $extra,} into $venv (once, about a minute)" >&2
     find_python
     mkdir -p "$venv"
     touch "$unfinished"
     find "$venv" -mindepth 1 -maxdepth 1 ! -name .unfinished -exec rm -rf {} +
     "$python" -m venv "$venv" || fail "$python could not create $venv; see the error above."
   fi
+  if [[ $update ]]; then echo "Updating $venv${extra:+ for the extra $extra}" >&2; fi
   touch "$unfinished"
   rm -f "$stamp"
   if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
@@ -63,6 +66,7 @@ ensure_venv() {
     tail -n 20 "$log" >&2
     fail "The installation failed; the lines above are the end of $log. Run the same command again to retry."
   fi
+  if [[ $update ]]; then sed -n 's/^Successfully installed /Installed /p' "$log" >&2; fi
   # An environment with extras also satisfies requests without them.
   printf '%s\n' "$what " "$what ${extra%%,*}" "$what $extra" >"$stamp"
   rm "$unfinished"

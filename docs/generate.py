@@ -26,6 +26,7 @@ OUTSIDE = {  # files outside docs/ that are also pages of the site
     "ec2": ROOT / "deploy" / "README.md",
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#]+)(#[^)]*)?\)")
+SHOWN = (".md", ".png", ".gif", ".svg", ".json")  # files below docs/ that the site has: pages, pictures, records
 HEADING = ("| Setting | Default | Meaning |", "|---|---|---|")
 HIDDEN = ("host",)  # commands that only the systemd units of cluster hosts call
 
@@ -33,7 +34,7 @@ HIDDEN = ("host",)  # commands that only the systemd units of cluster hosts call
 def write_pages() -> None:
     """Writes the pages into `GENERATED`."""
     GENERATED.mkdir(parents=True, exist_ok=True)
-    pages = {"settings": settings_page(), "commands": commands_page()}
+    pages = {"settings": settings_page(), "commands": commands_page(), "timing": timing_table()}
     pages |= {
         name: rewrite_links(path.read_text(), path.parent, f"reference/generated/{name}")
         for name, path in OUTSIDE.items()
@@ -53,7 +54,7 @@ def rewrite_links(text: str, folder: Path, page: str) -> str:
         picture, label, target, anchor = link.groups()
         path = (folder / target).resolve()
         path = pages.get(path, path)
-        is_page = path.is_relative_to(DOCS) and path.suffix in (".md", ".png", ".gif")
+        is_page = path.is_relative_to(DOCS) and path.suffix in SHOWN
         if is_page or not path.exists():
             return f"{picture}[{label}]({os.path.relpath(path, here)}{anchor or ''})"
         name = f"`{path.relative_to(ROOT)}`"
@@ -101,6 +102,13 @@ def read_comments() -> dict[tuple[str, str], str]:
             elif token.type == tokenize.NEWLINE:
                 name = name if token.line.rstrip().endswith(("(", ",")) else ""
     return found
+
+
+def timing_table() -> str:
+    """Returns a table of the periods and timeouts in apex/transport/timing.py, in the order of the file."""
+    rows = re.findall(r"^(\w+) = (\S+)  # (.+)$", (ROOT / "apex/transport/timing.py").read_text(), re.MULTILINE)
+    lines = [f"| `{name}` | {value} | {escape(meaning)} |" for name, value, meaning in rows]
+    return "\n".join(["| Constant | Value | Meaning |", "|---|---|---|", *lines]) + "\n"
 
 
 def commands_page() -> str:

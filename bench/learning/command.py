@@ -160,8 +160,8 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         dormant_shares=outcome.dormant_shares,
     )
     path = write_record(options.root, record, outcome.curve)
-    bar = "" if record.reached is None else ", the bar is reached" if record.reached else ", the bar is not reached"
-    print(f"learning: {score.mean:.1f} after {seconds:.1f} s{bar}; wrote {path} and its curve", file=sys.stderr)
+    goal = "" if record.reached is None else ", the goal is reached" if record.reached else ", the goal is not reached"
+    print(f"learning: {score.mean:.1f} after {seconds:.1f} s{goal}; wrote {path} and its curve", file=sys.stderr)
 
 
 def _wait(process: subprocess.Popen[Any], limit_seconds: float, stop: Stop) -> None:

@@ -1,4 +1,4 @@
-"""The second table: games without a bar, seed by seed, also by scores without any selection of a policy."""
+"""A table for tasks without a bar: each seed, also by scores without any selection of a policy."""
 
 import math
 from collections.abc import Sequence
@@ -11,33 +11,37 @@ from apex.runs.plots.aggregate import read_csv
 from bench.learning.records import Record, record_path
 from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 
-COLUMNS = (
-    "task",
-    "system",
-    "seeds",
-    "best policy",
-    "final policy",
-    "mean of the last third",
-    "at equal steps",
-    "after equal minutes",
-    "each above each",
-)
 NEAR = 0.2  # Evaluations count for "at equal steps" and minutes up to this share of them before and after.
 LAST = 2 / 3  # of the steps of a run, where the last third begins
 
 
 def render_comparison(root: Path, records: Sequence[Record]) -> str:
-    """Returns the table, or "" if no task without a bar has a record."""
-    lines = []
-    for name, task in TASKS.items():
-        own = [record for record in records if record.task == name and has_peers(task)]
-        systems = [system for system in SYSTEMS if any(record.system == system for record in own)]
-        for system in systems:
-            seeds = sorted((record for record in own if record.system == system), key=lambda record: record.seed)
-            others = [record for record in own if record.system != system]
-            lines.append(_row(root, task, seeds, others if system == "apex" else []))
-    head = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    return "\n".join([*head, *lines]) if lines else ""
+    """Returns a column for each system and a row for each kind of score, or "" for a task with a bar.
+
+    records: those of one task.
+    """
+    task = TASKS[records[0].task]
+    if not has_peers(task):
+        return ""
+    columns = []
+    for system in (system for system in SYSTEMS if any(record.system == system for record in records)):
+        seeds = sorted((record for record in records if record.system == system), key=lambda record: record.seed)
+        others = [record for record in records if record.system != system]
+        columns.append(
+            [SYSTEMS[system], *_scores(root, task, seeds), _order(seeds, others if system == "apex" else [])]
+        )
+    steps, minutes = f"near {task.equal_steps:,} steps", f"near {task.equal_minutes:g} minutes"
+    names = [
+        "best policy",
+        "final policy",
+        "last third of the evaluations",
+        steps,
+        minutes,
+        "every seed above every peer's",
+    ]
+    head, *rows = zip(["mean (each seed)", *names], *columns, strict=True)
+    shown = [head, ["---"] * len(head), *(row for row in rows if any(row[1:]))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in shown)
 
 
 def has_peers(task: LearningTask) -> bool:
@@ -84,32 +88,29 @@ def chance_of_order(ours: Sequence[Record], theirs: Sequence[Record]) -> str:
     return f"1 in {orders} by chance"
 
 
-def _row(root: Path, task: LearningTask, seeds: Sequence[Record], others: Sequence[Record]) -> str:
+def _scores(root: Path, task: LearningTask, seeds: Sequence[Record]) -> list[str]:
+    """Returns the scores of a system: of both policies, of the last third, at equal steps and after equal minutes."""
     curves = [read_csv(record_path(root, record.task, record.system, record.seed, ".csv")) for record in seeds]
-    finals = [record.final_score.mean if record.final_score else None for record in seeds]
     steps, minutes = task.equal_steps, task.equal_minutes
-    by_steps = [score_at(curve.steps, curve.values, steps) for curve in curves] if steps else []
-    by_minutes = [score_at(curve.seconds, curve.values, 60 * minutes) for curve in curves] if minutes else []
-    order = ""
-    if others:
-        above = all(is_above(record, others) for record in seeds)
-        order = f"yes; {chance_of_order(seeds, others)}" if above else "no"
-    cells = [
-        task.name,
-        SYSTEMS[seeds[0].system],
-        ", ".join(str(record.seed) for record in seeds),
+    return [
         values_of_seeds([record.score.mean for record in seeds]),
-        values_of_seeds(finals),
+        values_of_seeds([record.final_score.mean if record.final_score else None for record in seeds]),
         values_of_seeds([mean_of_last_third(curve) for curve in curves]),
-        values_of_seeds(by_steps) + f" ({steps:,})" * bool(by_steps),
-        values_of_seeds(by_minutes) + f" ({minutes:g})" * bool(by_minutes),
-        order,
+        values_of_seeds([score_at(curve.steps, curve.values, steps) for curve in curves] if steps else []),
+        values_of_seeds([score_at(curve.seconds, curve.values, 60 * minutes) for curve in curves] if minutes else []),
     ]
-    return f"| {' | '.join(cells)} |"
+
+
+def _order(seeds: Sequence[Record], others: Sequence[Record]) -> str:
+    if not others:
+        return ""
+    return f"yes ({chance_of_order(seeds, others)})" if all(is_above(each, others) for each in seeds) else "no"
 
 
 def values_of_seeds(values: Sequence[float | None]) -> str:
-    """Returns one value per seed, and their mean if all have one."""
+    """Returns one value per seed, after their mean if all have one; "" for no seed."""
     each = ", ".join("-" if value is None else f"{value:.1f}" for value in values)
     known = [value for value in values if value is not None]
-    return f"{each}; mean {sum(known) / len(known):.1f}" if len(known) == len(values) > 1 else each
+    if not known:
+        return "-" * bool(values)
+    return f"{sum(known) / len(known):.1f} ({each})" if len(known) == len(values) > 1 else each

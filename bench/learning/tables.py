@@ -1,4 +1,4 @@
-"""The results table and the plots, made from the committed records alone."""
+"""The results of each task and their plots, made from the committed records alone."""
 
 import statistics
 import subprocess
@@ -9,17 +9,16 @@ from pathlib import Path
 
 from apex.errors import require
 from apex.runtime.atomic_files import replace_file
-from bench.learning.comparison import is_above, peers_of, processor_of, render_comparison
+from bench.learning.comparison import processor_of, render_comparison
 from bench.learning.dormant import render_dormant
 from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed
+from bench.learning.summary import render_summary
 from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
+from bench.learning.verdicts import Group, goal, machine_of, verdict
 
 BEGIN, END = "<!-- learning results -->", "<!-- end of learning results -->"
 DOCUMENTS = (Path("docs/learning.md"),)
 PLOT_SECONDS = 120.0  # time limit of one plot
-SAME_TIME = 0.95  # The other system must have had this share of our seconds for a comparison after equal time.
-
-Group = list[Record]  # the seeds of one command on one kind of machine
 
 
 def rebuild(root: Path) -> dict[Path, str]:
@@ -34,7 +33,7 @@ def rebuild(root: Path) -> dict[Path, str]:
         )
         before, _, rest = text.partition(BEGIN)
         folder = (root / FOLDER).relative_to((root / document).parent)
-        results = render(records, folder, render_comparison(root, records), render_dormant(records))
+        results = render(records, folder, lambda own: render_comparison(root, own))
         texts[root / document] = f"{before}{BEGIN}\n{results}\n{END}{rest.partition(END)[2]}"
     return texts
 
@@ -63,42 +62,57 @@ def plot_path(name: str) -> Path:
 
 def plot_command(root: Path, name: str, task: LearningTask, records: Sequence[Record]) -> list[str]:
     """Draws a task's curves; the seeds of one row of the table have the same name and become a band."""
-    groups = _groups(records)
+    groups = groups_of(records)
     command = [sys.executable, "-m", "apex", "plot"]
     for group in groups:
         label = _label(group, [other for other in groups if other[0].system == group[0].system])
         for record in group:
             file = record_path(root, name, record.system, record.seed, ".csv").relative_to(root)
             command += ["--curve", f"{label}={file}"]
-    machines = {_machine(record) for record in records}
+    machines = {machine_of(record) for record in records}
     command += ["--title", f"{task.name}, cores: {machines.pop()}" if len(machines) == 1 else task.name]
     if task.bar is not None:
         command += ["--threshold", f"{task.bar:g}"]
     return [*command, "--out", str(plot_path(name))]
 
 
-def render(records: Sequence[Record], folder: Path, *further: str) -> str:
-    """Returns the table, the machines, the `further` tables and the plots in Markdown.
+def render(records: Sequence[Record], folder: Path, compare: Callable[[Group], str] = lambda _: "") -> str:
+    """Returns a section for each task, with its plot first, and a table of all tasks, in Markdown.
 
-    folder: path of the results in the document's links. Empty tables are left out.
+    folder: path of the results in the document's links. compare: makes the second table of a task's records, or "".
     """
     if not records:
         return "No run is committed yet."
-    lines = [
-        "| task | system | cores | seeds | seconds to exit, median (min ... max); of each processor (seeds) "
-        "| score, median of the seeds | bar | | command |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = ["## Curves and scores"]
     for name, task in TASKS.items():
-        groups = _groups([record for record in records if record.task == name])
-        lines += [_row(task, group, groups) for group in groups]
-    lines += ["", _provenance(records)]
-    for table in filter(None, further):
-        lines += ["", table]
-    for name, task in TASKS.items():
-        if any(record.task == name for record in records):
-            lines += ["", f"![{task.name}]({folder.as_posix()}/{name}.png)"]
+        own = [record for record in records if record.task == name]
+        if own:
+            lines += ["", f"### {task.name}", "", f"![{task.name}]({folder.as_posix()}/{name}.png)", "", goal(task), ""]
+            lines += results_table(task, own, folder)
+            comparison = compare(own)
+            lines += [*("", comparison) * bool(comparison), "", *_provenance(own)]
+    machines = {f"{record.machine['cpu']}, {record.machine['memory_bytes'] / 2**30:.1f} GiB" for record in records}
+    dates = sorted(record.date[:10] for record in records)
+    lines += ["", "## All tasks in one table", "", *render_summary(records), ""]
+    lines += [f"Measured from {dates[0]} to {dates[-1]} on: {'; '.join(sorted(machines))}."]
     return "\n".join(lines)
+
+
+def results_table(task: LearningTask, records: Sequence[Record], folder: Path) -> list[str]:
+    """Returns the lines of a task's table, a row for each system; a seed is a link to its record."""
+    head = ["system", "goal reached", "seconds: median (range); by processor (seeds)", "score: median", "seeds"]
+    rows = []
+    groups = groups_of(records)
+    for group in groups:
+        seeds = sorted(group, key=lambda record: record.seed)
+        links = [f"[{each.seed}]({folder.as_posix()}/{each.task}/{each.name}.json)" for each in seeds]
+        label = _label(group, [other for other in groups if other[0].system == group[0].system])
+        rows.append(
+            [label, verdict(task, group, groups), _seconds(task, group), f"{_score(task, group):.1f}", ", ".join(links)]
+        )
+    if not task.num_seeds:  # no goal
+        head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
+    return [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def _label(group: Group, groups: Sequence[Group]) -> str:
@@ -106,42 +120,23 @@ def _label(group: Group, groups: Sequence[Group]) -> str:
     commands = [without_seed(other[0].command, other[0].seed).split() for other in groups]
     own = without_seed(group[0].command, group[0].seed).split()
     options = [option for option in own if not all(option in command for command in commands)]
-    machine = [f"cores: {_machine(group[0])}"] if len({_machine(other[0]) for other in groups}) > 1 else []
+    machine = [f"cores: {machine_of(group[0])}"] if len({machine_of(other[0]) for other in groups}) > 1 else []
     return ", ".join([SYSTEMS[group[0].system], *machine, *[" ".join(options)] * bool(options)]).replace("=", " ")
 
 
-def _machine(record: Record) -> str:
-    """Returns cores and GPUs, which must be equal in a comparison."""
-    return " + ".join([str(record.machine["cores"]), *record.machine["gpus"]])
+def groups_of(records: Sequence[Record]) -> list[Group]:
+    """Returns the seeds of each command on each kind of machine."""
 
-
-def _groups(records: Sequence[Record]) -> list[Group]:
     def key(record: Record) -> tuple[str, int, str, str]:
-        return record.system, record.machine["cores"], _machine(record), without_seed(record.command, record.seed)
+        return record.system, record.machine["cores"], machine_of(record), without_seed(record.command, record.seed)
 
     return [list(group) for _, group in groupby(sorted(records, key=key), key)]
-
-
-def _row(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
-    first = group[0]
-    cells = [
-        task.name,
-        SYSTEMS[first.system],
-        _machine(first),
-        ", ".join(str(record.seed) for record in sorted(group, key=lambda record: record.seed)),
-        _seconds(task, group),
-        f"{_score(task, group):.1f}",
-        _bar(task),
-        _verdict(task, group, groups),
-        f"`{without_seed(first.command, first.seed)}`",
-    ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _seconds(task: LearningTask, group: Group) -> str:
     """Returns the median and range of all seeds; if time is the result, also the median for each processor."""
     seconds = [record.seconds for record in group]
-    ends = f" ({min(seconds):,.1f} ... {max(seconds):,.1f})" if len(seconds) > 1 else ""
+    ends = f" ({min(seconds):,.1f} to {max(seconds):,.1f})" if len(seconds) > 1 else ""
     by_processor: dict[str, list[float]] = {}
     for record in group:
         by_processor.setdefault(processor_of(record), []).append(record.seconds)
@@ -158,66 +153,22 @@ def _score(task: LearningTask, group: Group) -> float:
     return statistics.median(score.mean for score in scores)
 
 
-def _bar(task: LearningTask) -> str:
-    if not task.num_seeds:
-        return f"none, a curve of {task.minutes:g} min"
-    if task.bar is None:
-        return f"above the other after {task.minutes:g} min"
-    return f"{task.bar:g} in {task.limit_seconds:g} s"
-
-
-def _verdict(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
-    if task.bar is None:
-        return _comparison(task, group, groups)
-    met = sum(bool(task.reached(record.score.mean, record.seconds)) for record in group)
-    if met < len(group):
-        return f"not met: {met} of {len(group)} seeds"
-    return "met" if met >= task.num_seeds else f"met so far: {met} of {task.num_seeds} seeds"
-
-
-def _comparison(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
-    """Compares each of our seeds with all seeds of the others that ran as long on the same kind of machine."""
-    if group[0].system != "apex" or not task.num_seeds:
-        return ""
-    others = [
-        other
-        for other in groups
-        if other[0].system != group[0].system
-        and _machine(other[0]) == _machine(group[0])
-        and min(record.seconds for record in other) >= SAME_TIME * max(record.seconds for record in group)
+def _provenance(records: Sequence[Record]) -> list[str]:
+    """Returns what the reader can unfold: dormant units, the commands of the runs, number of games, and commits."""
+    groups = groups_of(records)
+    commands = {without_seed(group[0].command, group[0].seed): SYSTEMS[group[0].system] for group in groups}
+    games = " or ".join(map(str, sorted({record.score.episodes for record in records})))
+    dormant = render_dormant(records)
+    return [
+        f"<details><summary>Commands and commits{', dormant units' * bool(dormant)}</summary>",
+        "",
+        *(f"- {system}: `{command}`" for command, system in commands.items()),
+        "",
+        f"The score of a seed is the mean of {games} games. Commits: {', '.join(_commits(records))}.",
+        "",
+        *(dormant, "") * bool(dormant),
+        "</details>",
     ]
-    if not any(peers_of(record, other) for record in group for other in others):
-        return "not compared yet"
-    met = sum(all(is_above(record, other) for other in others) for record in group)
-    if met < len(group):
-        return f"not met: {met} of {len(group)} seeds"
-    strongest = max(others, key=lambda other: statistics.mean(record.score.mean for record in other))
-    # Seeds with a counterpart on the same processor. A peer that is weaker than another needs no further seeds.
-    compared = sum(bool(peers_of(record, strongest)) for record in group)
-    peers, needed = sum(bool(peers_of(record, group)) for record in strongest), task.peer_seeds or task.num_seeds
-    if compared >= task.num_seeds and peers >= needed:
-        return "met"
-    if compared < task.num_seeds:
-        return f"met so far: {compared} of {task.num_seeds} seeds"
-    return f"met so far: {peers} of {needed} seeds of the other"
-
-
-def _provenance(records: Sequence[Record]) -> str:
-    machines = sorted(
-        {f"{record.machine['cpu']}, {record.machine['memory_bytes'] / 2**30:.1f} GiB" for record in records}
-    )
-    dates = sorted(record.date[:10] for record in records)
-    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} ... {dates[-1]}"
-    measured = {name: task for name, task in TASKS.items() if any(record.task == name for record in records)}
-    games: dict[str, set[int]] = {}
-    for name, task in measured.items():
-        games.setdefault(task.game, set()).update(r.score.episodes for r in records if r.task == name)
-    episodes = "; ".join(f"{game} {', '.join(map(str, sorted(counts)))}" for game, counts in games.items())
-    commits = "; ".join(
-        f"{task.name} {', '.join(_commits([record for record in records if record.task == name]))}"
-        for name, task in measured.items()
-    )
-    return f"Measured {when} on {' and on '.join(machines)}. Games per seed: {episodes}. Commits: {commits}."
 
 
 def _commits(records: Sequence[Record]) -> list[str]:

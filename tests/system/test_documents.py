@@ -77,7 +77,9 @@ def shorten(command_line):
 @pytest.mark.parametrize("text", list(runnable()))
 def test_the_commands_of_a_block_work(text, folder):
     where = folder
-    for command_line in filter(None, (shlex.split(line, comments=True) for line in text.splitlines())):
+    for command_line in filter(
+        None, (shlex.split(line, comments=True) for line in text.replace("\\\n", "").splitlines())
+    ):
         if command_line[0] in INSTALLATION:
             continue
         if command_line[0] == "cd":

@@ -74,6 +74,6 @@ def test_the_commands_of_the_cluster_guide_work(machines):
 
 def read_document(heading):
     """The document's blocks of commands: lines, each with its machine."""
-    text = DOCUMENT.read_text().partition(heading + "\n")[2]
+    text = DOCUMENT.read_text().partition(heading + "\n")[2].replace("\\\n", "")
     blocks = [block.partition("```")[0] for block in text.split("```bash\n")[1:]]
     return [[tuple(part.strip() for part in line.split("  # ")) for line in block.splitlines()] for block in blocks]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import sys
 from dataclasses import asdict, replace
@@ -17,13 +18,16 @@ from apex.errors import UsageError
 from apex.evaluation.episodes import evaluation_seed
 from bench.learning import command as learning
 from bench.learning.comparison import chance_of_order, render_comparison
+from bench.learning.dormant import render_dormant
 from bench.learning.processor_time import ProcessorTime
 from bench.learning.records import FOLDER, HEADER, Record, RecordedScore, read_records, record_path, write_record
 from bench.learning.runs import dormant_shares
-from bench.learning.tables import BEGIN, DOCUMENTS, END, plot_path, rebuild, render
+from bench.learning.summary import render_summary
+from bench.learning.tables import BEGIN, DOCUMENTS, END, plot_path, rebuild, render, results_table
 from bench.learning.tasks import CONTROL_VARIANTS, SYSTEMS, TASKS, VARIANTS
 
 ROOT = Path(__file__).parents[3]
+SEEDS = (("apex", 1), ("apex", 2), ("apex", 3), ("sb3", 1))
 MACHINE = {"cores": 2, "cpu": "AMD EPYC", "memory_bytes": 24 * 2**30, "gpus": []}
 
 
@@ -56,9 +60,12 @@ def make_record(task="cartpole", system="apex", seed=1, *, mean=490.0, seconds=1
 
 
 def rows(*records):
-    """Returns the rows of the table below its head, as lists of cells."""
-    lines = [line for line in render(records, FOLDER).splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+    """Returns the rows of a task's table below its head, as lists of cells."""
+    return cells(results_table(TASKS[records[0].task], records, FOLDER))[2:]
+
+
+def cells(lines):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 # --- committed records ----------------------------------------------------------------------------------------------
@@ -86,27 +93,27 @@ def test_every_committed_record_has_a_plot_a_curve_and_a_verdict():
 @pytest.mark.parametrize(
     ("figures", "verdict"),
     [
-        ([(475.0, 20.0)] * 3, "met"),
-        ([(475.0, 20.0)] * 2, "met so far: 2 of 3 seeds"),
-        ([(475.0, 20.0)] * 2 + [(474.9, 20.0)], "not met: 2 of 3 seeds"),
-        ([(475.0, 20.0)] * 2 + [(475.0, 20.1)], "not met: 2 of 3 seeds"),
-        ([(100.0, 180.0)], "not met: 0 of 1 seeds"),
+        ([(475.0, 20.0)] * 3, "yes"),
+        ([(475.0, 20.0)] * 2, "yes, with 2 of 3 seeds"),
+        ([(475.0, 20.0)] * 2 + [(474.9, 20.0)], "no: 2 of 3 seeds"),
+        ([(475.0, 20.0)] * 2 + [(475.0, 20.1)], "no: 2 of 3 seeds"),
+        ([(100.0, 180.0)], "no: 0 of 1 seeds"),
     ],
 )
 def test_a_bar_is_met_if_every_seed_reaches_the_score_in_time(figures, verdict):
     records = [make_record(seed=seed, mean=mean, seconds=seconds) for seed, (mean, seconds) in enumerate(figures)]
     (row,) = rows(*records)
-    assert row[7] == verdict
+    assert row[1] == verdict
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "verdict"),
     [
-        ([50.0, 60.0, 70.0], [20.0, 30.0], "met"),
-        ([50.0, 60.0], [20.0, 30.0], "met so far: 2 of 3 seeds"),
-        ([30.0, 30.0, 30.0], [30.0, 30.0], "not met: 0 of 3 seeds"),
-        ([90.0, 25.0, 90.0], [20.0, 30.0], "not met: 2 of 3 seeds"),
-        ([90.0, 25.0, 90.0], [20.0], "met so far: 1 of 2 seeds of the other"),
+        ([50.0, 60.0, 70.0], [20.0, 30.0], "yes"),
+        ([50.0, 60.0], [20.0, 30.0], "yes, with 2 of 3 seeds"),
+        ([30.0, 30.0, 30.0], [30.0, 30.0], "no: 0 of 3 seeds"),
+        ([90.0, 25.0, 90.0], [20.0, 30.0], "no: 2 of 3 seeds"),
+        ([90.0, 25.0, 90.0], [20.0], "yes, with 1 of 2 seeds of the peer"),
         ([50.0, 60.0, 70.0], [], "not compared yet"),
     ],
 )
@@ -114,27 +121,28 @@ def test_without_a_bar_every_seed_must_beat_the_other_system(ours, theirs, verdi
     records = [make_record("breakout", "apex", seed, mean=mean) for seed, mean in enumerate(ours)]
     records += [make_record("breakout", "sb3", seed, mean=mean) for seed, mean in enumerate(theirs)]
     table = rows(*records)
-    assert table[0][7] == verdict
-    assert [row[7] for row in table[1:]] == [""] * bool(theirs)
+    assert table[0][1] == verdict
+    assert [row[1] for row in table[1:]] == [""] * bool(theirs)
 
 
 def test_runs_with_less_time_are_not_compared():
     ours = make_record("breakout", "apex", 1, mean=50.0, seconds=3_600.0)
     theirs = make_record("breakout", "sb3", 1, mean=20.0, seconds=300.0)
-    assert rows(ours, theirs)[0][7] == "not compared yet"
-    assert rows(ours, replace(theirs, seconds=3_590.0))[0][7] == "met so far: 1 of 3 seeds"
+    assert rows(ours, theirs)[0][1] == "not compared yet"
+    assert rows(ours, replace(theirs, seconds=3_590.0))[0][1] == "yes, with 1 of 3 seeds"
 
 
 def test_the_final_policy_counts_after_equal_updates():
     first = make_record("breakout-updates", mean=1.7, final_score=replace(SCORE, mean=2.6))
-    assert rows(first)[0][5] == "2.6"
-    assert rows(replace(first, final_score=None))[0][5] == "1.7"
-    assert rows(replace(first, task="breakout"))[0][5] == "1.7"
+    assert rows(first)[0][2] == "2.6"
+    assert rows(replace(first, final_score=None))[0][2] == "1.7"
+    assert rows(replace(first, task="breakout"))[0][3] == "1.7"
 
 
 def test_a_curve_claims_nothing():
-    table = rows(make_record("qbert-gpu"), make_record("qbert-gpu", "sb3", seconds=400.0))
-    assert [row[6:8] for row in table] == [["none, a curve of 7 min", ""]] * 2
+    records = [make_record("qbert-gpu"), make_record("qbert-gpu", "sb3", seconds=400.0)]
+    assert [len(row) for row in rows(*records)] == [4, 4]  # without the column for the goal
+    assert "7 minutes" in render(records, FOLDER)
 
 
 def test_other_options_and_other_machines_have_separate_rows():
@@ -145,15 +153,17 @@ def test_other_options_and_other_machines_have_separate_rows():
         make_record(seed=3, machine=many),
         make_record(system="sb3", seed=1),
     )
-    assert [row[1:4] for row in table] == [
-        [SYSTEMS["apex"], "2", "1"],
-        [SYSTEMS["apex"], "2", "2"],
-        [SYSTEMS["apex"], "16 + NVIDIA H200", "3"],
-        [SYSTEMS["sb3"], "2", "1"],
+    assert [row[0] for row in table] == [
+        f"{SYSTEMS['apex']}, cores: 2",
+        f"{SYSTEMS['apex']}, cores: 2, --actors 4",
+        f"{SYSTEMS['apex']}, cores: 16 + NVIDIA H200",
+        SYSTEMS["sb3"],
     ]
+    links = [f"[{seed}]({FOLDER}/cartpole/{system}-seed-{seed}.json)" for system, seed in SEEDS]
+    assert [row[-1] for row in table] == links
 
 
-def test_the_second_table_has_each_seed_and_scores_without_selection(tmp_path):
+def test_the_comparison_has_each_seed_and_scores_without_selection(tmp_path):
     ours = [make_record("breakout", seed=seed, mean=30.0 + seed, final_score=SCORE) for seed in (1, 2)]
     theirs = [make_record("breakout", "sb3", seed=seed, mean=20.0 + seed) for seed in (1, 2)]
     curves = {
@@ -162,13 +172,31 @@ def test_the_second_table_has_each_seed_and_scores_without_selection(tmp_path):
     }
     for record in (*ours, *theirs):
         write_record(tmp_path, record, curves[record.seed])
-    *_, our_row, their_row = render_comparison(tmp_path, [*ours, *theirs]).splitlines()
-    assert our_row == (
-        "| Breakout | Ape-X over ZeroMQ | 1, 2 | 31.0, 32.0; mean 31.5 | 8.0, 8.0; mean 8.0 | 20.0, 4.0; mean 12.0 "
-        "| 8.0, - (300,000) | 14.0, - (20) | yes; 1 in 6 by chance |"
-    )
-    assert "| 21.0, 22.0; mean 21.5 | -, - |" in their_row
-    assert their_row.endswith("| 8.0, - (300,000) | 14.0, - (20) |  |")
+    head, _, *table = cells(render_comparison(tmp_path, [*ours, *theirs]).splitlines())
+    assert head[1:] == [SYSTEMS["apex"], SYSTEMS["sb3"]]
+    assert [row[1] for row in table] == [
+        *("31.5 (31.0, 32.0)", "8.0 (8.0, 8.0)", "12.0 (20.0, 4.0)", "8.0, -", "14.0, -"),
+        "yes (1 in 6 by chance)",
+    ]
+    assert [row[2] for row in table] == ["21.5 (21.0, 22.0)", "-", "12.0 (20.0, 4.0)", "8.0, -", "14.0, -", ""]
+
+
+def test_all_tasks_are_compared_with_the_strongest_peer_on_its_processor():
+    records = [make_record(seed=1, seconds=10.0), make_record(seed=2, seconds=4.0, machine=MACHINE | {"cpu": "Xeon"})]
+    records += [make_record(system="sb3", seconds=25.0), make_record(system="sb3-ppo", mean=495.0, seconds=30.0)]
+    records += [make_record("breakout", mean=30.0), make_record("breakout", "sb3", mean=40.0)]
+    cartpole, breakout = cells(render_summary(records))[2:]
+    assert cartpole[2:] == ["10.0 s (1 seed)", f"30.0 s (1 seed), {SYSTEMS['sb3-ppo']}", "3.0 times as fast"]
+    assert breakout[4] == "0.8 times the score"
+    (alone,) = cells(render_summary(records[:2]))[2:]
+    assert alone[3:] == ["not measured", ""]
+
+
+def test_no_table_of_the_results_has_more_than_five_columns():
+    text = (ROOT / "docs/learning.md").read_text()
+    assert max(len(row) for row in cells(re.findall(r"^\|.+\|$", text, re.MULTILINE))) == 5
+    first = text.index("\n| ")
+    assert text.index("![") < first  # plots first
 
 
 def test_seeds_are_compared_on_the_same_processor():
@@ -178,10 +206,10 @@ def test_seeds_are_compared_on_the_same_processor():
 
     slow = [run("apex", 1, 50.0, "AMD EPYC (family 25, model 17)"), run("sb3-sac", 1, 40.0, "AMD EPYC")]
     fast = [run("apex", 2, 90.0, "Xeon"), run("sb3-sac", 2, 80.0, "Xeon")]
-    assert rows(*slow, *fast)[0][7] == "met"
-    assert rows(*slow, *fast[:1])[0][7] == "met so far: 1 of 2 seeds"
-    assert rows(slow[0], fast[1])[0][7] == "not compared yet"
-    assert rows(*slow, *fast, run("apex", 3, 79.0, "Xeon"))[0][7] == "not met: 2 of 3 seeds"
+    assert rows(*slow, *fast)[0][1] == "yes"
+    assert rows(*slow, *fast[:1])[0][1] == "yes, with 1 of 2 seeds"
+    assert rows(slow[0], fast[1])[0][1] == "not compared yet"
+    assert rows(*slow, *fast, run("apex", 3, 79.0, "Xeon"))[0][1] == "no: 2 of 3 seeds"
     assert chance_of_order([slow[0], fast[0]], [slow[1], fast[1]]) == "1 in 4 by chance"
 
 
@@ -189,8 +217,9 @@ def test_a_tie_is_not_each_seed_above_each_seed(tmp_path):
     records = [make_record("hopper", mean=3.0), make_record("hopper", "sb3-sac", mean=3.0)]
     for record in records:
         write_record(tmp_path, record, [(1.0, 10, 1.0)])
-    assert render_comparison(tmp_path, records).splitlines()[2].endswith("| no |")
+    assert cells(render_comparison(tmp_path, records).splitlines())[-1][1:] == ["no", ""]
     assert render_comparison(tmp_path, [make_record()]) == ""
+    assert render_dormant([make_record()]) == ""
 
 
 def make_root(tmp_path):
@@ -206,8 +235,9 @@ def test_a_document_keeps_the_text_around_the_results(tmp_path):
     assert set(rebuild(root).values()) == {f"before\n{BEGIN}\nNo run is committed yet.\n{END}\nafter\n"}
     write_record(root, make_record(), [(1.0, 10, 9.5)])
     (document,) = rebuild(root).values()
-    assert document.startswith(f"before\n{BEGIN}\n| task |")
-    assert document.endswith(f"(results/learning/cartpole.png)\n{END}\nafter\n")
+    assert document.startswith(f"before\n{BEGIN}\n## ")
+    assert "(results/learning/cartpole.png)\n" in document
+    assert document.endswith(f".\n{END}\nafter\n")
 
 
 @pytest.mark.parametrize("text", ["", f"{BEGIN}\n{END}\n{BEGIN}\n{END}"])

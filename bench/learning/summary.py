@@ -1,0 +1,75 @@
+"""The table of all tasks: our result and that of the strongest peer on the same processors."""
+
+import statistics
+from collections.abc import Sequence
+
+from bench.learning.comparison import processor_of
+from bench.learning.records import Record
+from bench.learning.tasks import SYSTEMS, TASKS, VARIANTS, LearningTask
+
+HEAD = ("| task | result | Ape-X over ZeroMQ | strongest peer | ratio |", "|---|---|---|---|---|")
+
+
+def render_summary(records: Sequence[Record]) -> list[str]:
+    """Returns the lines of the table: median seconds where time is the result, otherwise mean scores."""
+    lines = []
+    for name, task in TASKS.items():
+        own = [record for record in records if record.task == name]
+        ours = [record for record in own if record.system == "apex"]
+        if ours and task.num_seeds:
+            peers = [record for record in own if record.system != "apex" and record.system not in VARIANTS]
+            lines.append(f"| {' | '.join(_cells(task, ours, peers))} |")
+    return [*HEAD, *lines]
+
+
+def _cells(task: LearningTask, ours: Sequence[Record], peers: Sequence[Record]) -> list[str]:
+    what = f"score after {task.minutes:g} minutes" if task.bar is None else f"time to score {task.bar:g}"
+    theirs = _strongest(task, peers)
+    places = {processor_of(record) for record in theirs} & {processor_of(record) for record in ours}
+    # Without a peer, the processor with most seeds.
+    places = places or {statistics.mode(processor_of(record) for record in ours)}
+    ours = [record for record in ours if processor_of(record) in places]
+    theirs = [record for record in theirs if processor_of(record) in places]
+    if not theirs:
+        return [task.name, what, _result(task, ours), "not measured", ""]
+    return [
+        task.name,
+        what,
+        _result(task, ours),
+        f"{_result(task, theirs)}, {SYSTEMS[theirs[0].system]}",
+        _ratio(task, ours, theirs),
+    ]
+
+
+def _strongest(task: LearningTask, peers: Sequence[Record]) -> list[Record]:
+    """Returns the records of the peer with the highest mean score; a peer that reached the score is above others."""
+    systems = {record.system: [other for other in peers if other.system == record.system] for record in peers}
+    return max(systems.values(), key=lambda own: (_is_solved(task, own), _score(own)), default=[])
+
+
+def _is_solved(task: LearningTask, records: Sequence[Record]) -> bool:
+    return task.bar is not None and all(record.score.mean >= task.bar for record in records)
+
+
+def _score(records: Sequence[Record]) -> float:
+    return statistics.mean(record.score.mean for record in records)
+
+
+def _seconds(records: Sequence[Record]) -> float:
+    return statistics.median(record.seconds for record in records)
+
+
+def _result(task: LearningTask, records: Sequence[Record]) -> str:
+    seeds = f"({len(records)} {'seed' if len(records) == 1 else 'seeds'})"
+    if _is_solved(task, records):
+        return f"{_seconds(records):,.1f} s {seeds}"
+    after = "" if task.bar is None else f" after {_seconds(records) / 60:.0f} minutes"
+    return f"{_score(records):,.1f}{after} {seeds}"
+
+
+def _ratio(task: LearningTask, ours: Sequence[Record], theirs: Sequence[Record]) -> str:
+    if _is_solved(task, ours) and _is_solved(task, theirs):
+        return f"{_seconds(theirs) / _seconds(ours):.1f} times as fast"
+    if task.bar is None and min(_score(ours), _score(theirs)) > 0:
+        return f"{_score(ours) / _score(theirs):.1f} times the score"
+    return "-"

@@ -1,0 +1,59 @@
+"""`venv.sh` installs what is missing, names it, and installs nothing twice. Its Python and pip are a script here."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = """#!/bin/sh
+case "$*" in
+*"-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo "#!$3/bin/python" > "$3/bin/pip" ;;
+*"-m pip"*) echo "$*" >> "{calls}"; echo "Successfully installed furo-1.0 sphinx-2.0" ;;
+esac
+"""
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Installs a package without content; returns standard error. `install.calls` are the arguments of pip."""
+    root, calls = tmp_path / "root", tmp_path / "calls"
+    for name in (
+        "pyproject.toml",
+        "constraints.txt",
+        "setup.py",
+        "apex/dqn/kernels/a.c",
+        "apex/replay_memory/frames/a.c",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    python = tmp_path / "python"
+    python.write_text(PYTHON.format(calls=calls))
+    python.chmod(0o755)
+    calls.touch()
+
+    def run(extra):
+        script = f'source "{ROOT}/venv.sh" && ensure_venv "{root}" {extra}'
+        environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python)}
+        ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stderr
+
+    run.calls = lambda: calls.read_text().splitlines()
+    return run
+
+
+def test_an_update_names_the_extra_and_the_new_packages(install):
+    assert "PyTorch" in install("")
+    told = install("docs")
+    assert "docs" in told
+    assert "furo-1.0 sphinx-2.0" in told
+    assert "PyTorch" not in told
+    assert install.calls()[1].endswith("[docs]")
+
+
+@pytest.mark.parametrize(("first", "second", "installs"), [("dev", "docs", 1), ("docs", "", 1), ("docs", "dev", 2)])
+def test_nothing_is_installed_that_an_earlier_extra_contains(install, first, second, installs):
+    install(first)
+    install(second)
+    assert len(install.calls()) == installs
