@@ -75,7 +75,7 @@ def _score(status: RunStatus, folder: Path) -> str:
     evaluator, actors = status.evaluator, status.actors
     if evaluator.score is not None:
         is_final = evaluator.updates == status.updates
-        of = "the final policy" if is_final else f"the policy at update {number(evaluator.updates)}"
+        of = "the final policy" if is_final else f"update {number(evaluator.updates)}"
         line = f"score: {number(evaluator.score)}, mean of {plural(evaluator.episodes or 0, 'new game')} of {of}"
         count = _count_evaluations(folder)
         if count == 1:
