@@ -7,7 +7,7 @@ import time
 import pytest
 import zmq
 from support.builders import VECTORS
-from support.hostile import HostileRun
+from support.hostile import HostileRun, plant
 
 from apex.config import to_dict
 from apex.transport.json_codec import encode_control
@@ -34,6 +34,16 @@ def test_a_program_runs_no_command_of_a_file(name, tmp_path):
     assert not (tmp_path / "ran").exists()
     assert name == "plot" or "--allow subprocess" in ended.stderr, ended.stderr
     assert ended.returncode == (0 if name == "report" else 2), ended.stderr  # The page has no video.
+
+
+def test_a_report_imports_nothing_from_the_current_folder(tmp_path):
+    run = HostileRun(tmp_path, "environment.id", "CartPole-v1", {})
+    plant(tmp_path)
+    (tmp_path / "canary.py").rename(tmp_path / "numpy.py")
+    command = [sys.executable, "-P", "-m", "apex", "report", str(run.path)]  # as the command `apex report` does
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert not (tmp_path / "imported").exists()
+    assert b"<video" in (run.path / "report.html").read_bytes(), ended.stderr
 
 
 @pytest.mark.parametrize("role", ["actor", "evaluator"])

@@ -18,7 +18,7 @@ from apex.sentences import plural
 MAX_STEPS = 3_000  # steps of the game that the video shows
 MAX_BYTES = 12_000_000  # maximum size of a video; a page with a larger video opens slowly
 PLAY_SECONDS = 900.0  # time limit for playing the game
-APEX = (sys.executable, "-m", "apex")
+APEX = (sys.executable, "-P", "-m", "apex")  # -P: imports nothing from the current folder
 
 
 class EmbeddedVideo(NamedTuple):
@@ -54,7 +54,7 @@ def film(run: Path, epsilon: float, *, apex: Sequence[str] = APEX) -> EmbeddedVi
     """Records a game of the run's best policy, or of its last checkpoint if there is none; raises NoVideoError."""
     with tempfile.TemporaryDirectory(prefix="apex-report-") as name:
         played = Path(name) / "played.mp4"
-        figures = _play([*apex, "evaluate", str(run), *allow_options()], epsilon, played)
+        figures = _play([*apex, "evaluate", str(run.absolute()), *allow_options()], epsilon, played)
         data = played.read_bytes()
     if len(data) > MAX_BYTES:
         raise NoVideoError(f"its size would be {len(data) / 1e6:.0f} MB; the maximum is {MAX_BYTES / 1e6:.0f} MB")
