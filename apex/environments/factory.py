@@ -26,7 +26,7 @@ from apex.environments.observation_form import ObservationForm, read_observation
 from apex.environments.sync_vector import SyncVectorEnvironment
 from apex.errors import UsageError, describe_exception, require
 from apex.runtime.importer import find_factory, import_module
-from apex.runtime.trust import require_trusted
+from apex.runtime.trust import allow, require_trusted
 from apex.types import Schema
 
 gymnasium.register_envs(ale_py)  # Importing ale_py has registered its games; this marks the import as used.
@@ -138,6 +138,7 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
                 require_trusted("environment.id", config.id, module)
             if colon:
                 import_module("environment.id", config.id)  # It registers the environment.
+                allow(environment_modules(config.id))  # It may have named another package.
             if uses_mujoco(config.id):
                 prepare(config.id, draws=pictures or not plays, pictures=pictures)
             env = gymnasium.make(config.id, disable_env_checker=True, **options)

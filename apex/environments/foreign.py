@@ -1,5 +1,8 @@
 """Which modules outside this package a configuration imports by their names, and whether the user trusts them."""
 
+from collections.abc import Callable
+from typing import Any
+
 import gymnasium
 from gymnasium.envs.registration import parse_env_id
 
@@ -8,8 +11,9 @@ from apex.environments.mujoco import DM_CONTROL
 from apex.errors import ConfigError, require
 from apex.runtime.trust import allow, package_of, require_trusted
 
-TRUSTED = ("gymnasium", "ale_py")  # packages whose registered environments every file and every learner may name
 SCRIPT = "__main__"  # module of the code that a notebook cell or a script defines; each process has another one
+# Packages whose registered environments every file and every learner may name, and the script that the user runs.
+TRUSTED = ("gymnasium", "ale_py", SCRIPT)
 
 
 def environment_modules(name: str) -> list[str]:
@@ -17,19 +21,23 @@ def environment_modules(name: str) -> list[str]:
 
     An id that another package has registered stands for the modules of its environment, in all versions.
     """
-    module, colon, _ = name.partition(":")
-    if colon:
-        return [module]
-    if name.startswith(DM_CONTROL):
-        return []
+    first, colon, rest = name.partition(":")
+    named, trusted, registered = ([first], (*TRUSTED, package_of(first)), rest) if colon else ([], TRUSTED, name)
+    if (colon and rest.isidentifier()) or registered.startswith(DM_CONTROL):
+        return named
     try:
-        namespace, plain, _ = parse_env_id(name)
+        namespace, plain, _ = parse_env_id(registered)
     except gymnasium.error.Error:
-        return []
+        return named
     specs = [spec for spec in gymnasium.registry.values() if (spec.namespace, spec.name) == (namespace, plain)]
-    # An entry point that is a function is already imported.
-    modules = {spec.entry_point.partition(":")[0] for spec in specs if isinstance(spec.entry_point, str)}
-    return sorted(module for module in modules if package_of(module) not in TRUSTED)
+    modules = {_module_of(spec.entry_point) for spec in specs if spec.entry_point is not None}
+    return named + sorted(module for module in modules if package_of(module) not in trusted)
+
+
+def _module_of(entry_point: str | Callable[..., Any]) -> str:
+    if isinstance(entry_point, str):
+        return entry_point.partition(":")[0]
+    return getattr(entry_point, "__module__", "") or type(entry_point).__module__  # A partial has no module of its own.
 
 
 def require_trust(config: Config, *, given: bool = False) -> list[str]:

@@ -12,7 +12,7 @@ from apex.runtime.trust import allow_options
 from apex.transport.hello import local_host
 from apex.types import Role
 
-PYTHON = (sys.executable, "-u", "-P", "-m")  # See `add_current_folder`.
+PYTHON = (sys.executable, "-u", "-P", "-m")  # See `find_package`.
 NICE = 10  # niceness of programs that only observe the run or are not the bottleneck
 
 

@@ -6,7 +6,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from apex.errors import ConfigError, UsageError, describe_exception, require
-from apex.runtime.trust import OWN, add_current_folder, package_of, require_trusted
+from apex.runtime.trust import OWN, find_package, package_of, require_trusted
 
 
 def import_module(setting: str, path: str) -> ModuleType:
@@ -16,7 +16,7 @@ def import_module(setting: str, path: str) -> ModuleType:
     """
     module_name = path.partition(":")[0]
     require_trusted(setting, path, module_name)
-    add_current_folder()
+    find_package(module_name)
     try:
         return importlib.import_module(module_name)
     except Exception as error:
@@ -28,12 +28,14 @@ def find_factory(setting: str, path: str, kind: type) -> Any:
     """Returns the function or class at `path`. A class must be a subclass of `kind`.
 
     A function must be defined in the package of its module, and not in this package: `os.system` is no factory of a
-    module that imports it. Raises ConfigError for anything else, which is not called, and as `import_module` does.
+    module that imports it. If `kind` is `object`, a class must be defined there too. Raises ConfigError for anything
+    else, which is not called, and as `import_module` does.
     """
     module, name = import_module(setting, path), path.partition(":")[2]
     found, package = getattr(module, name, None), package_of(module.__name__)
     if isinstance(found, type):
-        fits = issubclass(found, kind)
+        is_own = package_of(found.__module__) == package
+        fits = is_own if kind is object else issubclass(found, kind)
     else:
         fits = isinstance(found, FunctionType) and package_of(found.__module__) == package != OWN
     what = "class" if kind is object else f"subclass of {kind.__name__}"

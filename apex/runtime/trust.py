@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from apex.errors import ConfigError, ForeignFileError, require
@@ -58,15 +59,25 @@ def package_of(module: str) -> str:
     return module.partition(".")[0]
 
 
-def add_current_folder() -> None:
-    """Appends the current folder to sys.path, so that installed modules take precedence.
+def find_package(module: str) -> ModuleSpec | None:
+    """Finds the top-level package of a module; also in the current folder, but only if it is nowhere else.
 
     Processes of a run start with `python -P`, so that a file named like a library module is not imported by accident.
-    Only a trusted module of the user needs the current folder.
+    Only a trusted module of the user that is in the current folder needs that folder: an installed one would find
+    there what is not installed, such as an optional dependency.
     """
-    here = os.getcwd()
-    if "" not in sys.path and here not in sys.path:
+    spec, here = _find_spec(module), os.getcwd()
+    if spec is None and "" not in sys.path and here not in sys.path:
         sys.path.append(here)  # Not removed again: the user's module may import others later.
+        spec = _find_spec(module)
+    return spec
+
+
+def _find_spec(module: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(package_of(module))  # Imports nothing, as the name has no dot.
+    except (ImportError, ValueError):
+        return None
 
 
 def remember(modules: Sequence[str]) -> None:
@@ -90,11 +101,7 @@ def _entry(module: str) -> str:
 
     So a package of the same name elsewhere, for example in the current folder, is another entry.
     """
-    add_current_folder()
-    try:
-        spec = importlib.util.find_spec(package_of(module))  # Imports nothing, as the name has no dot.
-    except (ImportError, ValueError):
-        spec = None
+    spec = find_package(module)
     place = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
     return f"{module} {os.path.realpath(place)}" if place else ""
 

@@ -15,9 +15,10 @@ from torch import nn
 from apex.config import Config, EnvironmentConfig, NetworkConfig
 from apex.config.arguments import Parser
 from apex.environments import foreign
+from apex.environments.factory import make_environment
 from apex.errors import ConfigError, ForeignFileError, UsageError
 from apex.runtime import trust
-from apex.runtime.importer import find_factory
+from apex.runtime.importer import find_factory, import_module
 
 SETTING = "environment.id"
 
@@ -154,6 +155,44 @@ def test_only_environments_of_other_packages_need_trust(monkeypatch):
     assert foreign.environment_modules("plugin.mazes:Maze-v0") == ["plugin.mazes"]
 
 
+@pytest.fixture
+def registry(monkeypatch):
+    """Forgets the environments that a test registers."""
+    monkeypatch.setattr(gymnasium, "registry", dict(gymnasium.registry))
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry)
+
+
+def test_a_trusted_module_opens_no_environment_of_another_package(user, registry):
+    gymnasium.register("Theirs-v0", entry_point="other:make")
+    gymnasium.register("Made-v0", entry_point=make)
+    gymnasium.register("Partly-v0", entry_point=make_partial)
+    trust.allow("mine")
+    for name, module in (("Theirs-v0", "other"), ("Made-v0", __name__), ("Partly-v0", "functools")):
+        for prefix in ("", "apex:", "mine:"):
+            with pytest.raises(UsageError) as refused:
+                make_environment(EnvironmentConfig(id=prefix + name), 1, seed=0)
+            assert f"--allow {module} " in refused.value.remedy
+    assert not (user.folder / "imported").exists()
+
+
+def test_a_trusted_module_may_register_an_environment_of_another_package(user, registry):
+    (user.folder / "outer_maze.py").write_text("import gymnasium; gymnasium.register('Maze-v0', 'inner_maze:Maze')")
+    (user.folder / "inner_maze.py").write_text("from gymnasium.envs.classic_control import CartPoleEnv as Maze")
+    trust.allow("outer_maze")
+    for _ in range(2):
+        make_environment(EnvironmentConfig(id="outer_maze:Maze-v0"), 1, seed=0).close()
+
+
+def test_an_installed_module_imports_nothing_from_the_current_folder(user, monkeypatch):
+    (user.folder / "installed").mkdir()
+    (user.folder / "installed" / "roomy.py").write_text("try:\n    import other\nexcept ImportError:\n    pass\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(user.folder / "installed")])
+    trust.remember(["roomy"])
+    later(monkeypatch)
+    import_module(SETTING, "roomy:make")
+    assert not (user.folder / "imported").exists()
+
+
 NAMED = Config(
     environment=EnvironmentConfig(id="mine:make"), network=NetworkConfig(factory="other.nets:make"), algorithm="a.b:C"
 )
@@ -215,6 +254,11 @@ def test_anything_else_is_refused_before_it_is_called(name):
         find_factory(SETTING, f"{__name__}:{name}", gymnasium.Env)
     assert f"{__name__}:{name}" in refused.value.problem
     assert bool(refused.value.remedy) == (name != "missing")
+
+
+def test_an_imported_class_is_no_algorithm():
+    with pytest.raises(ConfigError, match="SimpleNamespace"):
+        find_factory("algorithm", f"{__name__}:SimpleNamespace", object)
 
 
 def test_functions_of_this_package_are_no_factories(trusts_nothing):
