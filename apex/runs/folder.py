@@ -105,6 +105,7 @@ class RunFolder:
     def elapsed_seconds(self, seconds: float) -> None:
         with suppress(OSError):  # A full disk must not end the run; the recorded time is then too short.
             partial = self.path / f".{_ELAPSED}.partial"
+            partial.unlink(missing_ok=True)  # It may be a link to another file.
             partial.write_bytes(seal({"seconds": round(seconds, 1)}))
             os.replace(partial, self.path / _ELAPSED)
 

@@ -1,4 +1,7 @@
-"""Locks a run folder, so that only one launcher, or one learner that was started by hand, runs it at a time."""
+"""Locks a run folder, so that only one launcher, or one learner that was started by hand, runs it at a time.
+
+Also refuses folders whose files lead elsewhere: the programs of a run write to them without looking at each again.
+"""
 
 import os
 import platform
@@ -6,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from apex.errors import UsageError
+from apex.errors import ForeignFileError, UsageError, require
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock, is_owned
 
 LOCK = "run.lock"  # file in the run folder that is locked; its text names the process that holds the lock
@@ -18,8 +21,9 @@ def hold(folder: Path, *, or_parent: bool = False) -> Iterator[None]:
 
     The kernel releases the lock when this process ends, even if it is killed. Child processes do not hold the lock.
     Raises UsageError if the lock file cannot be written, or if another process holds the lock. With `or_parent`, the
-    parent of this process may hold the lock.
+    parent of this process may hold the lock. Raises ForeignFileError as `require_no_links` does.
     """
+    require_no_links(folder)
     path = folder / LOCK
     ownership: FileLock | None = None
     try:
@@ -40,6 +44,17 @@ def hold(folder: Path, *, or_parent: bool = False) -> Iterator[None]:
     finally:
         if ownership is not None:
             ownership.release()
+
+
+def require_no_links(folder: Path) -> None:
+    """Raises ForeignFileError if a link in `folder` leads out of it, or if it has a pipe, on which a reader waits."""
+    root = os.path.realpath(folder)
+    for top, folders, files in os.walk(folder):
+        for path in (Path(top, name) for name in (*folders, *files)):
+            leads_out = path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root)
+            problem = f"{path} is a link out of the run folder, or a pipe: another user may have planted it"
+            remedy = "remove it, or put what it leads to in its place"
+            require(not leads_out and not path.is_fifo(), problem, ForeignFileError, remedy=remedy)
 
 
 def is_held(folder: Path) -> bool:

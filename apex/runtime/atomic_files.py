@@ -31,7 +31,8 @@ def write_beside(path: Path, *parts: Any, drops_cache: bool = False) -> Path:
     _create_folder(path.parent)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:  # "x" follows no link, which the author of a foreign folder may have planted.
             for part in parts:
                 file.write(part)
             file.flush()

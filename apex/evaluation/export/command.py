@@ -32,6 +32,7 @@ from apex.evaluation.policy import add_policy, find_policy
 from apex.runs.checkpoints.checkpoint import read_manifest
 from apex.runs.checkpoints.policy_file import PolicyInfo, encode_policy, read_policy
 from apex.runs.folder import RunFolder, open_run
+from apex.runs.lock import require_no_links
 from apex.runs.metrics.writer import read_curve
 from apex.runtime import trust
 from apex.runtime.atomic_files import replace_file
@@ -68,6 +69,8 @@ def export(
     trust.allow(allow)
     folder = RunFolder.open(Path(run))
     path = find_policy(folder.path, checkpoint)
+    if out is None:
+        require_no_links(folder.path)
     target = Path(out) if out is not None else folder.path / "export"
     info, agent = read_policy(path)
     exported = _find_exported(info, agent.network)

@@ -286,6 +286,19 @@ def test_a_damaged_or_missing_run_time_is_logged(tmp_path, caplog):
     assert "elapsed.json" in caplog.text
 
 
+def test_a_planted_link_leads_no_writer_to_another_file(tmp_path):
+    folder, precious = create(tmp_path), tmp_path / "precious"
+    precious.write_text("mine")
+    for name in (".config.toml.partial", ".elapsed.json.partial"):
+        (folder.path / name).symlink_to(precious)
+    folder.config_file.unlink()
+    folder.restore_config_file()
+    folder.elapsed_seconds = 3.0
+    assert precious.read_text() == "mine"
+    assert folder.elapsed_seconds == 3
+    assert not any(path.is_symlink() for path in folder.path.iterdir())
+
+
 def make_clock(seconds):
     clock = Clock()
     clock.now = seconds

@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.waiting import DEADLINE
 
-from apex.errors import UsageError
+from apex.errors import ForeignFileError, UsageError
 from apex.runs.lock import LOCK, hold
 from apex.runtime.children import start_child, stop_children
 
@@ -69,6 +69,31 @@ def test_a_child_does_not_hold_the_lock(tmp_path):
             assert child.is_alive()
     finally:
         stop_children([child])
+
+
+PLANTS = {
+    "link to a file": lambda path: path.symlink_to(path.parents[2] / "precious"),
+    "link to a new file": lambda path: path.symlink_to("../../new"),
+    "link to a folder": lambda path: path.symlink_to("/etc"),
+    "link to itself": lambda path: path.symlink_to(path),
+    "link within the folder": lambda path: path.symlink_to("../curves"),
+    "pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_run_folder_whose_files_lead_out_of_it_is_refused(tmp_path, name):
+    run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)
+    PLANTS[name](run / "logs" / "learner.log")
+    if "itself" in name or "within" in name:
+        with hold(run):
+            return
+    with pytest.raises(ForeignFileError) as refused, hold(run):
+        pass
+    assert str(run / "logs" / "learner.log") in refused.value.problem
+    assert refused.value.remedy
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["learner.log", "logs", "run"]
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
