@@ -16,6 +16,12 @@ from apex.types import Role, Schema, Stream
 JOINING = (Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # The learner never joins, and observers only request the status.
 
 
+def _require_actor(role: Role, num_streams: int) -> None:
+    """Raises ValueError if another role than an actor wants streams: their leases would keep actors away."""
+    if num_streams and role != Role.ACTOR:
+        raise ValueError(f"only an actor has streams, but the role {role} has {num_streams}")
+
+
 class Hello(Record, frozen=True, tag="hello", kw_only=True):
     """Request of a program to join the run."""
 
@@ -30,6 +36,7 @@ class Hello(Record, frozen=True, tag="hello", kw_only=True):
     def __post_init__(self) -> None:
         if self.role not in JOINING:
             raise ValueError(f"role must be one of {', '.join(JOINING)}, got {self.role}")
+        _require_actor(self.role, self.num_streams)
 
 
 class Heartbeat(Record, frozen=True, kw_only=True):
@@ -45,6 +52,9 @@ class Heartbeat(Record, frozen=True, kw_only=True):
     endpoints: Endpoints  # sockets of a replay server, by name
     resources: Resources | None = None  # None: not measured
     fence: U63 = 0  # of a replay server: number from its welcome; 0 for other roles
+
+    def __post_init__(self) -> None:
+        _require_actor(self.role, len(self.streams))
 
 
 class ActorHeartbeat(Heartbeat, frozen=True, tag="actor_heartbeat", kw_only=True):

@@ -37,8 +37,9 @@ def decode(message):
 
 
 def test_requests_survive_encoding():
-    heartbeats = [make_heartbeat(role, streams=[Stream(0, 1)], **MORE.get(role, {})) for role in STATUSES]
-    for request in (*heartbeats, make_heartbeat("actor", scores=SCORES), HELLO, StatusRequest(), Goodbye(5)):
+    heartbeats = [make_heartbeat(role, **MORE.get(role, {})) for role in STATUSES]
+    actor = make_heartbeat("actor", streams=[Stream(0, 1)], scores=SCORES)
+    for request in (*heartbeats, actor, HELLO, StatusRequest(), Goodbye(5)):
         assert decode_request(encode_control(request, RUN), RUN) == request
 
 
@@ -108,8 +109,10 @@ INVALID_SCORES = (
         *({**GREETING, "host": host} for host in ("\x1b[2J", "a" * 201, "J\u00fcrgen")),
         {**GREETING, "pid": True},
         {**GREETING, "shard": 2**31},
-        *({**BEAT, "streams": value} for value in ([[0]], [[0, 1, 2]], [["0", 1]], [[2**32, 1]], [[0, 2**63]])),
-        {**BEAT, "streams": [[0, 1]] * 65_537},
+        *({**ACTOR, "streams": value} for value in ([[0]], [[0, 1, 2]], [["0", 1]], [[2**32, 1]], [[0, 2**63]])),
+        {**ACTOR, "streams": [[0, 1]] * 65_537},
+        *({**beat, "streams": [[0, 1]]} for beat in (BEAT, as_json(make_heartbeat("evaluator")))),
+        *({**GREETING, "role": role} for role in ("replay", "evaluator")),  # with num_streams
         *({**BEAT, "endpoints": {"priorities": endpoint}} for endpoint in ENDPOINTS),
         *({**BEAT, "endpoints": value} for value in ([], {"a\n": "tcp://h:1"})),
         {**BEAT, "endpoints": {str(number): "tcp://h:1" for number in range(17)}},

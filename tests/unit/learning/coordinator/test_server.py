@@ -330,7 +330,7 @@ def test_a_key_serves_only_its_own_role(tmp_path, transport):
 
             clients["replay"].send(replay)
             assert isinstance(clients["replay"].receive(30.0), StateAnswer)
-            for claim in (replace_fields(HELLO, role="evaluator"), replay, Goodbye(replay.session)):
+            for claim in (replace_fields(HELLO, role="evaluator", num_streams=0), replay, Goodbye(replay.session)):
                 clients["actor"].send(claim, run_id)
             clients["actor"].send_frames(forged)
             clients["evaluator"].send(scores, run_id)
