@@ -1,10 +1,15 @@
-"""Names of the metrics of games: the coordinator writes them, and reports read them."""
+"""Names of metrics of games and replay servers: the coordinator writes them, and reports read them."""
 
 SCORE, LENGTH = "actor_highest_id/score", "actor_highest_id/length"  # tags of the actor with the smallest epsilon
 MEAN_SCORE, EPISODES, FAULTS = "actors/mean_score", "actors/episodes", "actors/environment_faults"
 ACTOR_METRIC, EVALUATOR_METRIC = "actor_metrics/", "evaluator_metrics/"  # prefixes of what environments report
 SUCCESS = "success"  # name of the metric that `info["is_success"]` is
 MAX_METRICS = 16  # maximum metrics of a run; others are ignored
+
+
+def shard_tag(name: str, shard: int) -> str:
+    """Returns the TensorBoard tag of a figure of one of several replay servers."""
+    return f"replay/{name}/shard-{shard}"
 
 
 def score_tag(actor_id: int, amount: float, name: str) -> str:

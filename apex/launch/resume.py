@@ -16,6 +16,7 @@ from apex.config.arguments import Parser
 from apex.environments.inspection import Inspector
 from apex.errors import DamagedMemoryError, require
 from apex.facts import EndReason, LossCause, Missing, OtherVersion, Restored
+from apex.metric_tags import shard_tag
 from apex.replay_memory.open_store import require_snapshot
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import require_room
@@ -182,9 +183,16 @@ def find_missing(folder: RunFolder, found: Sequence[Restored]) -> Missing | None
     learner, *parts = found
     rows = read_curve(folder.curves / "replay.jsonl", MAX_ROW_BYTES)
     figures = rows[-1].get("scalars", {}) if rows else {}
-    stored = int(figures.get("replay/num_inserted") or learner.size)
-    held = int(figures.get("replay/size") or stored)
-    missing = min(held, stored - sum(part.count for part in parts))
+    tags = [(shard_tag("num_inserted", shard), shard_tag("size", shard), [part]) for shard, part in enumerate(parts)]
+    if not any(tag in figures for tag, *_ in tags):  # There is one shard, or an earlier version has written the row.
+        tags = [("replay/num_inserted", "replay/size", parts)]
+        figures["replay/num_inserted"] = figures.get("replay/num_inserted") or learner.size
+    missing = held = 0
+    for stored_tag, held_tag, its_parts in tags:
+        stored = int(figures.get(stored_tag, 0))
+        size = int(figures.get(held_tag, stored))
+        held += size
+        missing += max(0, min(size, stored - sum(part.count for part in its_parts)))
     causes = dict.fromkeys(cause for part in parts for cause in part.causes)
     return Missing(transitions=missing, of=held, causes=tuple(causes)) if missing > 0 else None
 

@@ -6,7 +6,17 @@ from collections.abc import Collection, Iterator
 from msgspec.structs import asdict
 
 from apex.learning.coordinator.state import RunState
-from apex.metric_tags import ACTOR_METRIC, EPISODES, EVALUATOR_METRIC, FAULTS, LENGTH, MEAN_SCORE, SCORE, score_tag
+from apex.metric_tags import (
+    ACTOR_METRIC,
+    EPISODES,
+    EVALUATOR_METRIC,
+    FAULTS,
+    LENGTH,
+    MEAN_SCORE,
+    SCORE,
+    score_tag,
+    shard_tag,
+)
 from apex.runs.metrics.writer import MetricRow
 from apex.sentences import advise
 from apex.transport.messages.histogram import Histogram
@@ -41,8 +51,18 @@ class MetricRows:
             newest, histograms = replay.priority_histogram, {}
             if newest is not None and newest != self._histogram:  # Does not repeat an old histogram.
                 self._histogram, histograms = newest, {"replay/priority": newest}
-            scalars = {tag: value for tag, value in scalars.items() if tag not in self._omit}
+            scalars = {tag: value for tag, value in scalars.items() if tag not in self._omit} | self._shards()
             yield MetricRow("replay", state.num_steps, scalars, histograms=histograms)
+
+    def _shards(self) -> dict[str, float]:
+        """Returns what each of several shards has stored, from which `--resume` counts what is missing."""
+        if self._state.config.replay.num_shards == 1:
+            return {}
+        return {
+            shard_tag(name, shard): getattr(server.heartbeat.status, name)
+            for shard, server in self._state.members.replay_servers.items()
+            for name in ("size", "num_inserted")
+        }
 
 
 def score_row(state: RunState, scores: Scores) -> MetricRow:

@@ -372,6 +372,25 @@ def test_missing_transitions_are_counted_with_their_cause(saved, memory, lose, m
     assert "--accept-changes" in refused.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("counts", "missing"),
+    [
+        ((100, 0), 80),  # Shard 1 held only its newest 80.
+        ((120, 70), 30),  # Shard 0 has grown since the row.
+        ((60, 90), 50),
+        ((110, 100), 0),
+    ],
+)
+def test_missing_transitions_of_each_shard_are_counted(saved, counts, missing):
+    figures = {"num_inserted": 100, "size": 80}
+    row = {f"replay/{name}/shard-{shard}": value for name, value in figures.items() for shard in (0, 1)}
+    row |= {f"replay/{name}": 2 * value for name, value in figures.items()}
+    (saved.curves / "replay.jsonl").write_text(json.dumps({"steps": 200, "time": 0.0, "scalars": row}))
+    parts = [Restored(part=f"replay {shard}", source="memory", count=count) for shard, count in enumerate(counts)]
+    found = find_missing(saved, [LEARNER, *parts])
+    assert found == (Missing(transitions=missing, of=160, causes=()) if missing else None)
+
+
 def test_nothing_is_missing_while_the_memory_is_there(saved, memory, caplog):
     write_row(saved, stored=599, held=599)  # The row is older than the last insert.
     report_losses(saved, find(saved), ask=True)

@@ -65,6 +65,7 @@ def test_histograms_of_shards_are_added_if_one_is_new():
         for shard, count in enumerate(counts):
             beat(state, 42, session=shard, shard=shard, priority_histogram=Histogram([count], edges))
         (row,) = rows.next()
+        assert (row.scalars["replay/num_inserted"], row.scalars["replay/num_inserted/shard-1"]) == (84, 42)
         seen.append({tag: histogram.counts for tag, histogram in row.histograms.items()})
     assert seen == [{"replay/priority": [3.0]}, {}, {"replay/priority": [6.0]}]
 
