@@ -110,7 +110,8 @@ def claim_run(run_id: int, folder: Path | None) -> Iterator[None]:
     except OSError as error:
         raise DataError(f"cannot create {path}: {error.strerror}", "free some space there") from error
     with suppress(OSError):  # If tmpfs is full, the folder stays unknown, and the memory is kept.
-        path.write_bytes(b"%s:%s" % (_root_id(), os.fsencode(folder.absolute() if folder else "")))
+        disk = folder.stat().st_dev if folder else 0
+        path.write_bytes(b"%s:%d:%s" % (_root_id(), disk, os.fsencode(folder.absolute() if folder else "")))
     try:
         yield
     finally:
@@ -120,25 +121,33 @@ def claim_run(run_id: int, folder: Path | None) -> Iterator[None]:
 
 def read_run_folder(store: Path) -> str:
     """Returns the run folder of a store; "" if it is not known here: the learner is on another host."""
-    with suppress(OSError):
-        return os.fsdecode(claim_path(store).read_bytes().partition(b":")[2])
+    with suppress(OSError, ValueError):
+        return _read_record(store)[2]
     return ""
 
 
 def is_abandoned(store: Path) -> bool:
     """Returns whether no run can use the store any more: its run folder is gone, or it was never completed.
 
-    The folder of a run in another container, which has another root directory, counts as existing.
+    The folder of a run in another container, which has another root directory, counts as existing, and so does one on
+    a disk that is not mounted now.
     """
     if store.stem.endswith(PARTIAL) or not store.exists():
         return True
-    with suppress(OSError):  # Nothing is known, or a network file system does not answer.
-        root, _, folder = claim_path(store).read_bytes().partition(b":")
+    with suppress(OSError, ValueError):  # Nothing is known, or a network file system does not answer.
+        root, disk, folder = _read_record(store)
         try:
             os.stat(folder if root == _root_id() else "/")
         except (FileNotFoundError, NotADirectoryError):
-            return True
+            disks = (path.stat().st_dev for path in Path(folder).parents if path.exists())
+            return next(disks, disk) == disk
     return False
+
+
+def _read_record(store: Path) -> tuple[bytes, int, str]:
+    """Returns the root directory's identity, the device of the run folder, and its path; "" if there is none."""
+    root, disk, folder = claim_path(store).read_bytes().split(b":", 2)
+    return root, int(disk), os.fsdecode(folder)
 
 
 def _root_id() -> bytes:

@@ -154,6 +154,26 @@ def test_a_memory_is_abandoned_when_its_run_folder_is_gone(store, tmp_path, name
     assert not is_abandoned(store)
 
 
+def unmount():
+    disk = MEMORY / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(disk)], check=True)
+    (disk / "run").mkdir()
+    store = store_path(RUN)
+    store.touch()
+    with claim_run(RUN, disk / "run"):
+        pass
+    subprocess.run(["umount", str(disk)], check=True)
+    assert not is_abandoned(store)
+    disk.rmdir()
+    assert not is_abandoned(store)
+
+
+@needs_root
+def test_a_memory_outlives_the_removal_of_a_disk(place):
+    assert in_own_tmpfs(unmount) == ""
+
+
 def test_a_memory_that_no_run_can_resume_is_abandoned(store):
     with claim_run(RUN, None):  # --single-process
         assert is_wanted(store)
