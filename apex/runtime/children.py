@@ -144,6 +144,8 @@ def call_in_child(
 
     def answer(child_stop: Stop) -> None:
         os.setsid()  # Processes that the function starts can be killed together.
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)  # torch would wait for threads that only the parent, perhaps a notebook, has.
         child_stop.tick()  # The limit holds from the first heartbeat.
         try:
             writer.send_bytes(json.dumps({"result": function(child_stop)}).encode())

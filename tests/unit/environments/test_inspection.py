@@ -1,6 +1,8 @@
 """Environments are described in a child process, which they can neither block nor outlive."""
 
 import signal
+import subprocess
+import sys
 import textwrap
 import threading
 from dataclasses import replace
@@ -68,6 +70,25 @@ def test_an_environment_leaves_nothing_behind(odd, statement, tmp_path):
     assert (schema.frame_shape, schema.num_actions) == ((4,), 2)
     assert (threading.enumerate(), signal.getsignal(signal.SIGTERM)) == before
     until(lambda: not any(map(is_running, processes(tmp_path))), "end of the environment's processes")
+
+
+NOTEBOOK = """
+import sys, torch
+torch.set_num_threads(2)
+(torch.rand(3_000_000) * 2).exp().sum()  # starts a thread
+from apex.config import Config, EnvironmentConfig, RunConfig
+from apex.environments.inspection import Inspector
+from apex.runtime.trust import allow
+allow("odd")
+config = Config(environment=EnvironmentConfig(id="odd:Env"), run=RunConfig(stuck_seconds=float(sys.argv[1])))
+print(Inspector().schema(config).num_actions)
+"""
+
+
+def test_an_environment_may_use_torch_after_its_caller(odd, tmp_path):
+    odd("import torch; (torch.rand(3_000_000) * 2).exp().sum()")
+    command = [sys.executable, "-c", NOTEBOOK, "30"]
+    assert subprocess.check_output(command, cwd=tmp_path, text=True, timeout=100) == "2\n"
 
 
 def test_an_environment_is_created_once_for_each_start(odd, tmp_path):
