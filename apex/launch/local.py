@@ -14,11 +14,13 @@ from apex.errors import UsageError
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
 from apex.launch.preflight.report import describe_limits
+from apex.launch.preflight.requirements import store_bytes
 from apex.launch.programs import make_programs
 from apex.launch.resume import find_saved, report_losses
 from apex.launch.start import RunOutcome, Start, judge
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import open_view, print_line
+from apex.replay_memory.open_store import reclaim
 from apex.replay_memory.store.location import claim_run, store_path
 from apex.runs.folder import KEYS, RunFolder
 from apex.runs.lock import hold
@@ -60,6 +62,8 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
             if stop.poll():
                 return None
             folder.record_resume(config, argv=start.argv)
+        # For all shards together: servers that start at the same time each find the space for their own.
+        reclaim(store_path(folder.run_id), store_bytes(config, folder.schema))
         for line in _introduce(config, folder, sizes):
             tell(line)
         with _keys_of_start(config, folder) as with_keys:

@@ -3,17 +3,20 @@
 import dataclasses
 import socket
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.launches import cartpole, stand_in
+from support.users import in_own_tmpfs, needs_root
 
 from apex.config import LearnerConfig, TransportConfig, load_toml
 from apex.errors import FINISHED, REFUSED, UsageError
 from apex.facts import Ending, EndReason, ProgramEvent
 from apex.launch.start import Start
 from apex.launch.train import execute, main, show
+from apex.replay_memory.store.location import claim_run, store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import Stop
 from apex.sentences import describe_event, describe_failure
@@ -103,6 +106,22 @@ def test_each_start_makes_keys_and_removes_them_at_its_end(tmp_path):
     assert len({*first, left, *second}) == 3
     assert not keys.exists()
     assert again.config.transport.keys == RunFolder.open(tmp_path / "mine").config.transport.keys == ""
+
+
+def start_two_shards(path):
+    """In a tmpfs of 96 MB, of which a killed run has 50: each shard of 30 MB finds space, but not both."""
+    subprocess.run(["mount", "-o", "remount,size=96m", "/dev/shm"], check=True)
+    with claim_run(1, path):
+        store_path(1).write_bytes(bytes(50_000_000))
+    config = cartpole(path)
+    replay = dataclasses.replace(config.replay, num_shards=2, max_bytes=60_000_000)
+    assert run(dataclasses.replace(config, replay=replay), FINISHES).ending.status == FINISHED
+    assert not store_path(1).exists()
+
+
+@needs_root
+def test_space_is_made_for_all_shards_before_they_start(tmp_path):
+    assert in_own_tmpfs(start_two_shards, tmp_path) == ""
 
 
 def test_configured_keys_are_used_and_kept(tmp_path):
