@@ -99,6 +99,7 @@ IMPORTERS = {  # modules that may import by a name that is computed, and what th
     "apex.environments.mujoco",  # MuJoCo and dm_control
     "apex.evaluation.export.command",  # onnx
     "apex.evaluation.video",  # pygame
+    "apex.launch.terminal.view",  # IPython
     "apex.runtime.importer",  # the user's modules, if the user trusts them
 }
 
