@@ -300,6 +300,15 @@ def test_invalid_argument_is_refused_with_its_name_and_value(tmp_path, capsys, m
     assert all(name in error for name in names)
 
 
+def test_a_planted_link_leads_no_file_to_another_folder(tmp_path):
+    run = make_trained(tmp_path, CARTPOLE)
+    (tmp_path / "precious").mkdir()
+    (run.path / "export").symlink_to(tmp_path / "precious")
+    with pytest.raises(UsageError, match="mine/export"):
+        export(run.path)
+    assert not list((tmp_path / "precious").iterdir())
+
+
 def test_run_without_a_policy_is_refused(tmp_path):
     run = make_run(tmp_path)
     with pytest.raises(UsageError, match=str(run.path)) as error:

@@ -120,6 +120,7 @@ KINDS = {
     "bit of the incarnation": lambda regions: regions.header["store_incarnation"].__ixor__(1),
     "bit of an action": record("action", flip, slots=300),
     "bit of a version": record("version", flip, slots=300),
+    "bit of the version of a later transition": record("version", flip, slots=301),
     "bit of a frame": arena(lambda frames: frames[2_000:2_001].__ixor__(1)),
     "bits of checksums": lambda regions: regions.segment_checksums["final"].__ixor__(1),
     "weight": node(LEAVES + 5, 0.5),
