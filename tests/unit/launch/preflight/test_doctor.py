@@ -119,6 +119,14 @@ def test_an_unusable_environment_is_a_row(preset, environment, problem, remedy, 
     assert "maps" not in row["remedy"]
 
 
+@pytest.mark.parametrize("option", ["--network", "--algorithm"])
+def test_an_unusable_network_or_algorithm_is_a_row(option, capsys):
+    assert main(["--preset", "cartpole", option, "nope:make", "--json"]) == FAILED
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    row = next(check for check in found["checks"] if check["name"] == "algorithm")
+    assert (row["verdict"], "'nope:make'" in row["note"]) == ("short", True)
+
+
 @needs_root
 def test_clean_removes_the_memories_of_killed_runs_and_prints_them(tmp_path):
     assert in_own_tmpfs(clean, tmp_path) == ""
