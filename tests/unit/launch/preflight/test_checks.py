@@ -265,7 +265,7 @@ def test_files_of_dead_runs_need_no_action():
 
 def test_memories_of_killed_runs_are_a_warning_that_names_them(tmp_path):
     store = tmp_path / "apex-1-0.replay"
-    claim_path(store).write_text("0-0:/data/runs/first")
+    claim_path(store).write_text("0-0:0:/data/runs/first")
     check = check_kept({store: 3 * GIB, tmp_path / "apex-2-0.replay": GIB})
     assert check.verdict == "warning"
     assert all(text in check.note for text in ("/data/runs/first", "3.0 GiB", "apex-2-0.replay", "1.0 GiB"))

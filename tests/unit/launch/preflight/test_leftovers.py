@@ -48,7 +48,7 @@ def test_a_killed_runs_store_is_kept_while_its_folder_exists(tmp_path):
     assert find(tmp_path) == Leftovers({}, {store: 4_096}, {}, [])
     run.mkdir()
     root = os.stat("/")
-    claim_path(store).write_text(f"{root.st_dev}-{root.st_ino}:{run}")
+    claim_path(store).write_text(f"{root.st_dev}-{root.st_ino}:{tmp_path.stat().st_dev}:{run}")
     assert find(tmp_path) == Leftovers({}, {store: 4_096}, {}, [])
     run.rmdir()
     assert find(tmp_path) == Leftovers({store: 4_096}, {}, {}, [])
