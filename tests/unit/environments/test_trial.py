@@ -193,6 +193,6 @@ def test_images_too_small_for_the_built_in_network_are_refused():
     Inspector().try_algorithm(Config(), replace(images, frame_shape=(36, 36)))
 
 
-@pytest.mark.parametrize(("setting", "name"), [("network", "own:Net"), ("algorithm", "own:LinearQ")])
+@pytest.mark.parametrize(("setting", "name"), [("network", "own:Net"), ("algorithm", "own:Mine")])
 def test_a_usable_network_or_algorithm_is_accepted(own, setting, name):
-    Inspector().try_algorithm(own(setting, "", name), VECTORS)
+    Inspector().try_algorithm(own(setting, "class Mine(LinearQ): pass", name), VECTORS)
