@@ -14,11 +14,12 @@ PATH="$PWD/.venv/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE # Tests start hundreds of programs; without bytecode files, each would compile the package.
 
 # The learning code, in which an error could go unnoticed, and the tests that cover each of its statements and branches.
-LEARNING=(types frame_blob config/{tree,dpg,algorithm_choice,codec} sizing acting/segment_builder
-  'algorithms/*' dqn/{algorithm,autograd_update,losses,networks,target_forward,'kernels/*','manual_backward/*'}
-  dpg/{algorithm,networks,update} replay_memory/{rate_limiter,'store/*'} runtime/{file_lock,importer})
+LEARNING=(apexreplay/{files/file_lock,frame_blob,rate_limiter,types,'store/*'}
+  apex/{types,config/{tree,dpg,algorithm_choice,codec},sizing,acting/segment_builder,'algorithms/*'}
+  apex/dqn/{algorithm,autograd_update,losses,networks,target_forward,'kernels/*','manual_backward/*'}
+  apex/{dpg/{algorithm,networks,update},runtime/importer})
 TESTS_OF_LEARNING=(tests/unit/{algorithms,config,dpg,dqn,test_command_line.py,test_sizing.py} tests/unit/acting/test_segment_builder.py
-  tests/unit/learning/test_freed_memory.py tests/unit/replay_memory/{frames,store,test_rate_limiter.py})
+  tests/unit/learning/test_freed_memory.py tests/unit/apexreplay/{frames,store,test_rate_limiter.py})
 
 ruff format --check .
 ruff check .
@@ -40,9 +41,9 @@ cores=$(nproc)
 run() { pytest --dist loadgroup --no-loadscope-reorder --numprocesses "$@"; }
 require_learning() {
   for part in "${LEARNING[@]}"; do
-    compgen -G "apex/$part.py" >/dev/null || { echo "test.sh: LEARNING names apex/$part.py, which does not exist" >&2 && return 1; }
+    compgen -G "$part.py" >/dev/null || { echo "test.sh: LEARNING names $part.py, which does not exist" >&2 && return 1; }
   done
-  coverage report --include="$(printf 'apex/%s.py,' "${LEARNING[@]}")" --fail-under=100
+  coverage report --include="$(printf '%s.py,' "${LEARNING[@]}")" --fail-under=100
 }
 # Programs that tests start in other folders must write their coverage data here too.
 export COVERAGE_FILE="$PWD/.coverage"

@@ -43,7 +43,7 @@ ensure_venv() {
   local root=$1 extra=${2:-} venv=$1/.venv python what update=yes
   local stamp=$venv/.installed unfinished=$venv/.unfinished log=$venv/install.log
   # The stamp includes the path, because a moved virtual environment does not work.
-  what="$(cat "$root/pyproject.toml" "$root/constraints.txt" "$root/setup.py" "$root"/apex/dqn/kernels/*.c "$root"/apex/replay_memory/frames/*.c <(echo "$root") | sha256sum | cut -d ' ' -f 1)"
+  what="$(cat "$root/pyproject.toml" "$root/constraints.txt" "$root/setup.py" "$root"/apex/dqn/kernels/*.c "$root"/apexreplay/{pyproject.toml,setup.py,frames/*.c} <(echo "$root") | sha256sum | cut -d ' ' -f 1)"
   # The extra dev contains the extra docs.
   grep -qsx -e "$what $extra" -e "$what ${extra/#docs/dev}" "$stamp" && [[ -x $venv/bin/python ]] && return
 
@@ -62,7 +62,7 @@ ensure_venv() {
   touch "$unfinished"
   rm -f "$stamp"
   if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
-    --constraint "$root/constraints.txt" --editable "$root${extra:+[$extra]}" 2>&1 | show_progress >"$log"; then
+    --constraint "$root/constraints.txt" --editable "$root/apexreplay" --editable "$root${extra:+[$extra]}" 2>&1 | show_progress >"$log"; then
     tail -n 20 "$log" >&2
     fail "The installation failed; the lines above are the end of $log. Run the same command again to retry."
   fi

@@ -18,7 +18,7 @@ from apex.version import VERSION
 if TYPE_CHECKING:
     from apex.config import Config
     from apex.config.presets import preset
-    from apex.errors import ApexError, ConfigError, DataError, EnvironmentFailure, TrainingError, UsageError
+    from apex.errors import ConfigError, EnvironmentFailure, TrainingError
     from apex.evaluation.command import Evaluation, evaluate
     from apex.evaluation.export.command import export
     from apex.evaluation.policy import Policy, load_policy
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from apex.launch.engine import RayEngine
     from apex.runs.plots.command import plot
     from apex.runs.report.command import report
+    from apexreplay.errors import ApexError, DataError, UsageError
 
 __version__ = VERSION
 

@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from typing import NamedTuple, NoReturn
 
 from apex.config.arguments import reader_may_leave
-from apex.errors import FINISHED, UsageError
 from apex.runtime.lifecycle import end_process, reports_errors
 from apex.version import VERSION
+from apexreplay.errors import FINISHED, UsageError
 
 Main = Callable[[list[str]], int]  # arguments after the subcommand -> exit status
 

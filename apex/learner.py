@@ -11,9 +11,7 @@ from apex.command_line import parse_config
 from apex.config.arguments import Parser
 from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
-from apex.errors import require
 from apex.learning.service import run_service
-from apex.replay_memory.store.location import claim_run
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
 from apex.runtime.hardware import read_machine
@@ -23,6 +21,8 @@ from apex.runtime.trust import add_allow, remember
 from apex.runtime.watchdog import take_notifier
 from apex.sizing import size_to_machine
 from apex.types import Role
+from apexreplay.errors import require
+from apexreplay.store.location import claim_run
 
 
 @reports_errors("apex learner", logs_failures=True)

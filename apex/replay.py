@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 from apex.config.arguments import Parser, non_negative_int
-from apex.errors import FINISHED
 from apex.replay_memory.open_store import predecessor_is_dead
 from apex.replay_memory.service import run_service
 from apex.runs.live import find_route
@@ -24,6 +23,7 @@ from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, greet_in_child
 from apex.transport.messages.fields import HOST
 from apex.types import Role
+from apexreplay.errors import FINISHED
 
 
 def host(text: str) -> str:

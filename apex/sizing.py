@@ -4,15 +4,15 @@ from dataclasses import replace
 from math import prod
 from typing import Literal, NamedTuple
 
-from apex import frame_blob
 from apex.config import ActorConfig, Config, LearnerConfig
 from apex.config.algorithm_choice import is_wide
 from apex.config.validation import require_setting
 from apex.facts import Record
-from apex.replay_memory.store.layout import BLOB_ALIGNMENT, fixed_bytes
 from apex.runtime.hardware import Machine
 from apex.runtime.text import size
-from apex.types import Schema
+from apexreplay import frame_blob
+from apexreplay.store.layout import BLOB_ALIGNMENT, fixed_bytes
+from apexreplay.types import Schema
 
 # Atari steps/s of one core: 764 with 1 stream, 2,300 with 16, 2,500 with 32. More than 16 mainly delay segments.
 ENVS_PER_PROCESS = 16

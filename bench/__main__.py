@@ -4,9 +4,9 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from apex.errors import FINISHED, UsageError
 from apex.runtime.lifecycle import reports_errors
 from apex.runtime.logs import configure_logging
+from apexreplay.errors import FINISHED, UsageError
 
 BENCHES = {  # name of the benchmark -> module, whose main(argv) measures
     "actor": "bench.actor",

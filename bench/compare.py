@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from apex.config.arguments import positive_int, value_of
 from apex.config.validation import NonNegativeFloat, NonNegativeInt
-from apex.errors import FAILED, FINISHED, ApexError, UsageError, require
 from apex.runtime.lifecycle import stop_on_signals
+from apexreplay.errors import FAILED, FINISHED, ApexError, UsageError, require
 from bench.harness import serial_updates
 from bench.harness.command import make_parser
 from bench.harness.commands import Runner
@@ -220,14 +220,17 @@ def _copy_working_tree(root: Path, checkout: Path, runner: Runner) -> None:
 
 
 def _compile_extensions(side: Side, runner: Runner) -> None:
-    """Compiles every apex/**/NAME.c into _NAME.*.so beside the source; raises UsageError if one is missing."""
-    sources = sorted(side.checkout.glob("apex/**/*.c"))
-    if not sources:
-        return
-    built = runner.run([sys.executable, "setup.py", "build_ext", "--inplace"], side.checkout)
-    missing = [str(path.relative_to(side.checkout)) for path in sources if not [*path.parent.glob(f"_{path.stem}.*")]]
-    if built.status or missing:
-        raise UsageError(f"{side.name}: cannot compile {', '.join(missing)}: {built.describe_failure()}")
+    """Compiles every NAME.c of both packages into _NAME.*.so beside the source; raises UsageError if one is missing."""
+    for folder, package in ((side.checkout, "apex"), (side.checkout / "apexreplay", ".")):
+        sources = sorted(folder.glob(f"{package}/**/*.c"))
+        if not sources:  # Before the replay library, all C code was in apex/.
+            continue
+        built = runner.run([sys.executable, "setup.py", "build_ext", "--inplace"], folder)
+        missing = [
+            str(path.relative_to(side.checkout)) for path in sources if not [*path.parent.glob(f"_{path.stem}.*")]
+        ]
+        if built.status or missing:
+            raise UsageError(f"{side.name}: cannot compile {', '.join(missing)}: {built.describe_failure()}")
 
 
 def _succeed(what: str, runner: Runner, command: Sequence[str], cwd: Path) -> str:

@@ -25,9 +25,6 @@ from apex.config import Config
 from apex.config.arguments import positive_float, value_of
 from apex.config.role_command import role_command
 from apex.environments.factory import describe
-from apex.errors import require
-from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.location import store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
@@ -36,7 +33,11 @@ from apex.transport.codec import Codec
 from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apex.transport.hello import Route, greet
 from apex.transport.sockets import open_context, split_address
-from apex.types import Role, Stream
+from apex.types import Role
+from apexreplay.errors import require
+from apexreplay.store.file import open_file
+from apexreplay.store.location import store_path
+from apexreplay.types import Stream
 from bench.harness.command import Figures, make_parser, read_config, record_games, run_bench
 from bench.harness.programs import Programs, control_address, map_stores, open_programs
 from bench.harness.recording import Compressor, Recording

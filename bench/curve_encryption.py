@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from apex.config import Config
-from apex.frame_blob import make_blob
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.ports import choose_ports, is_free
@@ -27,7 +26,9 @@ from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ExperienceSender, max_segment_bytes
 from apex.transport.sockets import open_context
-from apex.types import Role, Schema, Segment, Stream, record_dtype
+from apex.types import Role
+from apexreplay.frame_blob import make_blob
+from apexreplay.types import Schema, Segment, Stream, record_dtype
 from bench.harness.command import Figures, make_parser, run_bench
 from bench.harness.report import ReportRow, print_rows
 

@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 from apex.config.arguments import positive_int
-from apex.errors import FINISHED
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.lifecycle import Stop
+from apexreplay.errors import FINISHED
 from bench.harness.command import Figures, make_parser, run_bench
 from bench.harness.programs import open_programs
 from bench.harness.report import ReportRow, print_rows

@@ -36,8 +36,10 @@ if [[ -z ${APEX_PYTHON:-} ]]; then
 else
   python=$APEX_PYTHON
   export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}  # because programs of a run do not import from the current folder
-  "$python" setup.py build_ext --inplace >/dev/null 2>&1 ||
-    echo "the C parts are not built, so loading takes twice as long; to see why, run $python setup.py build_ext --inplace" >&2
+  for part in . apexreplay; do
+    (cd "$part" && "$python" setup.py build_ext --inplace >/dev/null 2>&1) ||
+      echo "C code is not built, so the run is slower; to see why: cd $part && $python setup.py build_ext --inplace" >&2
+  done
 fi
 trap 'exit 130' INT
 failed=()

@@ -31,7 +31,7 @@ from apex.learning.device_transfer import lock_memory
 from apex.learning.setup import choose_device, prepare_torch
 from apex.learning.trainer import BatchProvider, Trainer
 from apex.runtime.lifecycle import Stop
-from apex.types import Array, PriorityUpdate, Schema
+from apexreplay.types import Array, PriorityUpdate, Schema
 from bench.harness.command import (
     NUM_STREAMS,
     Figures,

@@ -20,14 +20,14 @@ from msgspec import Meta
 from apex.config import ActorConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig, TransportConfig
 from apex.config.arguments import Parser, positive_int, value_of
 from apex.environments.factory import describe
-from apex.errors import UsageError, require
-from apex.replay_memory.store.layout import stored_record_dtype
-from apex.replay_memory.store.sum_tree import SumTree
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.policy_file import find_best
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import Stop
-from apex.types import record_dtype
+from apexreplay.errors import UsageError, require
+from apexreplay.store.layout import stored_record_dtype
+from apexreplay.store.sum_tree import SumTree
+from apexreplay.types import record_dtype
 from bench.harness.command import GAME, NUM_STREAMS, Figures, VerificationError, make_parser, record_games, run_bench
 from bench.harness.recording import Recording
 from bench.harness.replay_fixture import LinkKind, ReplayFixture, open_replay_fixture

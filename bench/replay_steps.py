@@ -12,21 +12,21 @@ from typing import NamedTuple
 import numpy as np
 
 from apex.config import Config
-from apex.frame_blob import make_blob, read_table
 from apex.learning.batch_ring import BatchRing
-from apex.replay_memory.frames.lz4_blocks import make_blocks
-from apex.replay_memory.frames.stack_decoder import StackDecoder
-from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.location import memory_folder, remove
-from apex.replay_memory.store.reader import StoreReader
-from apex.replay_memory.store.sum_tree import SumTree
-from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.ports import OFFSET_STEP, is_free
 from apex.transport.codec import Codec
 from apex.transport.endpoints import BatchReceiver, BatchSender, max_batch_bytes
 from apex.transport.sockets import open_context
-from apex.types import BatchMessage, PriorityUpdate, Schema, Segment, Stream, record_dtype
+from apexreplay.frame_blob import make_blob, read_table
+from apexreplay.frames.lz4_blocks import make_blocks
+from apexreplay.frames.stack_decoder import StackDecoder
+from apexreplay.store.file import open_file
+from apexreplay.store.layout import StoreSettings
+from apexreplay.store.location import memory_folder, remove
+from apexreplay.store.reader import StoreReader
+from apexreplay.store.sum_tree import SumTree
+from apexreplay.store.writer import StoreWriter
+from apexreplay.types import BatchMessage, PriorityUpdate, Schema, Segment, Stream, record_dtype
 
 TINY = Schema(frame_shape=(1,), frame_dtype="uint8", stack=1, num_actions=1, n_step=1, codec="raw")
 SEGMENT_RECORDS = 4_096  # small stores, in which only the tree is measured

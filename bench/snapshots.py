@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from apex.frame_blob import make_blob
-from apex.replay_memory.snapshots.folder import SnapshotFolder
-from apex.replay_memory.snapshots.process import SnapshotProcess
-from apex.replay_memory.snapshots.restore import restore
-from apex.replay_memory.snapshots.writer import SnapshotWriter
-from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.location import memory_folder
-from apex.replay_memory.store.reader import StoreReader
-from apex.replay_memory.store.writer import StoreWriter
+from apex.replay_memory.snapshot_process import SnapshotProcess
 from apex.runtime.children import start_child, stop_children
 from apex.runtime.lifecycle import Stop
-from apex.types import Array, Schema, Segment, Stream, record_dtype
+from apexreplay.frame_blob import make_blob
+from apexreplay.snapshots.folder import SnapshotFolder
+from apexreplay.snapshots.restore import restore
+from apexreplay.snapshots.writer import SnapshotWriter
+from apexreplay.store.layout import StoreSettings
+from apexreplay.store.location import memory_folder
+from apexreplay.store.reader import StoreReader
+from apexreplay.store.writer import StoreWriter
+from apexreplay.types import Array, Schema, Segment, Stream, record_dtype
 
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=18, n_step=3, codec="lz4")
 SEGMENT = 50  # transitions in the store

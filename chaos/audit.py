@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.errors import UsageError
-from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.layout import COMMIT, Regions
-from apex.types import Schema
+from apexreplay.errors import UsageError
+from apexreplay.store.file import open_file
+from apexreplay.store.layout import COMMIT, Regions
+from apexreplay.types import Schema
 from chaos.digests import digest_store, first_live
 from chaos.ledger import Entries
 

@@ -22,7 +22,6 @@ import numpy as np
 import zmq
 
 from apex.config.arguments import Parser, positive_int
-from apex.errors import FAILED, FINISHED
 from apex.runtime.lifecycle import reports_errors
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
 from apex.transport.codec import Codec
@@ -30,7 +29,9 @@ from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import BatchReceiver, ParameterPublisher, ParameterSubscriber
 from apex.transport.sockets import Context, connect, open_context, prepare
-from apex.types import Parameters, Role, Schema
+from apex.types import Parameters, Role
+from apexreplay.errors import FAILED, FINISHED
+from apexreplay.types import Schema
 
 MARK = 50  # high-water mark of sockets that accept one as an argument
 MESSAGE = bytes(2_000)

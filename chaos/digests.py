@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.frame_blob import read_table
-from apex.replay_memory.store.layout import FIRST_KEY, Regions
-from apex.types import Array, Segment
+from apexreplay.frame_blob import read_table
+from apexreplay.store.layout import FIRST_KEY, Regions
+from apexreplay.types import Array, Segment
 
 # The values of the other fields depend on the slot.
 _OWN = (

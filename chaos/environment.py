@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from apex.types import Array
+from apexreplay.types import Array
 
 ID = "chaos.environment:AuditEnvironment"
 PACED_ID = "chaos.environment:PacedEnvironment"

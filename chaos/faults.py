@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from apex.errors import require
+from apexreplay.errors import require
 from chaos.proxy import PAIRS
 
 EVERY_KIND = ("kill", "pair", "hangup", "stop", "cut", "delay", "garbage", "storm", "clock", "neighbour", "plant")

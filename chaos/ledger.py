@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.acting.reliable_sender import Outlet, Receipts
-from apex.types import Receipt, Segment, Stream
+from apexreplay.types import Receipt, Segment, Stream
 from chaos.digests import digest_segment
 
 # Entries are little-endian. `count` digests follow each entry SENT.

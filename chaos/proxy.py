@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 from apex.config import TransportConfig
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 
 # the addresses at which each role finds the learner, and all roles find the replay servers
 ADDRESSES = {"actor": "127.0.0.2", "to replay": "127.0.0.3", "replay": "127.0.0.4", "evaluator": "127.0.0.5"}

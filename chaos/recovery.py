@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from apex.errors import UsageError
-from apex.replay_memory.store.location import MEMORY
+from apexreplay.errors import UsageError
+from apexreplay.store.location import MEMORY
 from chaos import neighbours
 from chaos.faults import BESIDE, ROUND_TRIP_SECONDS, STORM_KILLS, STORM_SECONDS, Fault, make_garbage
 from chaos.processes import Process, kill, maps_memory, send

@@ -17,12 +17,9 @@ from typing import NamedTuple
 import msgspec
 
 from apex.config import Config
-from apex.errors import UsageError, require
 from apex.facts import ProgramEvent
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.open_store import store_settings
-from apex.replay_memory.snapshots.restore import restore
-from apex.replay_memory.store.location import remove, store_path
 from apex.runs.folder import KEYS, RunFolder
 from apex.runtime.spawn import spawn
 from apex.transport.control_client import ControlClient
@@ -31,6 +28,9 @@ from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context
 from apex.types import Role
+from apexreplay.errors import UsageError, require
+from apexreplay.snapshots.restore import restore
+from apexreplay.store.location import remove, store_path
 from chaos.audit import Content, Follower, Verdict, judge
 from chaos.ledger import Entries, LedgerReader
 from chaos.processes import Process, find, is_alive, kill, send

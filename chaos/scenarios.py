@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 from chaos.environment import PACED_ID
 from chaos.faults import KINDS, RARE_ROUNDS, ROUND_TRIP_SECONDS, draw, draw_kills
 from chaos.growth import growth_figures, settled_footprints

@@ -11,7 +11,7 @@ from typing import Any
 from apex.acting import worker
 from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
 from apex.transport.codec import Codec
-from apex.types import Stream
+from apexreplay.types import Stream
 from chaos.environment import PacedEnvironment
 from chaos.ledger import Ledger, WitnessedOutlet, WitnessedReceipts
 

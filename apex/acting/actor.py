@@ -16,7 +16,8 @@ from apex.facts import Waiting
 from apex.runtime.lifecycle import POLL_SECONDS, Wait
 from apex.transport.messages.results import ActorScores, MetricSum, Scores, ScoreSums
 from apex.transport.timing import DRAIN_SECONDS
-from apex.types import Array, Exploration, Parameters, Step, Stream
+from apex.types import Exploration, Parameters, Step
+from apexreplay.types import Array, Stream
 
 
 class NewestParameters(Protocol):

@@ -8,7 +8,7 @@ from apex.acting.segment_builder import Cut
 from apex.acting.send_window import SendWindow
 from apex.transport.codec import Codec
 from apex.transport.sockets import ReconnectBackoff
-from apex.types import Receipt, Segment, Stream
+from apexreplay.types import Receipt, Segment, Stream
 
 
 class Outlet(Protocol):

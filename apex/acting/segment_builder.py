@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from apex.algorithms.n_step import NStep, n_step_returns, n_step_target, rescale, restore
 from apex.config import ActorConfig, EnvironmentConfig
-from apex.errors import require
-from apex.frame_blob import make_blob
-from apex.types import Array, FrameCodec, Schema, Step, pack_mask, record_dtype
+from apex.types import Step
+from apexreplay.errors import require
+from apexreplay.frame_blob import make_blob
+from apexreplay.types import Array, FrameCodec, Schema, pack_mask, record_dtype
 
 
 def _lz4(frame: Array) -> bytes:

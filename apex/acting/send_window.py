@@ -1,7 +1,7 @@
 """Keeps sent segments until they are acknowledged, and sends them again if no acknowledgement comes."""
 
 from apex.transport.timing import MOST_RESEND_SECONDS, RECEIPT_SILENCE_SECONDS, RESEND_SECONDS
-from apex.types import Receipt, Stream
+from apexreplay.types import Receipt, Stream
 
 
 class SendWindow:

@@ -6,7 +6,6 @@ from apex.acting.host import ActorHost, WorkerReports
 from apex.acting.shared_parameters import SharedParameters
 from apex.acting.worker import Work, WorkerTask
 from apex.environments.foreign import require_trust
-from apex.errors import FINISHED, NEIGHBOUR_GONE
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.hardware import read_machine
 from apex.runtime.lifecycle import Stop
@@ -17,6 +16,7 @@ from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, Welcome, greet
 from apex.transport.sockets import open_context
 from apex.types import Role
+from apexreplay.errors import FINISHED, NEIGHBOUR_GONE
 
 log = logging.getLogger("apex")
 

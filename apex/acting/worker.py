@@ -26,7 +26,8 @@ from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apex.transport.hello import Welcome
 from apex.transport.sockets import open_context
 from apex.transport.timing import REPORT_SECONDS
-from apex.types import Role, Schema, Stream
+from apex.types import Role
+from apexreplay.types import Schema, Stream
 
 
 class WorkerTask(NamedTuple):

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from apex.algorithms.parameters import num_parameters
-from apex.errors import UsageError, describe_exception, require
+from apex.errors import describe_exception
 from apex.runtime.importer import call_factory
-from apex.types import Schema
+from apexreplay.errors import UsageError, require
+from apexreplay.types import Schema
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.errors import require
-from apex.types import Array
+from apexreplay.errors import require
+from apexreplay.types import Array
 
 
 def epsilon_ladder(num_actors: int, base: float, exponent: float) -> NDArray[np.float64]:

@@ -16,9 +16,10 @@ from torch import nn
 from apex.algorithms.gradient_step import Update
 from apex.config import Config
 from apex.config.algorithm_choice import choose_algorithm
-from apex.errors import require
 from apex.runtime.importer import call_factory
-from apex.types import Array, Exploration, Schema
+from apex.types import Exploration
+from apexreplay.errors import require
+from apexreplay.types import Array, Schema
 
 Mask = NDArray[np.bool_] | None  # [E, A]  whether each action is allowed; None: all are allowed
 

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from apex.errors import require
+from apexreplay.errors import require
 
 
 def num_parameters(module: nn.Module) -> int:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from apex.config.validation import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Seed, checked, from_text
-from apex.errors import ConfigError, require
+from apex.errors import ConfigError
+from apexreplay.errors import require
 
 
 class Formatter(argparse.HelpFormatter):

@@ -14,7 +14,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from apex.errors import ConfigError, require
+from apex.errors import ConfigError
+from apexreplay.errors import require
 
 LARGEST = 2**62  # largest integer allowed for a setting, so that sums still fit into the 64 bits of control messages
 PositiveInt = Annotated[int, Meta(ge=1, le=LARGEST)]

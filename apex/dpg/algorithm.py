@@ -17,7 +17,8 @@ from apex.config import Config
 from apex.dpg.exported import export
 from apex.dpg.networks import ActorCritic, make_network
 from apex.dpg.update import DpgUpdate
-from apex.types import Array, Exploration, Schema
+from apex.types import Exploration
+from apexreplay.types import Array, Schema
 
 
 class DpgAgent:

@@ -15,7 +15,8 @@ from apex.dqn.autograd_update import make_update
 from apex.dqn.exported import export
 from apex.dqn.manual_backward.update import make_forward
 from apex.dqn.networks import make_network, q_values
-from apex.types import Array, Exploration, Schema
+from apex.types import Exploration
+from apexreplay.types import Array, Schema
 
 
 class DqnAgent:

@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from apex.config import EnvironmentConfig
-from apex.errors import UsageError, require
-from apex.types import Array
+from apexreplay.errors import UsageError, require
+from apexreplay.types import Array
 
 MAX_ACTIONS = 65_536  # maximum actions of a Discrete space
 MAX_COMBINATIONS = 1_024  # maximum actions of a MultiDiscrete or MultiBinary space: one for each combination

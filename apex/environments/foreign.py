@@ -8,8 +8,9 @@ from gymnasium.envs.registration import parse_env_id
 
 from apex.config import Config
 from apex.environments.mujoco import DM_CONTROL
-from apex.errors import ConfigError, require
+from apex.errors import ConfigError
 from apex.runtime.trust import allow, package_of, require_trusted
+from apexreplay.errors import require
 
 SCRIPT = "__main__"  # module of the code that a notebook cell or a script defines; each process has another one
 # Packages whose registered environments every file and every learner may name, and the script that the user runs.

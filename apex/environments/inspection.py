@@ -19,10 +19,11 @@ from apex.config import Config, EnvironmentConfig
 from apex.config.algorithm_choice import choose_algorithm
 from apex.environments.factory import atari_game, describe
 from apex.environments.interface import VectorEnvironment
-from apex.errors import ChildDiedError, StoppedError, UsageError
+from apex.errors import ChildDiedError, StoppedError
 from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import Stop
-from apex.types import Array, Schema
+from apexreplay.errors import UsageError
+from apexreplay.types import Array, Schema
 
 MIN_STEPS, MAX_STEPS = 10, 256  # steps for which an environment is tried: one for each discrete action, within these
 SMALL_IMAGE = 40  # pixels; a smaller image may not fit the built-in network

@@ -5,7 +5,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.types import Array, Step
+from apex.types import Step
+from apexreplay.types import Array
 
 
 class VectorEnvironment(Protocol):

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from apex.config import EnvironmentConfig
 from apex.environments.factory import make_environment
 from apex.environments.interface import VectorEnvironment
-from apex.errors import require
-from apex.types import Array, Schema
+from apexreplay.errors import require
+from apexreplay.types import Array, Schema
 
 
 class AgentEnvironment(gymnasium.Env[Array, Any]):

@@ -10,8 +10,8 @@ from gymnasium.vector.utils import batch_space, iterate
 from apex.config import EnvironmentConfig
 from apex.environments.answers import BadAnswerError, describe_type, write_frame
 from apex.environments.factory import read_forms
-from apex.errors import UsageError
-from apex.types import Array
+from apexreplay.errors import UsageError
+from apexreplay.types import Array
 
 
 class Translator:

@@ -26,7 +26,6 @@ from apex.config.arguments import Parser, check_out, positive_int, probability, 
 from apex.config.validation import PositiveInt, Probability, Seed, checked
 from apex.environments.factory import describe, kind, make_environment
 from apex.environments.foreign import environment_modules
-from apex.errors import FAILED, FINISHED, require
 from apex.evaluation.episodes import ActFunction, Episode, Metric, Summary, evaluation_seed, metrics_of, play, summarize
 from apex.evaluation.evaluator import make_policy
 from apex.evaluation.policy import EPSILON, add_policy, default_epsilon, find_policy, require_fit
@@ -37,7 +36,8 @@ from apex.runs.folder import open_run
 from apex.runtime import trust
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.sentences import plural
-from apex.types import Array
+from apexreplay.errors import FAILED, FINISHED, require
+from apexreplay.types import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

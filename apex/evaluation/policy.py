@@ -18,13 +18,13 @@ from apex.environments.answers import MASK, BadAnswerError, read_mask
 from apex.environments.factory import describe
 from apex.environments.single import AgentEnvironment
 from apex.environments.translator import Translator
-from apex.errors import UsageError, require
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.paths import MANIFEST
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy
 from apex.runs.folder import RunFolder
 from apex.runtime import trust
-from apex.types import Array, Schema
+from apexreplay.errors import UsageError, require
+from apexreplay.types import Array, Schema
 
 EPSILON = "probability of a random action, 0.001 by default; continuous actions: standard deviation of noise, default 0"
 

@@ -6,7 +6,6 @@ import torch
 
 from apex.algorithms.interface import make_algorithm
 from apex.environments.foreign import require_trust
-from apex.errors import FINISHED, NEIGHBOUR_GONE
 from apex.evaluation.evaluator import Evaluator
 from apex.runtime.lifecycle import Stop
 from apex.transport.codec import Codec
@@ -17,6 +16,7 @@ from apex.transport.hello import Welcome
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.sockets import open_context
 from apex.types import Parameters, Role
+from apexreplay.errors import FINISHED, NEIGHBOUR_GONE
 
 log = logging.getLogger("apex")
 

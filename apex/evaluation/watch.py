@@ -11,7 +11,7 @@ from pathlib import Path
 from apex.algorithms.interface import Mask
 from apex.config.arguments import Parser, check_out, positive_float, positive_int, probability, seed
 from apex.environments.factory import make_environment
-from apex.errors import FINISHED, CheckpointError, require
+from apex.errors import CheckpointError
 from apex.evaluation.command import Player, load_player, one_thread
 from apex.evaluation.episodes import Episode, play
 from apex.evaluation.policy import EPSILON, RUN
@@ -23,7 +23,8 @@ from apex.runs.lock import is_held
 from apex.runtime.lifecycle import Stop, reports_errors, sleep, stop_on_signals
 from apex.runtime.trust import add_allow
 from apex.sentences import describe_outcome, plural
-from apex.types import Array
+from apexreplay.errors import FINISHED, require
+from apexreplay.types import Array
 
 FOREVER = 10**12  # games or pictures
 FILM_SECONDS = 60.0  # default length of a film; a GIF of this length has a few megabytes

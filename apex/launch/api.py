@@ -15,7 +15,7 @@ from apex.command_line import choose_preset
 from apex.config import Config, from_dict, lay_over
 from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
-from apex.errors import REFUSED, StoppedError, TrainingError, UsageError, require
+from apex.errors import StoppedError, TrainingError
 from apex.facts import EndReason
 from apex.launch.engine import LOCAL, RAY, RayEngine
 from apex.launch.start import Start
@@ -23,6 +23,7 @@ from apex.launch.summary import find_end
 from apex.launch.train import execute
 from apex.runtime.lifecycle import Stop, stop_on_signals
 from apex.sentences import describe_end, describe_failure
+from apexreplay.errors import REFUSED, UsageError, require
 
 GUARD = 'move the training code below `if __name__ == "__main__":`, so that the module can be imported without training'
 

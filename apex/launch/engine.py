@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from apex.config.arguments import Parser, non_negative_int
-from apex.errors import require
+from apexreplay.errors import require
 
 LOCAL, RAY = "local", "ray"
 

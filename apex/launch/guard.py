@@ -21,7 +21,7 @@ from typing import TextIO
 from apex.config import from_dict
 from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
-from apex.errors import FINISHED, NEIGHBOUR_GONE, REFUSED, ApexError, StoppedError, UsageError, require
+from apex.errors import StoppedError
 from apex.facts import Ending, Failure
 from apex.launch.programs import PYTHON
 from apex.launch.ray.order import Order, Report
@@ -36,6 +36,7 @@ from apex.runtime.text import clean
 from apex.runtime.watchdog import take_notifier
 from apex.sizing import size_to_machine
 from apex.transport.curve.key_store import write_private
+from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, REFUSED, ApexError, UsageError, require
 
 HANDOVER_SECONDS = 30.0  # time limit for an earlier guard of the same home to end its programs
 

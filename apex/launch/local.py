@@ -10,7 +10,6 @@ from functools import partial
 from typing import TextIO
 
 from apex.config import Config
-from apex.errors import UsageError
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
 from apex.launch.preflight.report import describe_limits
@@ -21,7 +20,6 @@ from apex.launch.start import RunOutcome, Start, judge
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import open_view, print_line
 from apex.replay_memory.open_store import reclaim
-from apex.replay_memory.store.location import claim_run, store_path
 from apex.runs.folder import KEYS, RunFolder
 from apex.runs.lock import hold
 from apex.runtime.lifecycle import Stop
@@ -35,6 +33,8 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import local_host
 from apex.transport.sockets import open_context
 from apex.types import Role
+from apexreplay.errors import UsageError
+from apexreplay.store.location import claim_run, store_path
 
 
 def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | None:

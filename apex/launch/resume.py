@@ -14,22 +14,22 @@ from apex.command_line import parse_config
 from apex.config import Config, flatten
 from apex.config.arguments import Parser
 from apex.environments.inspection import Inspector
-from apex.errors import DamagedMemoryError, require
 from apex.facts import EndReason, LossCause, Missing, OtherVersion, Restored
 from apex.metric_tags import shard_tag
 from apex.replay_memory.open_store import require_snapshot
-from apex.replay_memory.snapshots.folder import SnapshotFolder
-from apex.replay_memory.snapshots.restore import require_room
-from apex.replay_memory.store.file import is_whole, open_file
-from apex.replay_memory.store.integrity import require_sound
-from apex.replay_memory.store.layout import Store
-from apex.replay_memory.store.location import has_owner, store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.provenance import describe_checkout
 from apex.runtime.trust import add_allow
 from apex.sentences import describe
-from apex.types import Schema
 from apex.version import VERSION
+from apexreplay.errors import DamagedMemoryError, require
+from apexreplay.snapshots.folder import SnapshotFolder
+from apexreplay.snapshots.restore import require_room
+from apexreplay.store.file import is_whole, open_file
+from apexreplay.store.integrity import require_sound
+from apexreplay.store.layout import Store
+from apexreplay.store.location import has_owner, store_path
+from apexreplay.types import Schema
 
 if TYPE_CHECKING:
     from apex.runs.checkpoints.checkpoint import ReplayPart

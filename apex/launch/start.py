@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from apex.config import Config
 from apex.environments.inspection import Inspector
-from apex.errors import FAILED
 from apex.facts import Ending, EndReason, Failure
 from apex.launch.engine import RayEngine
 from apex.runs.checkpoints.paths import newest_update
 from apex.runs.folder import RunFolder
 from apex.runtime.supervisor import Program
 from apex.transport.messages.run_status import RunStatus
+from apexreplay.errors import FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

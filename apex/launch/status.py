@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import msgspec
 
 from apex.config.arguments import Parser, positive_float
-from apex.errors import FINISHED, NEIGHBOUR_GONE
 from apex.launch.terminal.view import show_once
 from apex.runs.live import find_route
 from apex.runtime.lifecycle import reports_errors
@@ -17,6 +16,7 @@ from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context
 from apex.types import Role
+from apexreplay.errors import FINISHED, NEIGHBOUR_GONE
 
 
 @reports_errors("apex status")

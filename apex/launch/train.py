@@ -7,7 +7,6 @@ from typing import TextIO
 from apex.command_line import parse_config
 from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
-from apex.errors import FINISHED, require
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
 from apex.launch.local import run_locally
 from apex.launch.preflight.fit import require_announced_ports, require_head
@@ -19,6 +18,7 @@ from apex.launch.terminal.view import print_line
 from apex.runtime.lifecycle import KILLED_BY_CTRL_C, Stop, reports_errors, stop_on_signals
 from apex.runtime.trust import remember
 from apex.runtime.watchdog import take_notifier
+from apexreplay.errors import FINISHED, require
 
 
 @reports_errors("apex train")

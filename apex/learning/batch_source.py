@@ -7,8 +7,8 @@ import numpy as np
 
 from apex.learning.batch_ring import BatchSlot
 from apex.replay_memory.batch_drawer import BatchDrawer
-from apex.replay_memory.store.reader import MAX_ATTEMPTS
-from apex.types import Array, BatchMessage
+from apexreplay.store.reader import MAX_ATTEMPTS
+from apexreplay.types import Array, BatchMessage
 
 
 class LocalSource:

@@ -13,12 +13,12 @@ import torch
 
 from apex.config import Config
 from apex.errors import DivergedError
-from apex.replay_memory.snapshots.folder import SnapshotFolder, shard_folder
 from apex.runs.checkpoints.checkpoint import LearnerState, ReplayPart, save_checkpoint
 from apex.runs.checkpoints.folder import prune
 from apex.runs.folder import RunFolder
-from apex.runtime.atomic_files import Steps, uninterrupted
 from apex.types import Progress
+from apexreplay.files.atomic_files import Steps, uninterrupted
+from apexreplay.snapshots.folder import SnapshotFolder, shard_folder
 
 REPLAY = "replay"  # folder of the snapshots, below the folder of the checkpoints
 

@@ -8,7 +8,7 @@ from multiprocessing.process import BaseProcess
 
 from apex.algorithms.parameters import num_parameters
 from apex.config import EvaluatorConfig
-from apex.errors import FINISHED, ChildDiedError
+from apex.errors import ChildDiedError
 from apex.facts import EndReason
 from apex.learning.batch_ring import BatchRing
 from apex.learning.checkpoint_writer import CheckpointWriter
@@ -31,6 +31,7 @@ from apex.transport.endpoints import PrioritySender
 from apex.transport.sockets import open_context
 from apex.transport.timing import END_NOTICE_SECONDS
 from apex.types import Role
+from apexreplay.errors import FINISHED
 
 log = logging.getLogger("apex")
 

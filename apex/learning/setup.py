@@ -8,7 +8,6 @@ import torch
 
 from apex.algorithms.interface import make_algorithm
 from apex.config import LearnerConfig
-from apex.errors import UsageError
 from apex.learning.skipped_batches import SkippedBatches
 from apex.learning.trainer import BatchProvider, PrioritySink, Trainer
 from apex.runs.checkpoints.folder import Found, set_aside
@@ -16,6 +15,7 @@ from apex.runs.folder import RunFolder
 from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import Stop
 from apex.types import Parameters, Progress
+from apexreplay.errors import UsageError
 
 log = logging.getLogger("apex")
 

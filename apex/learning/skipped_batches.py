@@ -8,8 +8,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from apex.learning.batch_ring import MAX_RETURN, ROW_FIELDS, Batch
-from apex.runtime.atomic_files import replace_file
-from apex.types import PriorityUpdate
+from apexreplay.files.atomic_files import replace_file
+from apexreplay.types import PriorityUpdate
 
 FOLDER = "bad-batches"  # folder below the run folder
 MAX_FILES = 5  # maximum number of files; a batch of Atari takes 29 MB

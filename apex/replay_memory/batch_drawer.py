@@ -7,12 +7,12 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from apex.config import ReplayConfig
-from apex.frame_blob import FrameBlob
-from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.store.reader import StoreReader
 from apex.transport.timing import CREDIT_SECONDS
-from apex.types import Array, BatchMessage
+from apexreplay.frame_blob import FrameBlob
+from apexreplay.rate_limiter import RateLimiter
+from apexreplay.store.reader import StoreReader
+from apexreplay.types import Array, BatchMessage
 
 
 class DrawSettings(NamedTuple):

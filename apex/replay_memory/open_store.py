@@ -10,18 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from apex.config import ReplayConfig
-from apex.errors import DamagedMemoryError, UsageError
 from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
-from apex.replay_memory.snapshots.folder import SnapshotFolder
-from apex.replay_memory.snapshots.restore import restore
-from apex.replay_memory.store import location
-from apex.replay_memory.store.file import is_whole
-from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.hardware import read_available_memory, read_space
 from apex.runtime.text import size
 from apex.transport.hello import Welcome, host_name
 from apex.transport.messages.control import WaitAnswer
+from apexreplay.errors import DamagedMemoryError, UsageError
+from apexreplay.snapshots.folder import SnapshotFolder
+from apexreplay.snapshots.restore import restore
+from apexreplay.store import location
+from apexreplay.store.file import is_whole
+from apexreplay.store.layout import StoreSettings
+from apexreplay.store.writer import StoreWriter
 
 log = logging.getLogger("apex")
 

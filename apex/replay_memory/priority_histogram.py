@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from apex.replay_memory.store.layout import Store
 from apex.transport.messages.histogram import BINS_PER_DECADE, LOWEST_DECADE, Histogram, bin_edges
+from apexreplay.store.layout import Store
 
 PERIOD = 10.0  # minimum seconds between two histograms
 MOST_KEYS = 10_000  # maximum number of transitions examined; examining more would delay the writer's thread

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from apex.config import LearnerConfig, ReplayConfig
-from apex.errors import UsageError
-from apex.replay_memory.rate_limiter import RateLimiter
+from apexreplay.errors import UsageError
+from apexreplay.rate_limiter import RateLimiter
 
 _LINE_BYTES = 64  # header and rows have a cache line each, so that writers of different rows do not delay each other
 

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 
 from apex.facts import Waiting
 from apex.replay_memory.priority_histogram import PriorityHistogram
-from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.store.deduplication import InsertOutcome
-from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.rates import Rates
 from apex.transport.codec import Codec
 from apex.transport.header import Frame, WireError
 from apex.transport.messages.status import ReplayStatus
 from apex.transport.timing import STREAM_LIFE_SECONDS
-from apex.types import Receipt
+from apexreplay.rate_limiter import RateLimiter
+from apexreplay.store.deduplication import InsertOutcome
+from apexreplay.store.writer import StoreWriter
+from apexreplay.types import Receipt
 
 log = logging.getLogger("apex")
 

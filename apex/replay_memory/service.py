@@ -13,18 +13,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from apex.config.addresses import REPLAY_SOCKETS
-from apex.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError
 from apex.facts import Waiting
 from apex.replay_memory.batch_drawer import DrawSettings
 from apex.replay_memory.open_store import open_store, reclaim, store_settings
 from apex.replay_memory.sampler import SamplerTask, run_sampler
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer
-from apex.replay_memory.snapshots.folder import SnapshotFolder, shard_folder
-from apex.replay_memory.snapshots.process import SnapshotProcess
-from apex.replay_memory.snapshots.writer import SnapshotWriter
-from apex.replay_memory.store.location import memory_id, remove, store_path
-from apex.replay_memory.store.writer import StoreWriter
+from apex.replay_memory.snapshot_process import SnapshotProcess
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.async_receiver import PULL, AsyncReceiver
@@ -36,7 +31,13 @@ from apex.transport.hello import Welcome
 from apex.transport.messages.status import ReplayStatus
 from apex.transport.sockets import Context, InsecureBindWarning, local_address, open_context
 from apex.transport.timing import RECEIPT_SECONDS
-from apex.types import Receipt, Role
+from apex.types import Role
+from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError
+from apexreplay.snapshots.folder import SnapshotFolder, shard_folder
+from apexreplay.snapshots.writer import SnapshotWriter
+from apexreplay.store.location import memory_id, remove, store_path
+from apexreplay.store.writer import StoreWriter
+from apexreplay.types import Receipt
 
 LIMITER_SECONDS = 0.005  # seconds between two checks whether inserts may continue
 LOST_SNAPSHOT_SECONDS = 120.0  # maximum seconds for a snapshot after the file of the memory was removed

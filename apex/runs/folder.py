@@ -28,13 +28,14 @@ import msgspec
 
 from apex.config import Config, dump_toml, from_saved, load_toml, to_dict
 from apex.config.algorithm_choice import choose_algorithm
-from apex.errors import ConfigError, DataError, UsageError
+from apex.errors import ConfigError
 from apex.facts import EndReason
 from apex.runs.checkpoints.paths import has_policy
 from apex.runs.new_folder import make_folder
-from apex.runtime.atomic_files import replace_file, seal, unseal
 from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
-from apex.types import Schema
+from apexreplay.errors import DataError, UsageError
+from apexreplay.files.atomic_files import replace_file, seal, unseal
+from apexreplay.types import Schema
 
 FORMAT = 3  # version of the manifest's format
 

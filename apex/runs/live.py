@@ -6,11 +6,11 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from apex.config import Config
-from apex.errors import UsageError
 from apex.runs.folder import RunFolder, list_runs
 from apex.runs.lock import is_held
 from apex.transport.hello import Route, local_host
 from apex.transport.sockets import split_address
+from apexreplay.errors import UsageError
 
 
 def find_route(arguments: Namespace, folder: str = "runs") -> Route:

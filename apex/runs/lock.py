@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from apex.errors import ForeignFileError, UsageError, require
-from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock, is_owned
+from apexreplay.errors import ForeignFileError, UsageError, require
+from apexreplay.files.file_lock import LOCK_ATTEMPTS, FileLock, is_owned
 
 LOCK = "run.lock"  # file in the run folder that is locked; its text names the process that holds the lock
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 from apex.config import Config
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 
 
 def make_folder(config: Config, started: datetime | None = None) -> Path:

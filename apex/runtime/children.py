@@ -17,14 +17,15 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from apex.config import RunConfig
-from apex.errors import FAILED, REFUSED, ApexError, ChildDiedError, ChildRefusedError, UsageError, describe_exception
+from apex.errors import ChildDiedError, ChildRefusedError, describe_exception
 from apex.facts import Waiting
-from apex.runtime.file_lock import FileLock
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait, stop_on_signals
 from apex.runtime.logs import RoleFormatter
 from apex.runtime.spawn import belong_to
 from apex.runtime.text import clean
 from apex.runtime.watchdog import Pulse, StuckDetector, abort
+from apexreplay.errors import FAILED, REFUSED, ApexError, UsageError
+from apexreplay.files.file_lock import FileLock
 
 KILL_SECONDS = 1.0  # maximum time until a process has ended after SIGKILL
 MAX_ERROR_BYTES = 2_000  # maximum size of the error that a child tells its parent

@@ -5,8 +5,9 @@ import os
 from types import FunctionType, ModuleType
 from typing import Any
 
-from apex.errors import ConfigError, UsageError, describe_exception, require
+from apex.errors import ConfigError, describe_exception
 from apex.runtime.trust import OWN, find_package, package_of, require_trusted
+from apexreplay.errors import UsageError, require
 
 
 def import_module(setting: str, path: str) -> ModuleType:

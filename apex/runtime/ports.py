@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Self
 
 from apex.config import Config
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 
 OFFSET_STEP = 100  # difference between two port offsets that are tried
 

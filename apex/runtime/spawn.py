@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from apex.errors import NEIGHBOUR_GONE
+from apexreplay.errors import NEIGHBOUR_GONE
 
 File = int | IO[Any]
 

@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 from apex.config import RunConfig
-from apex.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
 from apex.facts import Ending, Failure, FailureKind, ProgramEvent, Waiting
 from apex.runtime.children import KILL_SECONDS
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
@@ -22,6 +21,7 @@ from apex.runtime.logs import ENTRIES
 from apex.runtime.spawn import spawn
 from apex.runtime.text import last_lines
 from apex.runtime.watchdog import Listener, StuckDetector, abort
+from apexreplay.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
 
 log = logging.getLogger("apex")
 

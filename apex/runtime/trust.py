@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from apex.errors import ConfigError, ForeignFileError, require
-from apex.runtime.private_file import open_private
+from apex.errors import ConfigError
+from apexreplay.errors import ForeignFileError, require
+from apexreplay.files.private_file import open_private
 
 OWN = "apex"  # this package
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from apex.frame_blob import BlobError, check_table, table_bytes
 from apex.transport.header import Frame, Header, MessageKind, WireError, checksum, pack, require_field, unpack
 from apex.transport.json_codec import decode_json, encode_json
 from apex.transport.messages.results import EvaluationResult
-from apex.types import (
+from apex.types import Parameters
+from apexreplay.frame_blob import BlobError, check_table, table_bytes
+from apexreplay.types import (
     Array,
     BatchMessage,
-    Parameters,
     PriorityUpdate,
     Receipt,
     Schema,

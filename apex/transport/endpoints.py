@@ -13,16 +13,8 @@ from apex.transport.codec import Codec
 from apex.transport.header import HEADER, WireError, receipt_topic
 from apex.transport.sockets import Context, Reader, Socket, bind, connect, prepare, receive
 from apex.transport.timing import REPEAT_SECONDS, SUBSCRIPTION_SECONDS
-from apex.types import (
-    BatchMessage,
-    Parameters,
-    PriorityUpdate,
-    Receipt,
-    Schema,
-    Stream,
-    batch_record_dtype,
-    record_dtype,
-)
+from apex.types import Parameters
+from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Schema, Stream, batch_record_dtype, record_dtype
 
 MAX_SUBSCRIPTIONS = 1_000  # maximum subscriptions read per call of `serve`
 CONTROL_MARGIN = 4_096

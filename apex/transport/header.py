@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from apex.types import Stream
+from apexreplay.types import Stream
 
 MAGIC = b"ApeX"
 WIRE_VERSION = 3

@@ -12,7 +12,7 @@ import msgspec
 
 from apex.transport.header import WIRE_VERSION, Frame, Header, MessageKind, WireError, pack, require_field, unpack
 from apex.transport.messages.control import Answer, RefusedAnswer, Request
-from apex.types import Stream
+from apexreplay.types import Stream
 
 MAX_JSON_BYTES = 1 << 20
 

@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 import zmq
 
 from apex.config import TransportConfig
-from apex.errors import AddressError, UsageError, require
+from apex.errors import AddressError
 from apex.runtime.lifecycle import POLL_SECONDS
 from apex.transport import timing
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.transport.curve.zap_handler import ZapHandler
 from apex.transport.handshakes import FailedHandshakes
 from apex.transport.header import Frame, WireError
+from apexreplay.errors import UsageError, require
 
 CURVE_BYTES = 1_024  # above the 33 bytes that CURVE adds to a message, and above its longest handshake message
 BIND_SECONDS = 3.0  # maximum time to retry a bind, because the program that had the port may just be ending

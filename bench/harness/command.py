@@ -13,14 +13,14 @@ from apex.command_line import parse_config
 from apex.config import Config
 from apex.config.arguments import Parser, positive_float
 from apex.environments.factory import describe
-from apex.errors import FAILED, FINISHED, ApexError
 from apex.evaluation.evaluator import make_policy
 from apex.runs.checkpoints.policy_file import read_policy
 from apex.runtime.children import call_in_child
 from apex.runtime.hardware import read_machine
 from apex.runtime.lifecycle import Stop, stop_on_signals
 from apex.sizing import size_to_machine
-from apex.types import Schema
+from apexreplay.errors import FAILED, FINISHED, ApexError
+from apexreplay.types import Schema
 from bench.harness.recording import ActFunction, Recording, load, record
 
 GAME = "ALE/Seaquest-v5"  # default game

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.replay_memory.store.location import MEMORY, memory_folder
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.spawn import spawn
+from apexreplay.store.location import MEMORY, memory_folder
 
 END_SECONDS = 60.0  # time for a command to end after SIGTERM
 LEFT_SECONDS = 3.0  # time for processes to end after the command has ended

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from apex.config import Config
-from apex.errors import ChildDiedError, UsageError
-from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.layout import Store
-from apex.replay_memory.store.location import memory_folder, store_path
+from apex.errors import ChildDiedError
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.spawn import spawn
+from apexreplay.errors import UsageError
+from apexreplay.store.file import open_file
+from apexreplay.store.layout import Store
+from apexreplay.store.location import memory_folder, store_path
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from apex.acting.segment_builder import COMPRESS, Cut, SegmentBuilder
 from apex.config import Config
 from apex.environments.factory import make_environment
 from apex.errors import EnvironmentFailure
-from apex.frame_blob import make_blob, read_table
 from apex.runtime.lifecycle import Stop
-from apex.types import Array, Schema, record_dtype
+from apexreplay.frame_blob import make_blob, read_table
+from apexreplay.types import Array, Schema, record_dtype
 
 # the stream and the frames of a segment, counted within the stream
 PIECE = np.dtype([("stream", "<i8"), ("first_frame", "<i8"), ("num_frames", "<i8"), ("first_record", "<i8")])

@@ -26,7 +26,6 @@ from apex.learning.batch_ring import Batch, BatchRing
 from apex.learning.coordinator.link import CoordinatorLink, TrainerEnd, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
 from apex.learning.loader import LoaderTask, start_loaders
-from apex.replay_memory.store.location import memory_folder
 from apex.runs.folder import RunFolder
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
@@ -37,6 +36,7 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import PrioritySender
 from apex.transport.sockets import open_context
 from apex.types import Progress, Role
+from apexreplay.store.location import memory_folder
 from bench.harness.programs import control_address
 from bench.harness.recorded_writer import Inserted, write
 from bench.harness.recording import Recording

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.replay_memory.store.layout import COMMIT, FIRST_KEY, Regions
+from apexreplay.store.layout import COMMIT, FIRST_KEY, Regions
 from bench.harness.command import VerificationError
 
 # bits of a tag's 32 for the number of the segment, which wraps after a million segments; the counts stay correct

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import apex
-from apex.errors import UsageError
-from apex.runtime.atomic_files import replace_file
 from apex.runtime.provenance import describe_checkout, describe_hardware
+from apexreplay.errors import UsageError
+from apexreplay.files.atomic_files import replace_file
 
 FOLDER = Path("docs/results/learning")  # relative to the repository
 HEADER = "seconds,steps,score"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from apex.config import Config, flatten
-from apex.errors import ApexError, require
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.provenance import describe_versions
+from apexreplay.errors import ApexError, require
 from bench.learning.tasks import LearningTask
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from apex.errors import require
-from apex.runtime.atomic_files import replace_file
+from apexreplay.errors import require
+from apexreplay.files.atomic_files import replace_file
 from bench.learning.comparison import processor_of, render_comparison
 from bench.learning.dormant import render_dormant
 from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apex.errors import require
+from apexreplay.errors import require
 from bench.replay_steps import StoreTimes
 
 if TYPE_CHECKING:

@@ -12,19 +12,20 @@ from apex.algorithms.optimizers import make_optimizer
 from apex.algorithms.parameters import flatten_parameters
 from apex.config import CheckpointConfig, Config, EnvironmentConfig, NetworkConfig, RunConfig
 from apex.dqn.networks import make_network
-from apex.errors import UsageError
-from apex.frame_blob import make_blob
 from apex.learning.run_save import save_run, snapshot_folder
-from apex.replay_memory.snapshots.folder import SnapshotFolder
-from apex.replay_memory.snapshots.restore import restore
-from apex.replay_memory.snapshots.writer import SnapshotWriter
-from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.checkpoints.folder import find_latest, set_aside
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy, save_best
 from apex.runs.folder import RunFolder
-from apex.runtime.atomic_files import Steps, uninterrupted
-from apex.types import Array, Progress, Schema, Segment, Stream, record_dtype
+from apex.types import Progress
+from apexreplay.errors import UsageError
+from apexreplay.files.atomic_files import Steps, uninterrupted
+from apexreplay.frame_blob import make_blob
+from apexreplay.snapshots.folder import SnapshotFolder
+from apexreplay.snapshots.restore import restore
+from apexreplay.snapshots.writer import SnapshotWriter
+from apexreplay.store.layout import StoreSettings
+from apexreplay.store.writer import StoreWriter
+from apexreplay.types import Array, Schema, Segment, Stream, record_dtype
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
 SETTINGS = StoreSettings(capacity=4_000, max_bytes=400_000, num_streams=2, priority_exponent=0.6, min_priority=1e-6)

@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import median
 
 from apex.config.arguments import Parser, positive_float, positive_int
-from apex.errors import FAILED, FINISHED
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.lifecycle import reports_errors
+from apexreplay.errors import FAILED, FINISHED
 from chaos.report import Figure, ScenarioReporter
 from chaos.unusable.spoil import KINDS
 

@@ -13,7 +13,7 @@ from apex.environments.inspection import Inspector
 from apex.launch.train import execute, read_start, show
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.supervisor import Program
-from apex.types import Schema
+from apexreplay.types import Schema
 
 
 @reports_errors("python -m chaos unusable")

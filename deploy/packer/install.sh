@@ -25,11 +25,11 @@ install -d -o apex -g apex -m 0750 /var/lib/apex /var/lib/apex/runs
 tar -xzf "$staged/source.tar.gz" -C "$staged"
 /usr/bin/python3 -m venv "$home/venv"
 pip=("$home/venv/bin/python" -m pip --disable-pip-version-check --no-input --quiet)
-"${pip[@]}" wheel --no-deps --wheel-dir "$staged/wheel" "$staged/source"
+"${pip[@]}" wheel --no-deps --wheel-dir "$staged/wheel" "$staged/source/apexreplay" "$staged/source"
 options=(--constraint "$staged/source/constraints.txt")
 if [[ $KIND == cpu && -n ${CPU_WHEELS:-} ]]; then options+=(--extra-index-url "$CPU_WHEELS"); fi
 wheel=$(echo "$staged"/wheel/apex_zeromq-*.whl)
-"${pip[@]}" install "${options[@]}" "${wheel}[aws]"
+"${pip[@]}" install "${options[@]}" "$staged"/wheel/apexreplay-*.whl "${wheel}[aws]"
 install -m 0644 "$staged/source/constraints.txt" "$home/constraints.txt" # for packages that a cluster adds
 
 install -m 0755 "$staged"/units/bin/* "$home/bin"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.layout import COMMIT
-from apex.replay_memory.store.location import MEMORY
 from apex.runs.folder import RunFolder
+from apexreplay.store.file import open_file
+from apexreplay.store.layout import COMMIT
+from apexreplay.store.location import MEMORY
 
 
 class Stored(NamedTuple):

@@ -16,12 +16,12 @@ from test_host import BEGUN, ENV, machine, metadata_service
 from apex.cloud.host import command as host_command
 from apex.cloud.host.bucket import RunBucket
 from apex.config import Config, RunConfig
-from apex.errors import FINISHED, UsageError
 from apex.runs.checkpoints.checkpoint import note_newest
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import cut_curves
 from apex.runtime.lifecycle import Stop
-from apex.types import Schema
+from apexreplay.errors import FINISHED, UsageError
+from apexreplay.types import Schema
 
 GROWING = ("curves/", "tensorboard/")
 

@@ -20,7 +20,7 @@ from apex.config import Config, load_toml
 from apex.runtime.hardware import Machine
 from apex.sizing import bytes_per_transition, size_to_machine
 from apex.transport.curve.key_store import lists_for
-from apex.types import Schema
+from apexreplay.types import Schema
 
 KINDS = {"learner": ("learner", "replay"), "evaluator": ("evaluator",), "actor": ("actor",)}
 TOML = {"learner", "actor"}  # roles with settings of their own

@@ -21,9 +21,9 @@ from apex.cloud.host.settings import HostSettings
 from apex.cloud.host.shutdown import LONGEST_WAIT_SECONDS, TRY_SECONDS
 from apex.command_line import parse_config
 from apex.config import CheckpointConfig, TransportConfig
-from apex.errors import HOPELESS, REFUSED, UsageError
 from apex.learning.batch_ring import MOST_LOADERS
 from apex.types import PROGRAMS
+from apexreplay.errors import HOPELESS, REFUSED, UsageError
 
 UNITS = Path(__file__).parents[1] / "units"
 SERVICES = sorted(UNITS.glob("*.service"))

@@ -11,7 +11,8 @@ from apex.transport.codec import Codec
 from apex.transport.header import WIRE_VERSION, MessageKind, pack
 from apex.transport.json_codec import decode_request
 from apex.transport.messages.results import EvaluationResult
-from apex.types import Parameters, PriorityUpdate, Receipt, Schema, Stream
+from apex.types import Parameters
+from apexreplay.types import PriorityUpdate, Receipt, Schema, Stream
 
 from ..support.builders import RUN, make_batch, make_segment
 from .reference import Facts

@@ -31,18 +31,19 @@ from apex.learning.loader import Loader
 from apex.learning.random_shift import RandomShift
 from apex.learning.trainer import Trainer
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
-from apex.replay_memory.frames.stack_decoder import StackDecoder
-from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.reader import StoreReader
-from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter
 from apex.transport.codec import Codec
 from apex.transport.json_codec import decode_answer, encode_control
 from apex.transport.messages.control import ActorHeartbeat, Heartbeat
-from apex.types import BatchMessage, Exploration, Stream
+from apex.types import Exploration
+from apexreplay.frames.stack_decoder import StackDecoder
+from apexreplay.rate_limiter import RateLimiter
+from apexreplay.store.layout import StoreSettings
+from apexreplay.store.reader import StoreReader
+from apexreplay.store.writer import StoreWriter
+from apexreplay.types import BatchMessage, Stream
 from tests.fuzz.campaign import Finding, accepted_messages, judge, replay, run
 from tests.fuzz.mutations import seal
 from tests.fuzz.reference import accepts

@@ -14,7 +14,7 @@ from support.waiting import DEADLINE, until
 from zmq.utils.monitor import recv_monitor_message
 
 from apex.config import Config, TransportConfig, to_dict
-from apex.errors import RefusedError, UsageError
+from apex.errors import RefusedError
 from apex.learning.parameter_publisher import PublishingThread
 from apex.runtime.lifecycle import Stop
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
@@ -30,6 +30,7 @@ from apex.transport.json_codec import decode_request, encode_control
 from apex.transport.messages.control import StatusRequest, WelcomeAnswer
 from apex.transport.sockets import InsecureBindWarning, bind, connect, open_context, prepare
 from apex.types import Parameters
+from apexreplay.errors import UsageError
 
 CODEC = Codec(RUN, PIXELS)
 ANY_PORT = "tcp://127.0.0.1:*"

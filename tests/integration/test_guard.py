@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
-from apex.errors import NEIGHBOUR_GONE, REFUSED
 from apex.launch.ray.order import Order, Report
+from apexreplay.errors import NEIGHBOUR_GONE, REFUSED
 
 pytestmark = pytest.mark.covers_programs
 ROLE = """

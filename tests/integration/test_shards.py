@@ -14,11 +14,11 @@ from apex.learning.batch_source import LocalSource
 from apex.learning.loader import Loader
 from apex.learning.random_shift import RandomShift
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
-from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.reader import StoreReader
-from apex.replay_memory.store.writer import StoreWriter
+from apexreplay.rate_limiter import RateLimiter
+from apexreplay.store.layout import StoreSettings
+from apexreplay.store.reader import StoreReader
+from apexreplay.store.writer import StoreWriter
 
 PART = 64  # transitions of a batch from each shard
 SIZES, SCALES = (3, 700, 90), (1e3, 1e-3, 1.0)

@@ -16,20 +16,21 @@ from pathlib import Path
 from .mutations import Mutation, find, mutate
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("apex", "tests", "bench", "chaos", "docs", "examples", "pyproject.toml")
+COPIED = ("apex", "apexreplay", "tests", "bench", "chaos", "docs", "examples", "pyproject.toml")
 MODULES = (  # modules of learning, store and protocol
-    "acting/segment_builder", "acting/send_window", "acting/reliable_sender", "acting/actor",
-    "acting/shared_parameters", "algorithms/n_step", "dqn/losses", "algorithms/exploration", "dqn/autograd_update",
-    "algorithms/optimizers", "algorithms/losses", "algorithms/graph_update", "algorithms/parameters",
-    "frame_blob", "learning/trainer", "learning/skipped_batches", "learning/batch_ring", "learning/loader",
-    "learning/batch_source", "learning/coordinator/leases", "learning/coordinator/coordinator",
-    "replay_memory/rate_limiter", "replay_memory/batch_drawer", "replay_memory/sampler_counters",
-    "replay_memory/server", "replay_memory/open_store", "replay_memory/snapshots/writer",
-    "replay_memory/snapshots/restore", "replay_memory/snapshots/folder", "replay_memory/frames/stack_decoder",
-    "replay_memory/store/sum_tree", "replay_memory/store/writer", "replay_memory/store/reader",
-    "replay_memory/store/deduplication", "replay_memory/store/priority_weights", "replay_memory/store/layout",
-    "replay_memory/store/file", "transport/codec", "transport/header", "transport/json_codec", "transport/endpoints",
-    "transport/heartbeat", "transport/messages/results",
+    "apex/acting/segment_builder", "apex/acting/send_window", "apex/acting/reliable_sender", "apex/acting/actor",
+    "apex/acting/shared_parameters", "apex/algorithms/n_step", "apex/dqn/losses", "apex/algorithms/exploration",
+    "apex/dqn/autograd_update", "apex/algorithms/optimizers", "apex/algorithms/losses",
+    "apex/algorithms/graph_update", "apex/algorithms/parameters", "apexreplay/frame_blob", "apex/learning/trainer",
+    "apex/learning/skipped_batches", "apex/learning/batch_ring", "apex/learning/loader", "apex/learning/batch_source",
+    "apex/learning/coordinator/leases", "apex/learning/coordinator/coordinator", "apexreplay/rate_limiter",
+    "apex/replay_memory/batch_drawer", "apex/replay_memory/sampler_counters", "apex/replay_memory/server",
+    "apex/replay_memory/open_store", "apexreplay/snapshots/writer", "apexreplay/snapshots/restore",
+    "apexreplay/snapshots/folder", "apexreplay/frames/stack_decoder", "apexreplay/store/sum_tree",
+    "apexreplay/store/writer", "apexreplay/store/reader", "apexreplay/store/deduplication",
+    "apexreplay/store/priority_weights", "apexreplay/store/layout", "apexreplay/store/file", "apex/transport/codec",
+    "apex/transport/header", "apex/transport/json_codec", "apex/transport/endpoints", "apex/transport/heartbeat",
+    "apex/transport/messages/results",
 )  # fmt: skip
 LONGEST_SECONDS = 900.0  # limit for the tests of one module; an error that makes them hang counts as noticed
 MOST_FILES = 12  # test files for one module
@@ -76,7 +77,7 @@ def main() -> int:
 
 def draw(seed: int, count: int) -> list[Mutation]:
     """Returns errors of all modules; each is equally likely."""
-    paths = [f"apex/{module}.py" for module in MODULES]
+    paths = [f"{module}.py" for module in MODULES]
     possible = [mutation for path in paths for mutation in find(path, (ROOT / path).read_text())]
     return random.Random(seed).sample(possible, count)
 
@@ -98,7 +99,7 @@ def copy_tree(tree: Path) -> Path:
 def files_for(module: str) -> list[str]:
     """Returns the test files of a module: those of its package, its own first, then others that contain its name."""
     path = Path(module)
-    name, package = path.stem, Path("tests/unit") / path.parent.relative_to("apex")
+    name, package = path.stem, Path("tests/unit") / path.parent.relative_to("apex" if path.parts[0] == "apex" else ".")
     dotted = ".".join(path.with_suffix("").parts)
     own = sorted((ROOT / package).glob("test_*.py"), key=lambda file: file.stem != f"test_{name}")
     known = re.compile(re.escape(dotted) + r"\b")

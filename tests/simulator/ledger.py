@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from support.builders import VECTORS, make_records
 
-from apex.frame_blob import table_bytes
 from apex.transport.messages.control import ActorHeartbeat, Goodbye, Hello, ReplayHeartbeat, StateAnswer, WelcomeAnswer
-from apex.types import Role, record_dtype
+from apex.types import Role
+from apexreplay.frame_blob import table_bytes
+from apexreplay.types import record_dtype
 
 MAX_RECORDS = 8  # transitions in a segment
 FRAME_BYTES = 16

@@ -6,14 +6,14 @@ from apex.acting.send_window import SendWindow
 from apex.learning.coordinator.fence import Fence
 from apex.learning.coordinator.leases import LeaseTable
 from apex.replay_memory.server import ReplayServer
-from apex.replay_memory.snapshots.folder import SnapshotFile, SnapshotFolder
-from apex.replay_memory.store import writer
-from apex.replay_memory.store.deduplication import InsertOutcome, StreamRow
-from apex.replay_memory.store.layout import FIRST_BYTE, FIRST_KEY
-from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.folder import RunFolder
-from apex.runtime.atomic_files import digest
-from apex.types import Receipt, Stream
+from apexreplay.files.atomic_files import digest
+from apexreplay.snapshots.folder import SnapshotFile, SnapshotFolder
+from apexreplay.store import writer
+from apexreplay.store.deduplication import InsertOutcome, StreamRow
+from apexreplay.store.layout import FIRST_BYTE, FIRST_KEY
+from apexreplay.store.writer import StoreWriter
+from apexreplay.types import Receipt, Stream
 
 from .replay_program import ReplayProgram
 

@@ -7,18 +7,19 @@ from support.builders import RUN, VECTORS
 from support.messages import make_heartbeat
 from support.steps import Crash
 
-from apex.errors import LostMemoryError, SnapshotError, UsageError
 from apex.replay_memory.open_store import open_store
-from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer
-from apex.replay_memory.snapshots.folder import SnapshotFolder
-from apex.replay_memory.snapshots.writer import SnapshotWriter
-from apex.replay_memory.store.reader import StoreReader
 from apex.transport.codec import Codec
 from apex.transport.messages.control import Goodbye, RefusedAnswer, WaitAnswer, WelcomeAnswer
 from apex.transport.timing import RECEIPT_SECONDS
-from apex.types import PriorityUpdate, Role
+from apex.types import Role
+from apexreplay.errors import LostMemoryError, SnapshotError, UsageError
+from apexreplay.rate_limiter import RateLimiter
+from apexreplay.snapshots.folder import SnapshotFolder
+from apexreplay.snapshots.writer import SnapshotWriter
+from apexreplay.store.reader import StoreReader
+from apexreplay.types import PriorityUpdate
 
 from .ledger import BrokenPromiseError, require
 from .programs import Program

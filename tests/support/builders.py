@@ -3,8 +3,8 @@
 import numpy as np
 
 from apex.acting.segment_builder import COMPRESS
-from apex.frame_blob import make_blob
-from apex.types import BatchMessage, Schema, Segment, Stream, batch_record_dtype, pack_mask, record_dtype
+from apexreplay.frame_blob import make_blob
+from apexreplay.types import BatchMessage, Schema, Segment, Stream, batch_record_dtype, pack_mask, record_dtype
 
 PIXELS = Schema(frame_shape=(6, 5), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")

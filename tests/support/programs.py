@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from apex.config import Config, RunConfig
-from apex.errors import UsageError
 from apex.launch.status import ask
-from apex.replay_memory.store.location import memory_folder
 from apex.runtime.ports import choose_ports, is_free
 from apex.transport.curve.key_store import Keys
+from apexreplay.errors import UsageError
+from apexreplay.store.location import memory_folder
 
 DEADLINE = 120.0
 TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", "300", "--learner.batch-size", "32"]

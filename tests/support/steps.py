@@ -1,4 +1,4 @@
-"""Interrupts the steps of writes and reads; see `apex.runtime.atomic_files.Steps`."""
+"""Interrupts the steps of writes and reads; see `apexreplay.files.atomic_files.Steps`."""
 
 
 class Crash(Exception):  # noqa: N818 - stands for the end of a process

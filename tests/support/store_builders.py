@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from apex.frame_blob import make_blob
-from apex.replay_memory.store.deduplication import InsertOutcome
-from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.priority_weights import MAX_STORED_PRIORITY
-from apex.replay_memory.store.reader import StoreReader
-from apex.replay_memory.store.writer import StoreWriter
-from apex.runtime.atomic_files import uninterrupted
-from apex.types import PriorityUpdate, Schema, Segment, Stream, record_dtype
+from apexreplay.files.atomic_files import uninterrupted
+from apexreplay.frame_blob import make_blob
+from apexreplay.store.deduplication import InsertOutcome
+from apexreplay.store.layout import StoreSettings
+from apexreplay.store.priority_weights import MAX_STORED_PRIORITY
+from apexreplay.store.reader import StoreReader
+from apexreplay.store.writer import StoreWriter
+from apexreplay.types import PriorityUpdate, Schema, Segment, Stream, record_dtype
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
 MIN_PRIORITY = 0.5

@@ -15,8 +15,8 @@ import apex
 from apex.algorithms.gradient_step import DeviceBatch
 from apex.command_line import parse_config
 from apex.environments.factory import describe
-from apex.replay_memory.store.location import memory_folder
 from apex.runs.folder import RunFolder
+from apexreplay.store.location import memory_folder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OUTPUTS = {

@@ -14,7 +14,6 @@ from support.small_disks import needs_mounts
 
 import apex
 from apex.config import Config, EnvironmentConfig, RunConfig, dump_toml, load_toml
-from apex.errors import FINISHED
 from apex.launch.preflight.checks import check_tmpfs
 from apex.launch.preflight.leftovers import find_orphans
 from apex.runs.folder import RunFolder
@@ -23,6 +22,7 @@ from apex.runtime.hardware import available_memory, core_limits, has_bfloat16, m
 from apex.runtime.lifecycle import Stop
 from apex.runtime.logs import LogTail
 from apex.runtime.supervisor import Program, supervise
+from apexreplay.errors import FINISHED
 
 ODD = "Läufe mit Leerzeichen 😀"
 FULL = Path("/dev/full")

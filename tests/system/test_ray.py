@@ -21,9 +21,9 @@ from support.waiting import slowdown, until
 from apex.facts import INTERRUPTED
 from apex.launch.preflight.leftovers import find_leftovers
 from apex.launch.ray.cluster import lets_anybody_in
-from apex.replay_memory.store.location import discard, memory_folder, store_path
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
+from apexreplay.store.location import discard, memory_folder, store_path
 from chaos.audit import Follower, judge
 from chaos.ledger import LedgerReader
 

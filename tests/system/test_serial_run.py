@@ -18,20 +18,20 @@ from apex.config import LearnerConfig, ReplayConfig
 from apex.config.presets import PRESETS
 from apex.environments.factory import describe
 from apex.environments.inspection import Inspector
-from apex.errors import FAILED, FINISHED, REFUSED, UsageError
 from apex.evaluation.command import main as evaluate
 from apex.facts import INTERRUPTED, EndReason
 from apex.launch.preflight.fit import FREE_RATIO, fit_one_process
 from apex.launch.train import main as train
 from apex.learner import open_run
 from apex.learning import run_save
-from apex.replay_memory.store.location import store_path
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.policy_file import find_best, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.lifecycle import KILLED_BY_CTRL_C
 from apex.sentences import describe_end
+from apexreplay.errors import FAILED, FINISHED, REFUSED, UsageError
+from apexreplay.store.location import store_path
 
 COMMON = ("--single-process", "--evaluator.episodes=2", "--evaluator.num-envs=2")
 CARTPOLE = (

@@ -20,14 +20,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from apex.facts import EndReason
 from apex.replay_memory.open_store import reclaim
-from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.layout import COMMIT, Store
-from apex.replay_memory.store.location import claim_path, memory_folder, store_path
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
 from apex.runs.metrics.writer import read_curve
-from apex.runtime.file_lock import is_owned
 from apex.sentences import PHASES
+from apexreplay.files.file_lock import is_owned
+from apexreplay.store.file import open_file
+from apexreplay.store.layout import COMMIT, Store
+from apexreplay.store.location import claim_path, memory_folder, store_path
 
 pytestmark = pytest.mark.timeout(400)  # longer than the tests' own deadlines
 

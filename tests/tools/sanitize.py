@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from apex.errors import UsageError
 from apex.runtime.lifecycle import reports_errors
+from apexreplay.errors import UsageError
 from tests.mutants.__main__ import copy_tree
 
 COMPILERS = ("gcc", "clang")
@@ -24,8 +24,8 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno
 FLAGS = ("-shared", "-fPIC", "-g", "-O1", *SANITIZERS)
 LIBRARIES = {"gcc": "libasan.so", "clang": "libclang_rt.asan-x86_64.so"}  # must be loaded before Python
 EXCEPTIONS = "libstdc++.so.6"  # Loaded later, as by torch, its exceptions would abort the process.
-LOOPS = ("apex/dqn/kernels/convolution.c", "apex/replay_memory/frames/decompress.c")
-TESTS = ("unit/dqn/kernels", "unit/dqn/manual_backward", "unit/replay_memory/frames", "fuzz")
+LOOPS = ("apex/dqn/kernels/convolution.c", "apexreplay/frames/decompress.c")
+TESTS = ("unit/dqn/kernels", "unit/dqn/manual_backward", "unit/apexreplay/frames", "fuzz")
 # Python itself leaks, and libraries that the sanitizer was not built into define symbols twice.
 OPTIONS = "detect_leaks=0:detect_odr_violation=0:abort_on_error=1:verify_asan_link_order=0"
 

@@ -27,7 +27,7 @@ Found = tuple[Path, int, str]
 
 def messages() -> Iterator[Found]:
     """Yields strings of the product except docstrings, comments of settings, and messages of Terraform and scripts."""
-    for path in sorted((ROOT / "apex").rglob("*.py")):
+    for path in sorted([*(ROOT / "apex").rglob("*.py"), *(ROOT / "apexreplay").rglob("*.py")]):
         tree = ast.parse(path.read_text())
         docstrings = {id(node.body[0].value) for node in _documented(tree)}
         parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}

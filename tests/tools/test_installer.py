@@ -23,7 +23,7 @@ def install(tmp_path):
         "constraints.txt",
         "setup.py",
         "apex/dqn/kernels/a.c",
-        "apex/replay_memory/frames/a.c",
+        "apexreplay/frames/a.c",
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()

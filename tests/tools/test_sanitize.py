@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from apex.errors import REFUSED, UsageError
+from apexreplay.errors import REFUSED, UsageError
 from tests.tools import sanitize
 
 SOURCE = """

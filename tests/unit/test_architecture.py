@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from apex import errors
+from apexreplay import errors as library_errors
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("apex", "apexreplay")
 
 # Modules and names that execute the data they read: a sender of such data could run code here.
 EXECUTING_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
@@ -36,7 +38,8 @@ TIMESTAMPS = {  # Modules that may record the time of an event, or derive a numb
 
 SOURCES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text())
-    for path in (ROOT / "apex").rglob("*.py")
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.py")
 }
 
 
@@ -156,11 +159,11 @@ def test_package_data_lists_every_data_file():
 
 
 def test_reported_errors_are_defined_in_errors_py():
-    bases = {name for name in vars(errors) if name.endswith("Error")} | {"EnvironmentFailure"}
+    bases = {name for name in (*vars(errors), *vars(library_errors)) if name.endswith("Error")} | {"EnvironmentFailure"}
     elsewhere = [
         f"{module}.{node.name}"
         for module, tree in SOURCES.items()
-        if module != "apex.errors"
+        if module not in ("apex.errors", "apexreplay.errors")
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and bases & {ast.unparse(base).split(".")[-1] for base in node.bases}
     ]
@@ -175,7 +178,7 @@ def test_the_docstring_draws_the_tree_of_errors():
         for child in error.__subclasses__():
             yield from descend(child, depth + 1)
 
-    is_here = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    is_here = {name for name, value in (vars(errors) | vars(library_errors)).items() if isinstance(value, type)}
     assert sorted((len(lines) // 4, name) for lines, name in drawn) == sorted(
         (depth, name) for depth, name in descend(errors.ApexError) if name in is_here
     )

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from apex.cli import COMMANDS, load, main
-from apex.errors import UsageError
 from apex.version import VERSION
+from apexreplay.errors import UsageError
 
 pytestmark = pytest.mark.programs
 

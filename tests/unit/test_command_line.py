@@ -27,9 +27,9 @@ from apex.config import (
 from apex.config.arguments import Parser
 from apex.config.presets import ATARI, CARTPOLE, NARROW, PONG, PRESETS, VECTOR
 from apex.environments.inspection import Inspector
-from apex.errors import UsageError
 from apex.runtime import gpu
 from apex.runtime.gpu import Cuda, Gpu
+from apexreplay.errors import UsageError
 
 
 def parse(*arguments, **more):

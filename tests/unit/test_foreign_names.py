@@ -15,7 +15,6 @@ from apex import learner
 from apex.acting import service as acting
 from apex.acting.worker import run_worker
 from apex.environments.inspection import Inspector
-from apex.errors import UsageError
 from apex.evaluation import command as evaluation
 from apex.evaluation import service as evaluating
 from apex.evaluation import watch
@@ -26,7 +25,8 @@ from apex.runs.plots import command as plot
 from apex.runs.report import command as report
 from apex.runtime.lifecycle import Stop
 from apex.transport.hello import Route, Welcome
-from apex.types import Stream
+from apexreplay.errors import UsageError
+from apexreplay.types import Stream
 
 
 def make_welcome(config):

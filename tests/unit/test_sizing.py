@@ -7,10 +7,10 @@ import pytest
 from apex.config import ActorConfig, Config, LearnerConfig, NetworkConfig, ReplayConfig, RunConfig, TransportConfig
 from apex.config.presets import PRESETS
 from apex.errors import ConfigError
-from apex.replay_memory.store.layout import Sizes
 from apex.runtime.hardware import Machine
 from apex.sizing import IdleCores, bytes_per_transition, size_to_machine, table_bytes
-from apex.types import Schema
+from apexreplay.store.layout import Sizes
+from apexreplay.types import Schema
 
 GIB = 2**30
 

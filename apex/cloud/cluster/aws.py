@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from apex.errors import AwsError, UsageError, require
+from apex.errors import AwsError
 from apex.runtime.optional_imports import remedy
+from apexreplay.errors import UsageError, require
 
 PROJECT = "apex-zeromq"  # value of the tag Project of all resources in deploy/terraform; other tags: Cluster, Role
 OURS = [{"Name": "tag:Project", "Values": [PROJECT]}, {"Name": "tag-key", "Values": ["Cluster"]}]  # filter by tags

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from apex.cloud.cluster.aws import OURS, Aws, Item, tags
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 
 UP = ("pending", "running")
 GONE = ("shutting-down", "terminated")  # EC2 still lists such instances for an hour

@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from apex.cloud.cluster.aws import Aws
-from apex.errors import AwsError, UsageError
+from apex.errors import AwsError
 from apex.types import PROGRAMS
+from apexreplay.errors import UsageError
 
 GROUPS = (*PROGRAMS, "refused")  # "refused": packets that the firewall rejected
 LATE = 30_000  # milliseconds by which CloudWatch may deliver a line later than newer lines

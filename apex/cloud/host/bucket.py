@@ -25,8 +25,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex.errors import UsageError
-from apex.runtime.atomic_files import replace_file
+from apexreplay.errors import UsageError
+from apexreplay.files.atomic_files import replace_file
 
 BEGUN = "begun.json"
 MANIFEST = "manifest.json"  # every run has this file, written first and uploaded last

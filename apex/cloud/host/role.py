@@ -10,9 +10,9 @@ from apex.cloud.host.settings import HostSettings
 from apex.config import Config, lay_over, load_toml
 from apex.config.codec import read_toml
 from apex.config.role_command import role_command
-from apex.errors import require
 from apex.runtime.trust import allow_options
 from apex.types import Role
+from apexreplay.errors import require
 
 ANY = "0.0.0.0"  # all addresses: the host's address may change; security groups and keys control access
 

@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from apex.errors import UsageError, require
 from apex.types import PROGRAMS, Role
+from apexreplay.errors import UsageError, require
 
 ETC = Path("/etc/apex")
 HOME = Path("/var/lib/apex")

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from apex.runtime.native import NativeError, open_native
+from apexreplay.native import NativeError, open_native
 
 INTERFACE = 3  # must equal `apex_interface` of convolution.c
 KERNEL, STRIDE = 8, 4  # of the first layer; convolution.c supports no others

@@ -25,7 +25,7 @@ from apex.algorithms.interface import make_algorithm
 from apex.config import to_dict
 from apex.config.arguments import Parser, non_negative_int
 from apex.config.validation import NonNegativeInt, checked
-from apex.errors import FINISHED, ExportError, UsageError, require
+from apex.errors import ExportError
 from apex.evaluation.command import evaluate
 from apex.evaluation.export.model_card import OnnxFacts, write_card
 from apex.evaluation.policy import add_policy, find_policy
@@ -35,10 +35,11 @@ from apex.runs.folder import RunFolder, open_run
 from apex.runs.lock import require_no_links
 from apex.runs.metrics.writer import read_curve
 from apex.runtime import trust
-from apex.runtime.atomic_files import replace_file
 from apex.runtime.lifecycle import reports_errors
 from apex.runtime.optional_imports import remedy
-from apex.types import Schema
+from apexreplay.errors import FINISHED, UsageError, require
+from apexreplay.files.atomic_files import replace_file
+from apexreplay.types import Schema
 
 MODEL, CARD, CONFIG, ONNX = "model.safetensors", "README.md", "config.json", "model.onnx"
 OPSET = 18  # ONNX opset of 2022, which all current runtimes support

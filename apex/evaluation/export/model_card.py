@@ -7,13 +7,13 @@ from jinja2 import Environment, StrictUndefined
 
 from apex.algorithms.exported import Exported
 from apex.environments.factory import kind
-from apex.errors import UsageError
 from apex.evaluation.command import Evaluation
 from apex.evaluation.export.playing import write_setup
 from apex.runs.checkpoints.policy_file import PolicyInfo
 from apex.runs.folder import RunFolder
 from apex.runs.report.facts import find_changes
 from apex.runtime.text import duration
+from apexreplay.errors import UsageError
 
 NOT_SHOWN = ("run.", "transport.")  # settings that do not affect what was trained
 

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex.config import Config, LearnerConfig
-from apex.errors import UsageError
 from apex.launch.preflight.leftovers import Leftovers, bytes_to_come
 from apex.launch.preflight.report import Check
 from apex.launch.preflight.requirements import files_needed, gpu_bytes, memory_needed, store_bytes
-from apex.replay_memory.store.file import require_processor
-from apex.replay_memory.store.location import MEMORY, read_run_folder
 from apex.runtime.gpu import Cuda, version_name
 from apex.runtime.hardware import FileLimit, Machine, Space, read_available_memory, read_file_limit, read_space
-from apex.runtime.native import NativeError
 from apex.runtime.ports import choose_ports
 from apex.runtime.text import size
 from apex.sizing import Sized
-from apex.types import Schema
+from apexreplay.errors import UsageError
+from apexreplay.native import NativeError
+from apexreplay.store.file import require_processor
+from apexreplay.store.location import MEMORY, read_run_folder
+from apexreplay.types import Schema
 
 GIB = 2**30
 
@@ -120,7 +120,9 @@ def check_packages(versions: Mapping[str, str | None], requirements: Sequence[st
         if version == "missing" or not each.specifier.contains(version, prereleases=True):
             bad.append(f"{each} ({version})")
     note = ", ".join(bad or [f"{name} {version}" for name, version in versions.items() if version])
-    return Check("software", len(needed) - len(bad), len(needed), note=note, remedy="pip install --upgrade -e .")
+    return Check(
+        "software", len(needed) - len(bad), len(needed), note=note, remedy="pip install --upgrade -e ./apexreplay -e ."
+    )
 
 
 def check_native(loops: Mapping[str, Callable[[], object]]) -> Check:
@@ -131,7 +133,7 @@ def check_native(loops: Mapping[str, Callable[[], object]]) -> Check:
             find()
         except NativeError as error:
             missing[name] = error
-    remedy = "install a C compiler and liblz4, then pip install -e . again"
+    remedy = "install a C compiler and liblz4, then pip install -e ./apexreplay -e . again"
     if all(error.problem == "cpu" for error in missing.values()):
         remedy = "use a newer CPU; no package can replace the missing instructions"
     note = "; ".join(f"{name}: {error}" for name, error in missing.items()) or ", ".join(loops)

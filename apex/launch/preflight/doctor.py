@@ -23,7 +23,6 @@ from apex.config.arguments import reader_may_leave
 from apex.config.presets import DEFAULT, PRESETS
 from apex.dqn.kernels.convolution import find_convolution
 from apex.environments.inspection import Inspector
-from apex.errors import FAILED, FINISHED, UsageError
 from apex.launch.preflight import checks
 from apex.launch.preflight.fit import require_keys, size_beside
 from apex.launch.preflight.leftovers import find_leftovers
@@ -31,8 +30,6 @@ from apex.launch.preflight.logind import find_affected
 from apex.launch.preflight.report import Check, describe_check, describe_sizes
 from apex.launch.preflight.requirements import disk_needed
 from apex.launch.resume import reopen, resume_parser
-from apex.replay_memory.frames.lz4_blocks import find_native
-from apex.replay_memory.store.location import discard, read_run_folder, store_path
 from apex.runtime.gpu import read_cuda
 from apex.runtime.hardware import ROOT, core_limits, read_machine, read_membership
 from apex.runtime.lifecycle import reports_errors
@@ -40,7 +37,10 @@ from apex.runtime.ports import is_free
 from apex.runtime.provenance import describe_versions
 from apex.runtime.text import MAX_COLUMNS, clean, size
 from apex.sizing import Sized
-from apex.types import Schema
+from apexreplay.errors import FAILED, FINISHED, UsageError
+from apexreplay.frames.lz4_blocks import find_native
+from apexreplay.store.location import discard, read_run_folder, store_path
+from apexreplay.types import Schema
 
 STYLES = {"ok": "green", "warning": "yellow", "short": "bold red"}
 DISTRIBUTION = "apex-zeromq"

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from apex.config import Config
-from apex.errors import UsageError, require
 from apex.launch.preflight.checks import check_gpu, check_kept, check_room, check_sizes, read_room
 from apex.launch.preflight.leftovers import find_leftovers
 from apex.launch.preflight.report import describe_check, describe_sizes, require_all
@@ -18,7 +17,9 @@ from apex.runtime.provenance import describe_versions
 from apex.sentences import plural
 from apex.sizing import Sized, size_to_machine
 from apex.transport.curve.key_store import read_keys
-from apex.types import Role, Schema
+from apex.types import Role
+from apexreplay.errors import UsageError, require
+from apexreplay.types import Schema
 
 # Samples per insert of a single-process run if no ratio is configured: a batch of 32 every 4 steps, as in DQN.
 FREE_RATIO = 8.0

@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.errors import DataError
-from apex.replay_memory.store import location
 from apex.types import PROGRAMS
+from apexreplay.errors import DataError
+from apexreplay.store import location
 
 MODULES = tuple(f"apex.{role}" for role in PROGRAMS)
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from apex.config import Config
 from apex.learning.batch_ring import slots_needed
-from apex.replay_memory.store.layout import Sizes
 from apex.sizing import table_bytes
-from apex.types import Schema
+from apexreplay.store.layout import Sizes
+from apexreplay.types import Schema
 
 MIB = 2**20
 # Launcher, replay and its snapshot process, coordinator, evaluator, actor host, TensorBoard.

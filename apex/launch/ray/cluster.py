@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from apex.errors import UsageError
 from apex.launch.engine import RayEngine
 from apex.launch.ray.unit import Unit
 from apex.runtime.optional_imports import remedy
+from apexreplay.errors import UsageError
 
 OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum: the run does not use it, and the replay memory needs /dev/shm
 PROBE = "/ray.rpc.NodeInfoGcsService/CheckAlive"

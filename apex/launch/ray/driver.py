@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from apex.config import Config, flatten, from_saved, to_dict
-from apex.errors import FINISHED, UsageError, require
 from apex.facts import Ending, LogEntry, UnitEvent
 from apex.launch.engine import RayEngine
 from apex.launch.monitor import RunMonitor, StatusClient
@@ -38,6 +37,7 @@ from apex.transport.curve.command import bundle_for, new_folder
 from apex.transport.curve.key_store import read_keys
 from apex.transport.sockets import open_context
 from apex.types import Role
+from apexreplay.errors import FINISHED, UsageError, require
 
 BELOW = "ray"  # folder inside run.folder for the files of the driver and of the guards on each host
 SET_HERE = ("transport.bind", "transport.keys", "run.single_process", "run.head")

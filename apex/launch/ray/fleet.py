@@ -14,7 +14,6 @@ from msgspec.structs import replace as replace_fields
 
 from apex.config import Config, from_dict, to_dict
 from apex.config.role_command import module_command, role_command
-from apex.errors import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED
 from apex.facts import Ending, Failure, FailureKind, LogEntry, UnitEvent, UnitEventKind
 from apex.launch.engine import RayEngine
 from apex.launch.programs import actor_niceness
@@ -24,6 +23,7 @@ from apex.launch.ray.unit import Place
 from apex.runtime.supervisor import REST_SECONDS, CrashBudget
 from apex.types import Role
 from apex.version import VERSION
+from apexreplay.errors import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED
 
 PENDING_SECONDS = 5.0  # time a unit may wait for a node before a message names what it waits for
 AGAIN_SECONDS = 1.0  # time between two requests to a unit that Ray is restarting

@@ -19,7 +19,7 @@ import torch
 from msgspec.structs import replace
 
 from apex.algorithms.interface import make_algorithm
-from apex.errors import FAILED, FINISHED, DivergedError, EnvironmentFailure
+from apex.errors import DivergedError, EnvironmentFailure
 from apex.evaluation.evaluator import Evaluator
 from apex.facts import Ending, EndReason, Failure, Waiting
 from apex.launch.monitor import RunMonitor
@@ -36,8 +36,6 @@ from apex.learning.run_save import save_run
 from apex.learning.setup import make_trainer, prepare_torch
 from apex.learning.trainer import Trainer
 from apex.replay_memory.open_store import reclaim, store_settings
-from apex.replay_memory.store.location import claim_run, remove, store_path
-from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
 from apex.runtime.lifecycle import Stop
@@ -48,6 +46,9 @@ from apex.transport.messages.control import ReplayHeartbeat
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import RunStatus
 from apex.types import Parameters, Progress
+from apexreplay.errors import FAILED, FINISHED
+from apexreplay.store.location import claim_run, remove, store_path
+from apexreplay.store.writer import StoreWriter
 
 CPU = torch.device("cpu")
 

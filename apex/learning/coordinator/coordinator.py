@@ -18,7 +18,6 @@ from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row, sc
 from apex.learning.coordinator.state import RunState
 from apex.learning.coordinator.status import summarize
 from apex.metric_tags import MAX_METRICS
-from apex.replay_memory.store.location import memory_id
 from apex.runs.checkpoints.best_policy import BestPolicy, games_of
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter, cut_curves
@@ -31,6 +30,7 @@ from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import LearnerStatus
 from apex.transport.timing import FORGET_SECONDS, TAKEOVER_HEARTBEATS
 from apex.types import Parameters, Role
+from apexreplay.store.location import memory_id
 
 MAX_ASKING = 1_000  # maximum replay servers that wait for a shard
 OF_A_CLOCK = {f"replay/{name}" for name in ("inserts_per_second", "samples_per_second", "busy_share")}

@@ -6,8 +6,8 @@ from pathlib import Path
 from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
-from apex.runtime.atomic_files import replace_file, seal, unseal
 from apex.transport.messages.control import Hello, ReplayHeartbeat
+from apexreplay.files.atomic_files import replace_file, seal, unseal
 
 FILE = "fence.json"
 NUMBERS_PER_START = 2**20  # range of fencing numbers for each second in which a learner may start

@@ -3,7 +3,7 @@
 import secrets
 from typing import NamedTuple
 
-from apex.types import Stream
+from apexreplay.types import Stream
 
 
 class Lease(NamedTuple):

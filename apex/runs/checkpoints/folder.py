@@ -17,7 +17,7 @@ from apex.runs.checkpoints.checkpoint import (
     verify,
 )
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST, checkpoint_paths, newest_update
-from apex.runtime.atomic_files import Steps, uninterrupted
+from apexreplay.files.atomic_files import Steps, uninterrupted
 
 ASIDE = "damaged-"  # name prefix of a damaged checkpoint that was renamed
 

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from apex.runtime.atomic_files import digest
+from apexreplay.files.atomic_files import digest
 
 
 def encode(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:

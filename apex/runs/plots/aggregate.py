@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from apex.config import Config, flatten
-from apex.errors import DataError, UsageError, require
 from apex.runs.folder import RunFolder
 from apex.runs.history import ACTOR_SCORE, EVALUATION, Floats, RunHistory, Series
 from apex.runtime.text import number
 from apex.sentences import plural
+from apexreplay.errors import DataError, UsageError, require
 
 HEADER = ["seconds", "steps", "score"]  # first line of a CSV file
 OWN = "apex"  # label if all runs have the same settings

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from apex.config.arguments import Formatter, Parser, check_out, finite_float
-from apex.errors import FINISHED, UsageError, require
 from apex.runs.folder import RunFolder
 from apex.runs.plots.aggregate import CurveGroup, group_runs, reached, read_csv, read_run
 from apex.runs.plots.figure import save_picture
 from apex.runtime.text import duration, number
 from apex.sentences import plural
+from apexreplay.errors import FINISHED, UsageError, require
 
 EPILOG = """RUN: a run folder, or its name below runs/. Runs that differ only in the seed are drawn as one band.
 The clock of a run starts when its folder is created, a few seconds after the training command was entered.

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from apex.errors import UsageError
 from apex.runs.history import Floats, Series
 from apex.runs.plots.aggregate import Axis, CurveGroup, band
 from apex.runtime.text import number
+from apexreplay.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from apex.config.arguments import Parser, check_out
-from apex.errors import FINISHED, UsageError
 from apex.runs.folder import RunFolder, open_run
 from apex.runs.report.page import build_page
 from apex.runs.report.video import EmbeddedVideo, NoVideoError, film
 from apex.runtime import trust
-from apex.runtime.atomic_files import replace_file
+from apexreplay.errors import FINISHED, UsageError
+from apexreplay.files.atomic_files import replace_file
 
 NAME = "report.html"  # default file name, in the run's folder
 

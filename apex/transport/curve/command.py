@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apex.config.arguments import Formatter, Parser
-from apex.errors import FINISHED, UsageError, require
 from apex.runtime.lifecycle import reports_errors
 from apex.transport.curve.key_store import PINNED, Keys, certificates, create_pair, lists_for, write_private
 from apex.types import Role
+from apexreplay.errors import FINISHED, UsageError, require
 
 GUIDE = """\
 apex keys new keys                              on the machine that you trust most; keep the folder there

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import zmq.auth
 from zmq.utils import z85
 
-from apex.errors import UsageError, require
 from apex.types import Role
+from apexreplay.errors import UsageError, require
 
 PINNED = (Role.LEARNER, Role.REPLAY)  # roles that bind sockets: clients expect exactly the one key of the role
 KEY_BYTES = 32

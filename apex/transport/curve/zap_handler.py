@@ -18,10 +18,10 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from apex.errors import UsageError
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.transport.handshakes import FailedHandshakes
 from apex.types import Role
+from apexreplay.errors import UsageError
 
 ENDPOINT = "inproc://zeromq.zap.01"
 POLL_MILLISECONDS = 200

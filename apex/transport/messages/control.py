@@ -11,7 +11,8 @@ from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U32, U63, U64,
 from apex.transport.messages.results import Scores
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import ActorStatus, EvaluatorStatus, ReplayStatus, Resources
-from apex.types import Role, Schema, Stream
+from apex.types import Role
+from apexreplay.types import Schema, Stream
 
 JOINING = (Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # The learner never joins, and observers only request the status.
 

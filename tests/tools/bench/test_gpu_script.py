@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
-from apex.replay_memory.store.location import memory_folder
+from apexreplay.store.location import memory_folder
 from bench.device import MUST_HOLD
 
 SCRIPT = Path(__file__).parents[3] / "bench" / "gpu.sh"

@@ -14,8 +14,8 @@ import pytest
 from apex.command_line import parse_config
 from apex.config import flatten
 from apex.config.presets import NARROW, PENDULUM
-from apex.errors import UsageError
 from apex.evaluation.episodes import evaluation_seed
+from apexreplay.errors import UsageError
 from bench.learning import command as learning
 from bench.learning.comparison import chance_of_order, render_comparison
 from bench.learning.dormant import render_dormant

@@ -2,7 +2,7 @@
 
 import pytest
 
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 from bench.plots.replay_sizes import check_picture
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from support.benches import start
 
-from apex.errors import FAILED
 from apex.learning.setup import choose_device
 from apex.runtime.lifecycle import Stop
+from apexreplay.errors import FAILED
 from bench import connections, learner, system
 from bench.__main__ import main
 from bench.connections import Sent

@@ -3,7 +3,7 @@
 import pytest
 from support.store_builders import SCHEMA, create, make_segment
 
-from apex.replay_memory.store.file import open_file
+from apexreplay.store.file import open_file
 from bench.harness.command import VerificationError
 from bench.harness.segment_ledger import Balance, SegmentLedger, tag
 

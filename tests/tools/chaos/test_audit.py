@@ -11,14 +11,14 @@ from support.builders import VECTORS, make_records
 from support.builders import make_segment as build_segment
 
 from apex.config import Config
-from apex.replay_memory.snapshots.folder import SnapshotFolder
-from apex.replay_memory.snapshots.restore import restore
-from apex.replay_memory.snapshots.writer import SnapshotWriter
-from apex.replay_memory.store.deduplication import InsertOutcome
-from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.writer import StoreWriter
-from apex.types import Receipt, Stream
+from apexreplay.snapshots.folder import SnapshotFolder
+from apexreplay.snapshots.restore import restore
+from apexreplay.snapshots.writer import SnapshotWriter
+from apexreplay.store.deduplication import InsertOutcome
+from apexreplay.store.file import open_file
+from apexreplay.store.layout import StoreSettings
+from apexreplay.store.writer import StoreWriter
+from apexreplay.types import Receipt, Stream
 from chaos import audit
 from chaos.audit import Follower, judge
 from chaos.ledger import ENTRY, Ledger, LedgerReader

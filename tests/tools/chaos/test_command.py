@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from apex.replay_memory.store.location import memory_folder
+from apexreplay.store.location import memory_folder
 from chaos import __main__
 from chaos.report import Figure, recovery_figures
 

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 from chaos import faults
 from chaos.environment import LONGEST_EPISODE, AuditEnvironment
 from chaos.faults import BESIDE, CHILDREN, KINDS, VICTIMS, draw, draw_kills, make_garbage

@@ -9,8 +9,8 @@ import pytest
 from support.waiting import DEADLINE, until
 
 from apex.config import Config
-from apex.errors import UsageError
 from apex.runtime.ports import choose_ports, is_free
+from apexreplay.errors import UsageError
 from chaos.proxy import ADDRESSES, Proxy
 
 

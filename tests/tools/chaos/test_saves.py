@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from apex.errors import FAILED, FINISHED
 from apex.runs.folder import RunFolder
+from apexreplay.errors import FAILED, FINISHED
 from chaos.saves import command
 from chaos.saves.saver import Saver
 
@@ -27,7 +27,7 @@ def test_a_run_continues_after_kills_during_saves_and_damage(capsys):
 
 def test_undetected_damage_is_a_failure(capsys, monkeypatch):
     """Without the digest of the learner's file, flipped bits in it are not detected."""
-    monkeypatch.setattr("apex.runtime.sealed_folder.digest", lambda *parts: "the same for all files")
+    monkeypatch.setattr("apexreplay.files.sealed_folder.digest", lambda *parts: "the same for all files")
     status, result = run(capsys, "--kills", "0", "--flips", "100", "--truncations", "0", "--seed", "5")
     assert (status, result["passed"]) == (FAILED, False)
     assert result["flips"]["detected"] < 100

@@ -12,7 +12,8 @@ from apex.acting.segment_builder import SegmentBuilder
 from apex.algorithms.interface import Decision
 from apex.config import ActorConfig, EnvironmentConfig
 from apex.dqn.algorithm import DqnAgent
-from apex.types import Exploration, Parameters, Step, Stream
+from apex.types import Exploration, Parameters, Step
+from apexreplay.types import Stream
 
 E = 2
 STREAMS = [Stream(3, 1), Stream(1, 1)]

@@ -8,7 +8,7 @@ from apex.acting.segment_builder import Cut
 from apex.acting.send_window import RESEND_SECONDS
 from apex.transport.codec import Codec
 from apex.transport.timing import RENEW_SECONDS
-from apex.types import Receipt, Stream
+from apexreplay.types import Receipt, Stream
 
 CODEC = Codec(RUN, PIXELS)
 STREAMS = [Stream(7, 3), Stream(6, 4)]

@@ -3,7 +3,7 @@
 import pytest
 
 from apex.acting.send_window import MOST_RESEND_SECONDS, RESEND_SECONDS, SendWindow
-from apex.types import Receipt, Stream
+from apexreplay.types import Receipt, Stream
 
 STREAM = Stream(3, 9)
 

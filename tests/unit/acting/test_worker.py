@@ -9,7 +9,7 @@ from apex.acting.worker import acts_in_bfloat16, explore
 from apex.config import ActorConfig, Config, NetworkConfig
 from apex.runtime.lifecycle import Stop
 from apex.transport.messages.results import ActorScores, Scores, ScoreSums
-from apex.types import Schema
+from apexreplay.types import Schema
 
 
 def run_worker_once(scores, send):

@@ -7,7 +7,7 @@ from torch import nn
 from apex.algorithms.dormant_units import NUM_STATES, DormantUnits
 from apex.config import NetworkConfig
 from apex.dqn.networks import make_network
-from apex.types import Schema
+from apexreplay.types import Schema
 
 
 def constant(*outputs):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from apex.algorithms.exploration import add_noise, epsilon_greedy, epsilon_ladder, noise_ladder
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 
 
 def make_q(num_streams, num_actions=4, best=2):

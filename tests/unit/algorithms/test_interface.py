@@ -7,7 +7,8 @@ from support.builders import MASKED, PIXELS, VECTORS
 from apex.algorithms.interface import METHODS, check_allowed, make_algorithm
 from apex.config import Config, LearnerConfig
 from apex.dqn.algorithm import DqnAlgorithm
-from apex.errors import ConfigError, UsageError
+from apex.errors import ConfigError
+from apexreplay.errors import UsageError
 
 
 class Custom(DqnAlgorithm):

@@ -12,7 +12,7 @@ from apex.algorithms.interface import make_algorithm
 from apex.config import Config, DpgConfig
 from apex.config.codec import from_dict
 from apex.dpg.algorithm import DpgAlgorithm
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 
 OBSERVATION = np.random.default_rng(0).normal(size=(4, 1, D)).astype(np.float32)
 

@@ -12,7 +12,7 @@ from apex.algorithms.parameters import flatten_parameters, load_parameters
 from apex.config import Config, DpgConfig
 from apex.config.algorithm_choice import choose_algorithm
 from apex.dpg.networks import MOST_ROWS, ActorCritic, Normalizer, make_network
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 
 
 class Own(nn.Module):

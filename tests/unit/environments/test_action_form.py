@@ -7,7 +7,7 @@ from support.environments import Counter, here, make, make_config
 
 from apex.environments.factory import describe, make_environment
 from apex.environments.single import AgentEnvironment
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 
 
 class Recorder(Counter):

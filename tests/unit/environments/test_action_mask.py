@@ -8,7 +8,8 @@ from support.environments import FACTORY, Counter, here, made_by_the_test, make,
 from apex.environments.answers import read_mask
 from apex.environments.factory import describe
 from apex.environments.single import AgentEnvironment
-from apex.errors import EnvironmentFailure, UsageError
+from apex.errors import EnvironmentFailure
+from apexreplay.errors import UsageError
 
 
 class Gates(Counter):

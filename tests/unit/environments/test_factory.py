@@ -27,7 +27,7 @@ from support.environments import (
 )
 
 from apex.environments.factory import describe, kind, make_environment
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 
 gymnasium.register_envs(ale_py)
 

@@ -12,7 +12,8 @@ from support.environments import FACTORY, Counter, Pictures, Tokens, here, made_
 
 from apex.environments.factory import describe, make_environment
 from apex.environments.fault_budget import FORGIVEN_STEPS, MAX_FAULTS, FaultBudget
-from apex.errors import EnvironmentFailure, UsageError
+from apex.errors import EnvironmentFailure
+from apexreplay.errors import UsageError
 
 NAME = here(made_by_the_test)
 

@@ -16,8 +16,9 @@ from apex.command_line import choose_preset
 from apex.config import Config, EnvironmentConfig, RunConfig
 from apex.environments.factory import describe, kind
 from apex.environments.inspection import Inspector
-from apex.errors import StoppedError, UsageError
+from apex.errors import StoppedError
 from apex.runtime.lifecycle import Stop
+from apexreplay.errors import UsageError
 
 pytestmark = pytest.mark.programs
 

@@ -11,7 +11,7 @@ from support.environments import make_config
 
 from apex.environments import mujoco
 from apex.environments.factory import describe
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 
 pytest.importorskip("mujoco", reason="needs the extras mujoco and dm-control, which dev has")
 

@@ -8,7 +8,7 @@ from support.builders import VECTORS
 
 from apex.config import Config, EnvironmentConfig, NetworkConfig
 from apex.environments.inspection import MAX_STEPS, MIN_STEPS, Inspector
-from apex.errors import UsageError
+from apexreplay.errors import UsageError
 
 pytestmark = pytest.mark.programs
 

@@ -13,7 +13,7 @@ from torch import nn
 from apex.algorithms.parameters import flatten_parameters
 from apex.config import Config, EvaluatorConfig, RunConfig
 from apex.dqn.algorithm import DqnAgent
-from apex.errors import ConfigError, EnvironmentFailure, UsageError
+from apex.errors import ConfigError, EnvironmentFailure
 from apex.evaluation.episodes import Episode, evaluation_seed, summarize
 from apex.evaluation.evaluator import Evaluator, make_policy
 from apex.facts import Waiting
@@ -21,6 +21,7 @@ from apex.learning.coordinator.metric_rows import evaluation_row
 from apex.runtime.lifecycle import Stop
 from apex.transport.messages.status import EvaluatorStatus
 from apex.types import Parameters
+from apexreplay.errors import UsageError
 
 
 class Table(nn.Module):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support.films import read_gif, read_mp4
 
-from apex.errors import UsageError
 from apex.evaluation.video import Gif, begin_video, enlarge
+from apexreplay.errors import UsageError
 
 
 def pictures(count, height=40, width=60):

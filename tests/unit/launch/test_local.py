@@ -12,16 +12,16 @@ from support.launches import cartpole, stand_in
 from support.users import in_own_tmpfs, needs_root
 
 from apex.config import LearnerConfig, TransportConfig, load_toml
-from apex.errors import FINISHED, REFUSED, UsageError
 from apex.facts import Ending, EndReason, ProgramEvent
 from apex.launch.start import Start
 from apex.launch.train import execute, main, show
-from apex.replay_memory.store.location import claim_run, store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import Stop
 from apex.sentences import describe_event, describe_failure
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import Keys
+from apexreplay.errors import FINISHED, REFUSED, UsageError
+from apexreplay.store.location import claim_run, store_path
 
 pytestmark = pytest.mark.programs
 

@@ -15,7 +15,6 @@ from support.users import STRANGER, needs_root
 
 from apex.config import Config, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environments.factory import describe
-from apex.errors import DataError, UsageError
 from apex.facts import EndReason, Missing, OtherVersion, Restored
 from apex.launch.resume import (
     find_missing,
@@ -26,11 +25,12 @@ from apex.launch.resume import (
     resume_parser,
 )
 from apex.learning.run_save import snapshot_folder
-from apex.replay_memory.store.location import MEMORY, beside, has_owner, store_path
 from apex.runs.folder import RunFolder
-from apex.runtime.atomic_files import replace_file, seal
-from apex.runtime.file_lock import FileLock
 from apex.version import VERSION
+from apexreplay.errors import DataError, UsageError
+from apexreplay.files.atomic_files import replace_file, seal
+from apexreplay.files.file_lock import FileLock
+from apexreplay.store.location import MEMORY, beside, has_owner, store_path
 from chaos.saves.saver import SETTINGS, Saver, make_run
 
 pytestmark = pytest.mark.programs

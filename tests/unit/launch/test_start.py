@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 from support.messages import make_run_status
 
-from apex.errors import FAILED, FINISHED
 from apex.facts import Ending, EndReason, Failure
 from apex.launch.start import judge
+from apexreplay.errors import FAILED, FINISHED
 
 
 def verdict(folder, *, role="learner", saved=345, **status):

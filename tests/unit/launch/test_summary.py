@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from support.messages import make_run_status
 
 from apex.config import Config, RunConfig
-from apex.errors import FAILED, FINISHED
 from apex.facts import Ending, EndReason, Failure
 from apex.launch.start import RunOutcome
 from apex.launch.summary import command_name, summary
 from apex.sentences import describe_end, describe_failure
 from apex.transport.messages.run_status import EvaluatorSummary
+from apexreplay.errors import FAILED, FINISHED
 
 DONE = Ending(FINISHED, "learner")
 STATUS = make_run_status(

@@ -12,17 +12,17 @@ from support.builders import CONTINUOUS, MASKED, PIXELS, VECTORS, make_batch, ma
 from support.waiting import DEADLINE, until
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
-from apex.frame_blob import make_blob, read_table
 from apex.learning.batch_ring import BatchPart, BatchRing
 from apex.learning.batch_source import RemoteSource
 from apex.learning.loader import LOOK_SECONDS, Loader, LoaderTask, StoreMonitor, load, run_loader
 from apex.learning.random_shift import RandomShift
-from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.location import remove, store_path
-from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.children import start_child, stop_children
 from apex.runtime.ports import is_free
-from apex.types import unpack_mask
+from apexreplay.frame_blob import make_blob, read_table
+from apexreplay.store.layout import StoreSettings
+from apexreplay.store.location import remove, store_path
+from apexreplay.store.writer import StoreWriter
+from apexreplay.types import unpack_mask
 
 pytestmark = pytest.mark.programs
 NO_SHIFT = RandomShift(0, np.random.default_rng(0))

@@ -10,7 +10,7 @@ import pytest
 from support.trainers import Tape, make_batch, make_trainer
 
 from apex.config import CheckpointConfig, Config, LearnerConfig, ReplayConfig, RunConfig
-from apex.errors import ChildDiedError, DivergedError, UsageError
+from apex.errors import ChildDiedError, DivergedError
 from apex.facts import INTERRUPTED, EndReason, Waiting
 from apex.learning.batch_ring import LoaderFigures
 from apex.learning.coordinator.link import CoordinatorLink, News, decode_from_trainer, encode
@@ -19,6 +19,7 @@ from apex.learning.setup import choose_device
 from apex.runtime.gpu import read_cuda
 from apex.runtime.lifecycle import Stop
 from apex.types import Progress
+from apexreplay.errors import UsageError
 
 pytestmark = pytest.mark.programs
 

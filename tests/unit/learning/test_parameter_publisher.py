@@ -5,7 +5,6 @@ import pytest
 from support.trainers import SCHEMA
 from support.waiting import until
 
-from apex.errors import UsageError
 from apex.learning.parameter_publisher import PublishingThread
 from apex.runtime.lifecycle import Stop
 from apex.runtime.ports import is_free
@@ -13,6 +12,7 @@ from apex.transport.codec import Codec
 from apex.transport.endpoints import ParameterSubscriber
 from apex.transport.sockets import open_context
 from apex.types import Parameters
+from apexreplay.errors import UsageError
 
 pytestmark = pytest.mark.programs
 

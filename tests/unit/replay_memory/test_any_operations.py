@@ -31,12 +31,12 @@ from support.store_builders import (
     open_reader,
 )
 
-from apex.errors import DamagedMemoryError
-from apex.replay_memory.snapshots.folder import SnapshotFolder
-from apex.replay_memory.snapshots.restore import restore
-from apex.replay_memory.snapshots.writer import SnapshotWriter
-from apex.replay_memory.store.deduplication import InsertOutcome
-from apex.replay_memory.store.file import open_file
+from apexreplay.errors import DamagedMemoryError
+from apexreplay.snapshots.folder import SnapshotFolder
+from apexreplay.snapshots.restore import restore
+from apexreplay.snapshots.writer import SnapshotWriter
+from apexreplay.store.deduplication import InsertOutcome
+from apexreplay.store.file import open_file
 
 pytestmark = pytest.mark.no_cover  # Coverage would double the time; the tests of each module measure it.
 

@@ -6,9 +6,9 @@ from support.store_builders import create, make_segment, make_update
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apex.replay_memory.priority_histogram import MOST_KEYS, PERIOD, PriorityHistogram
-from apex.replay_memory.store.priority_weights import MAX_STORED_PRIORITY
 from apex.runs.metrics.writer import MetricRow, MetricsWriter
 from apex.transport.messages.histogram import BINS_PER_DECADE
+from apexreplay.store.priority_weights import MAX_STORED_PRIORITY
 
 
 def make_store(path, *priorities, **sizes):

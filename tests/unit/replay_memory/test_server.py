@@ -7,25 +7,25 @@ import pytest
 from support.builders import PIXELS, RUN, make_segment
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
-from apex.errors import LostMemoryError, UsageError
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.open_store import open_store, reclaim
-from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer
-from apex.replay_memory.snapshots.folder import SnapshotFolder
-from apex.replay_memory.snapshots.writer import SnapshotWriter
-from apex.replay_memory.store.deduplication import InsertOutcome
-from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.location import beside, counters_path
-from apex.replay_memory.store.reader import StoreReader
-from apex.replay_memory.store.writer import StoreWriter
-from apex.runtime.file_lock import FileLock
 from apex.transport.codec import Codec
 from apex.transport.hello import Route, Welcome
 from apex.transport.timing import CREDIT_SECONDS, STREAM_LIFE_SECONDS
-from apex.types import PriorityUpdate, Receipt, Stream
+from apexreplay.errors import LostMemoryError, UsageError
+from apexreplay.files.file_lock import FileLock
+from apexreplay.rate_limiter import RateLimiter
+from apexreplay.snapshots.folder import SnapshotFolder
+from apexreplay.snapshots.writer import SnapshotWriter
+from apexreplay.store.deduplication import InsertOutcome
+from apexreplay.store.file import open_file
+from apexreplay.store.layout import StoreSettings
+from apexreplay.store.location import beside, counters_path
+from apexreplay.store.reader import StoreReader
+from apexreplay.store.writer import StoreWriter
+from apexreplay.types import PriorityUpdate, Receipt, Stream
 
 CODEC = Codec(RUN, PIXELS)
 B = 4

@@ -7,11 +7,11 @@ from support.builders import VECTORS
 
 from apex.config import Config, RunConfig, TransportConfig
 from apex.config.arguments import Parser
-from apex.errors import UsageError
 from apex.runs.folder import RunFolder
 from apex.runs.live import find_route
 from apex.runs.lock import hold
 from apex.transport.hello import Route, add_route_options
+from apexreplay.errors import UsageError
 
 
 def parse(*arguments):

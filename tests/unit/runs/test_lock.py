@@ -9,9 +9,9 @@ import sys
 import pytest
 from support.waiting import DEADLINE
 
-from apex.errors import ForeignFileError, UsageError
 from apex.runs.lock import LOCK, hold
 from apex.runtime.children import start_child, stop_children
+from apexreplay.errors import ForeignFileError, UsageError
 
 LEARNER = """
 import sys

@@ -11,10 +11,11 @@ import time
 import pytest
 from support.waiting import DEADLINE
 
-from apex.errors import ChildDiedError, ChildRefusedError, UsageError
+from apex.errors import ChildDiedError, ChildRefusedError
 from apex.runtime import lifecycle
 from apex.runtime.children import call_in_child, check_children, start_child, stop_children
 from apex.runtime.lifecycle import Stop
+from apexreplay.errors import UsageError
 
 
 def wait_until_stopped(stop, ready=None):

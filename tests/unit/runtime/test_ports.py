@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from apex.config import Config, LearnerConfig, ReplayConfig, RunConfig, TransportConfig
-from apex.errors import UsageError
 from apex.runtime.ports import PortClaims, choose_ports, is_free, ports
+from apexreplay.errors import UsageError
 
 
 def all_free_but(*taken):

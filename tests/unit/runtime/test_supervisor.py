@@ -14,11 +14,11 @@ import pytest
 from support.processes import is_running
 from support.waiting import DEADLINE, until
 
-from apex.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
 from apex.facts import Ending, Failure, ProgramEvent
 from apex.runtime import lifecycle
 from apex.runtime.lifecycle import Stop
 from apex.runtime.supervisor import FORGET_SECONDS, CrashBudget, Program, supervise
+from apexreplay.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
 
 pytestmark = pytest.mark.programs
 

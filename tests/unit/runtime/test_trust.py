@@ -16,9 +16,10 @@ from apex.config import Config, EnvironmentConfig, NetworkConfig
 from apex.config.arguments import Parser
 from apex.environments import foreign
 from apex.environments.factory import make_environment
-from apex.errors import ConfigError, ForeignFileError, UsageError
+from apex.errors import ConfigError
 from apex.runtime import trust
 from apex.runtime.importer import find_factory, import_module
+from apexreplay.errors import ForeignFileError, UsageError
 
 SETTING = "environment.id"
 

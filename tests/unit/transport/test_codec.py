@@ -11,7 +11,8 @@ from support.sealing import reseal, with_body, with_json
 
 from apex.transport.codec import Codec
 from apex.transport.header import HEADER, TOPIC_BYTES, MessageKind, WireError, peek_kind, receipt_topic
-from apex.types import Parameters, PriorityUpdate, Receipt, Stream
+from apex.types import Parameters
+from apexreplay.types import PriorityUpdate, Receipt, Stream
 
 CODEC = Codec(RUN, PIXELS)
 UPDATE = PriorityUpdate(0, 77, 1, 9, np.arange(5), np.linspace(0, 1, 5, dtype=np.float32))

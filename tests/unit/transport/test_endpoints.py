@@ -13,8 +13,7 @@ from support.builders import CONTINUOUS, MASKED, PIXELS, RUN, VALUES, VECTORS, m
 from support.messages import HELLO
 from support.waiting import DEADLINE, until
 
-from apex.errors import AddressError, UsageError
-from apex.frame_blob import make_blob
+from apex.errors import AddressError
 from apex.transport.async_receiver import AsyncReceiver
 from apex.transport.codec import Codec
 from apex.transport.control_client import ControlClient
@@ -34,7 +33,10 @@ from apex.transport.endpoints import (
 from apex.transport.json_codec import decode_request, encode_control
 from apex.transport.messages.control import StateAnswer
 from apex.transport.sockets import bind, local_address, open_context, prepare, split_address
-from apex.types import Parameters, PriorityUpdate, Receipt, Stream
+from apex.types import Parameters
+from apexreplay.errors import UsageError
+from apexreplay.frame_blob import make_blob
+from apexreplay.types import PriorityUpdate, Receipt, Stream
 
 CODEC = Codec(RUN, PIXELS)
 

@@ -22,7 +22,7 @@ from apex.transport.messages.control import (
 from apex.transport.messages.fields import MAX_TEXT, printable
 from apex.transport.messages.histogram import Histogram
 from apex.transport.messages.results import MAX_SCORES, ActorScores, MetricSum, Scores, ScoreSums
-from apex.types import Stream
+from apexreplay.types import Stream
 
 WELCOME = WelcomeAnswer(
     run_id=RUN, config=to_dict(Config()), schema=PIXELS, num_parameters=3, num_actors=2, memory="m",

@@ -7,7 +7,8 @@ import botocore.exceptions
 import pytest
 
 from apex.cloud.cluster.aws import Aws, open_aws
-from apex.errors import AwsError, UsageError
+from apex.errors import AwsError
+from apexreplay.errors import UsageError
 
 
 @pytest.fixture

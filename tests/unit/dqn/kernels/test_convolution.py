@@ -16,7 +16,7 @@ from torch import nn
 from apex.dqn.kernels import convolution
 from apex.dqn.kernels.convolution import find_convolution, load_convolution
 from apex.dqn.kernels.pixel_convolution import PixelConvolution
-from apex.runtime import native
+from apexreplay import native
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # sums of up to 1,200 products in float32

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, RunConfig
-from apex.errors import UsageError
 from apex.launch.preflight.checks import (
     Room,
     check_cores,
@@ -28,12 +27,13 @@ from apex.launch.preflight.checks import (
 from apex.launch.preflight.leftovers import Leftovers, Orphan
 from apex.launch.preflight.report import Check, require_all
 from apex.launch.preflight.requirements import files_needed, gpu_bytes, memory_needed, store_bytes
-from apex.replay_memory.store.location import claim_path
 from apex.runtime.gpu import Cuda, Gpu
 from apex.runtime.hardware import FileLimit, Machine, Space
-from apex.runtime.native import NativeError
 from apex.sizing import size_to_machine
-from apex.types import Schema
+from apexreplay.errors import UsageError
+from apexreplay.native import NativeError
+from apexreplay.store.location import claim_path
+from apexreplay.types import Schema
 
 GIB = 2**30
 SHM = Path("/dev/shm")

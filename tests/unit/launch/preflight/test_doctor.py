@@ -11,7 +11,6 @@ from support.users import in_own_tmpfs, needs_root
 
 from apex.config import Config, EnvironmentConfig, ReplayConfig, RunConfig, TransportConfig
 from apex.environments.inspection import Inspector
-from apex.errors import FAILED, FINISHED, REFUSED
 from apex.launch.preflight.doctor import (
     Report,
     check_environment,
@@ -22,11 +21,12 @@ from apex.launch.preflight.doctor import (
     print_report,
 )
 from apex.launch.preflight.report import Check, describe_check
-from apex.replay_memory.store.location import claim_run, store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.hardware import Machine
 from apex.sizing import size_to_machine
-from apex.types import Schema
+from apexreplay.errors import FAILED, FINISHED, REFUSED
+from apexreplay.store.location import claim_run, store_path
+from apexreplay.types import Schema
 
 BEFORE_SIZES = ["software", "native loops", "CPU", "cores", "logout", "GPU", "environment"]
 SIZES = ["threads", "actors", "capacity", "memory", "free memory", "tmpfs", "open files", "disk", "ports"]

@@ -10,11 +10,11 @@ import pytest
 from support.builders import VECTORS
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, RunConfig, TransportConfig, to_dict
-from apex.errors import UsageError
 from apex.launch.preflight.fit import fit, require_head, size_beside
 from apex.launch.preflight.requirements import files_needed
 from apex.runtime.gpu import read_cuda
 from apex.runtime.hardware import Machine
+from apexreplay.errors import UsageError
 
 CONFIG = Config(
     actor=ActorConfig(num_actors=8),

@@ -13,8 +13,8 @@ from apex.launch.preflight.leftovers import (
     find_orphans,
 )
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.store.location import beside, claim_path, counters_path
-from apex.runtime.file_lock import FileLock
+from apexreplay.files.file_lock import FileLock
+from apexreplay.store.location import beside, claim_path, counters_path
 
 pytestmark = pytest.mark.programs
 

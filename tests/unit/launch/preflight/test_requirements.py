@@ -16,9 +16,9 @@ from apex.launch.preflight.requirements import (
     store_bytes,
 )
 from apex.learning.batch_ring import MAX_BEHIND
-from apex.replay_memory.store.layout import Sizes
 from apex.sizing import table_bytes
-from apex.types import Schema
+from apexreplay.store.layout import Sizes
+from apexreplay.types import Schema
 
 PIXELS = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")

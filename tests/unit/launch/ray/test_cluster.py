@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from apex.config import ActorConfig, Config, RunConfig, TransportConfig
-from apex.errors import REFUSED, UsageError
 from apex.launch.engine import RayEngine
 from apex.launch.ray import cluster, driver
 from apex.launch.ray.driver import create_on_ray, plan, reopen_on_ray
@@ -20,6 +19,7 @@ from apex.launch.start import Start
 from apex.launch.train import execute, main
 from apex.runs.lock import hold
 from apex.runtime.lifecycle import Stop
+from apexreplay.errors import REFUSED, UsageError
 
 
 def fake_ray(address="10.0.0.9:6379"):

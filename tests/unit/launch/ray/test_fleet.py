@@ -8,7 +8,6 @@ import pytest
 from msgspec import structs
 
 from apex.config import Config
-from apex.errors import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED
 from apex.facts import Ending, Failure, LogEntry, UnitEvent
 from apex.launch.engine import RayEngine
 from apex.launch.ray import fleet
@@ -16,6 +15,7 @@ from apex.launch.ray.driver import create_on_ray, plan
 from apex.launch.ray.order import Report
 from apex.transport.curve.command import new_folder
 from apex.version import VERSION
+from apexreplay.errors import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED
 
 
 class RayError(Exception):

@@ -21,7 +21,6 @@ from apex.learning.coordinator.link import TrainerEnd, TrainerReport, TrainerSta
 from apex.metric_tags import MAX_METRICS
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
-from apex.runtime.atomic_files import unseal
 from apex.transport.header import WireError
 from apex.transport.messages.control import (
     Goodbye,
@@ -35,6 +34,7 @@ from apex.transport.messages.control import (
 from apex.transport.messages.results import ActorScores, MetricSum, Scores
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
+from apexreplay.files.atomic_files import unseal
 
 TESTS = Path(__file__).parents[3]
 THERE, ELSEWHERE = {"priorities": "tcp://1.2.3.4:5"}, {"priorities": "tcp://2.2.2.2:2"}

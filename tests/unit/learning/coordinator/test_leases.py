@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from apex.learning.coordinator.leases import LeaseTable
-from apex.types import Stream
+from apexreplay.types import Stream
 
 
 def ids(streams):

@@ -25,12 +25,10 @@ from apex.launch.status import ask
 from apex.learning.coordinator.link import CoordinatorLink, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
 from apex.replay_memory.open_store import predecessor_is_dead
-from apex.replay_memory.store.location import claim_run, store_path
 from apex.runs.checkpoints.policy_file import BEST, PlayedGames, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.children import start_child, stop_children
-from apex.runtime.file_lock import FileLock
 from apex.runtime.lifecycle import Stop
 from apex.transport import heartbeat
 from apex.transport.codec import Codec
@@ -47,6 +45,8 @@ from apex.transport.messages.status import LearnerStatus
 from apex.transport.sockets import open_context
 from apex.transport.timing import FORGET_SECONDS
 from apex.types import Parameters, Progress
+from apexreplay.files.file_lock import FileLock
+from apexreplay.store.location import claim_run, store_path
 
 pytestmark = pytest.mark.programs
 

@@ -15,12 +15,13 @@ from apex.algorithms.parameters import flatten_parameters
 from apex.config import ActorConfig, Config, EnvironmentConfig, NetworkConfig, RunConfig
 from apex.dqn.algorithm import DqnAlgorithm
 from apex.dqn.networks import make_network
-from apex.errors import CheckpointError, UsageError
+from apex.errors import CheckpointError
 from apex.runs.checkpoints.checkpoint import save_checkpoint
 from apex.runs.checkpoints.folder import prune
 from apex.runs.checkpoints.policy_file import BEFORE, BEST, PolicyInfo, find_best, read_policy, save_best, save_policy
 from apex.runs.checkpoints.tensor_file import digest_of
-from apex.runtime.atomic_files import seal
+from apexreplay.errors import UsageError
+from apexreplay.files.atomic_files import seal
 
 
 def make_policy(seed=4, **changes):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from support.run_builders import ACTOR, make_run
 
-from apex.errors import UsageError
 from apex.runs.history import Series
 from apex.runs.plots.aggregate import CurveGroup, band, group_runs, reached, read_csv, read_run
+from apexreplay.errors import UsageError
 
 SCORES = [(5, 1_000, 10), (10, 2_000, 100)]
 

@@ -5,7 +5,6 @@ import resource
 
 import pytest
 
-from apex.errors import UsageError
 from apex.transport.curve.command import bundle_for, main, new_folder
 from apex.transport.curve.key_store import (
     ENDPOINTS,
@@ -18,6 +17,7 @@ from apex.transport.curve.key_store import (
     read_keys,
 )
 from apex.types import Role
+from apexreplay.errors import UsageError
 
 
 @pytest.fixture

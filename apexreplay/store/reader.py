@@ -1,0 +1,135 @@
+"""Draws from the replay memory without a lock, while the writer changes it."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apexreplay.files.atomic_files import Steps, uninterrupted
+from apexreplay.frames.located import LOCATED, Arena, CopiedFrames, Located
+from apexreplay.store.file import open_file
+from apexreplay.store.layout import COMMIT, FIRST_BYTE, FIRST_KEY, Store
+from apexreplay.types import Array, Schema, batch_record_dtype
+
+MAX_ATTEMPTS = 16  # draws of a batch until the writer has overwritten none of it
+
+_COPIED = ("key", "n_step_return", "discount", "action", "version", "depth", "next_depth")  # copied unchanged
+
+
+class Draw(NamedTuple):
+    """M transitions drawn from the store. Decode or copy their frames, then call `StoreReader.still_live`."""
+
+    records: Array  # batch_record_dtype[M]
+    frames: Located
+    segments: NDArray[np.int64]  # [M]  byte number of the blob of each transition's segment
+
+
+class Sample(NamedTuple):
+    """A batch of transitions with a copy of their frames."""
+
+    num_transitions: int  # live transitions when the batch was drawn
+    records: Array  # batch_record_dtype[B]
+    blob: bytes  # frames of all transitions, see `frame_blob`
+
+
+class StoreReader(Store):
+    """Maps the store read-only. Any number of readers may exist, in any process; the writer does not know of them.
+
+    The writer may overwrite data while it is copied. Therefore a draw reads the commit number first, and its user calls
+    `still_live` last, after the frames were copied or decoded. Transitions that were not live throughout are drawn
+    again.
+    """
+
+    def __init__(self, path: Path, schema: Schema, *, steps: Steps = uninterrupted) -> None:
+        """Raises UsageError unless there is a store for `schema` at `path`."""
+        super().__init__(open_file(path, schema, writable=False))
+        self._before = steps
+        self._batch_record = batch_record_dtype(schema)
+        # The records viewed as rows of int64, because copying these is faster than copying records.
+        self._rows = self._regions.records.view(np.int64).reshape(self.capacity, -1)
+        self._arena = Arena(self._regions.arena, schema.max_frame_bytes)
+
+    def sample(self, batch_size: int, rng: np.random.Generator, *, max_attempts: int = MAX_ATTEMPTS) -> Sample | None:
+        """Draws a batch of `batch_size` transitions and copies their frames.
+
+        Returns None if the store is empty, or if the batch is incomplete after `max_attempts` draws, because the writer
+        overwrote drawn data. The order of the transitions in a batch has no meaning.
+        """
+        num_transitions, missing = self.size, batch_size
+        records: list[Array] = []
+        frames: list[CopiedFrames] = []
+        for _ in range(max_attempts if num_transitions else 0):
+            draw = self.draw(missing, rng)
+            copied, copies = draw.records, draw.frames.copy()
+            live = self.still_live(draw)
+            if not live.all():
+                copied, copies = copied[live], copies.take(live, copied["num_frames"])
+            records.append(copied)
+            frames.append(copies)
+            missing -= len(copied)
+            if not missing:
+                batch = records[0] if len(records) == 1 else np.concatenate(records)
+                return Sample(num_transitions, batch, CopiedFrames.join(frames))
+        return None
+
+    def draw(self, count: int, rng: np.random.Generator) -> Draw:
+        """Draws in proportion to the weights, with replacement: one transition from each of `count` equal parts of
+        their sum. Leaves out transitions that the writer is changing. `probability`: leaf / root of the sum-tree.
+        """
+        commit = self._cells[COMMIT]  # Read first: records of later keys may be incomplete.
+        tree = self._regions.tree
+        total = tree.total  # Read once: the writer changes it.
+        targets = (np.arange(count) + rng.random(count)) * (total / count)
+        self._before("find")
+        slots = tree.find(targets)
+        weights = tree.weights(slots)
+        self._before("copy records")
+        stored = self._rows.take(slots, axis=0).view(self._regions.records.dtype)[:, 0]
+        # These records are complete.
+        live = (weights > 0) & (stored["key"] < commit) & self._is_live(stored["key"], stored["segment"])
+        stored, weights = stored[live], weights[live]
+        records, first_frames = _batch_records(stored, self._batch_record)
+        # fmax: the weight may have grown since `total` was read, and `total` may be 0.
+        records["probability"] = weights / np.fmax(weights, total)
+        located = Located(self._arena, self._locate(stored["segment"], first_frames, records))
+        self._before("copy frames")
+        return Draw(records, located, stored["segment"])
+
+    def still_live(self, draw: Draw) -> NDArray[np.bool_]:
+        """Returns bool[M]: for which transitions nothing was overwritten up to now. Call this last.
+
+        What the caller has read of a transition that is live now, records and frames, was not overwritten before.
+        """
+        self._before("check")
+        return self._is_live(draw.records["key"], draw.segments)
+
+    def _is_live(self, keys: NDArray[np.int64], segments: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns whether each copied record is at or above the watermark, so that no part of it was overwritten."""
+        live: NDArray[np.bool_] = keys >= self._cells[FIRST_KEY]
+        live &= segments >= self._cells[FIRST_BYTE]
+        return live
+
+    def _locate(self, segments: NDArray[np.int64], first_frames: NDArray[np.int64], records: Array) -> Array:
+        """Returns the places of the frames of drawn records, LOCATED[M]."""
+        located = np.empty(len(records), LOCATED)
+        located["blob"] = segments % self._regions.sizes.arena_bytes
+        located["first_frame"] = first_frames
+        for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
+            located[name] = records[name]
+        return located
+
+
+def _batch_records(stored: Array, dtype: np.dtype[Any]) -> tuple[Array, NDArray[np.int64]]:
+    """Returns the record of each transition for the batch, with frames counted from its first frame, and that frame's
+    number in the segment."""
+    frame, next_frame = stored["frame"].astype(np.int64), stored["next_frame"].astype(np.int64)
+    first = np.minimum(frame - stored["depth"], next_frame - stored["next_depth"]) + 1
+    records = np.zeros(len(stored), dtype)
+    for name in _COPIED:
+        records[name] = stored[name]
+    if "next_mask" in (dtype.names or ()):
+        records["next_mask"] = stored["next_mask"]
+    records["num_frames"] = next_frame - first + 1
+    records["frame"], records["next_frame"] = frame - first, next_frame - first
+    return records, first

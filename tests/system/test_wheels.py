@@ -1,0 +1,83 @@
+"""Both distributions are built as wheels and installed without an index; each is complete."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from apex.version import VERSION
+from apexreplay import version as library
+
+ROOT = Path(__file__).parents[2]
+LOOK = "import {0}, pathlib; print(pathlib.Path({0}.__file__).parent)"
+STORE = """
+import sys, apexreplay.snapshots.restore, apexreplay.snapshots.writer, apexreplay.store.reader, apexreplay.store.writer
+print(*sorted({name.partition(".")[0] for name in sys.modules} & {"apex", "torch", "gymnasium", "matplotlib", "zmq"}))
+"""
+
+
+def pip(python, *arguments):
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def tracked():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [Path(name) for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """The folder of both wheels, built from copies of the sources: a build writes into its source folder."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for name in tracked():
+        if name.parts[0] in ("apex", "apexreplay", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+            (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / "source" / name)
+    sources = [str(folder / "source" / "apexreplay"), str(folder / "source")]
+    built = pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), *sources)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(wheels, tmp_path_factory):
+    """An interpreter with both wheels. It finds their dependencies in the environment of the tests."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
+    python = folder / "bin" / "python"
+    options = ["--no-index", "--find-links", str(wheels), "--no-deps", "apex-zeromq"]
+    assert pip(sys.executable, "--python", str(python), "install", *options, "apexreplay").returncode == 0
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    (own / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+@pytest.mark.parametrize("package", ["apex", "apexreplay"])
+def test_an_installed_wheel_has_every_module_and_data_file(wheels, python, package):
+    shown = subprocess.run([python, "-c", LOOK.format(package)], cwd="/", capture_output=True, text=True, check=True)
+    installed = Path(shown.stdout.strip())
+    assert installed.is_relative_to(python.parents[1])
+    left_out = ("setup.py", "pyproject.toml", "README.md")
+    names = [name for name in tracked() if name.parts[0] == package and name.suffix != ".c"]
+    assert [name for name in names if not (installed.parent / name).exists() and name.name not in left_out] == []
+    assert len(list(installed.rglob("_*.so"))) == 1
+
+
+def test_the_replay_library_imports_nothing_of_the_trainer(python):
+    shown = subprocess.run([python, "-c", STORE], cwd="/", capture_output=True, text=True, check=True)
+    assert shown.stdout == "\n"
+
+
+def test_the_trainer_requires_the_replay_library_of_its_version(wheels, tmp_path):
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"apexreplay=={VERSION}" in required
+    assert library.VERSION == VERSION
+    shutil.copy(next(wheels.glob("apex_zeromq-*.whl")), tmp_path)
+    alone = ["--no-index", "--find-links", str(tmp_path), "--target", str(tmp_path / "target"), "--dry-run"]
+    refused = pip(sys.executable, "install", *alone, "--ignore-installed", "apex-zeromq")
+    assert refused.returncode != 0
