@@ -389,7 +389,7 @@ def check_request(message: dict[str, Any], facts: Facts) -> None:
         must(is_whole(message["wire"], facts.wire_version, facts.wire_version))
         must(type(message["role"]) is str and message["role"] in OF_ROLE)
         check_sender(message)
-        must(is_whole(message["num_streams"], 0, 65_536))
+        must(is_whole(message["num_streams"], 0, 65_536 if message["role"] == "actor" else 0))
     else:
         must(kind in OF_ROLE and suffix == "heartbeat")
         resources = message.pop("resources", None)
@@ -400,7 +400,7 @@ def check_request(message: dict[str, Any], facts: Facts) -> None:
         must(sorted(message) == ["endpoints", "host", "pid", "run_id", "session", "shard", "status", "streams", "type"])
         must(type(message["run_id"]) is int and message["run_id"] >= 0)
         check_sender(message)
-        must(type(message["streams"]) is list and len(message["streams"]) <= 65_536)
+        must(type(message["streams"]) is list and len(message["streams"]) <= (65_536 if kind == "actor" else 0))
         for stream in message["streams"]:
             must(type(stream) is list and len(stream) == 2)
             must(is_whole(stream[0], 0, 2**32 - 1) and is_whole(stream[1], 0, 2**63 - 1))

@@ -104,7 +104,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"type": "hello", "wire": WIRE_VERSION, "session": 5, "role": "actor", "host": "h", "pid": 7, "shard": 0}
     | {"num_streams": 4},
     *(
-        {**HEARTBEAT, "streams": [[0, 1]], "endpoints": {"experience": "tcp://h:1"}}
+        {**HEARTBEAT, "streams": [[0, 1]] if role == "actor" else [], "endpoints": {"experience": "tcp://h:1"}}
         | {"type": f"{role}_heartbeat", "status": status}
         for role, status in STATUSES.items()
     ),

@@ -99,9 +99,9 @@ def test_without_descriptors_curves_wait(tmp_path):
 def test_a_run_folder_that_cannot_be_written_is_refused_with_its_name(tmp_path, options):
     script = f"""
         from apex.config import Config, EnvironmentConfig, RunConfig
-        from apex.errors import UsageError
+        from apexreplay.errors import UsageError
         from apex.runs.folder import RunFolder
-        from apex.types import Schema
+        from apexreplay.types import Schema
         run = RunConfig(folder={str(tmp_path)!r}, name="x")
         config = Config(environment=EnvironmentConfig(id="CartPole-v1"), run=run)
         try:
@@ -221,7 +221,7 @@ def test_a_run_without_home_git_and_utf_8_survives_environment_faults(programs, 
     assert folder.manifest["git"] is None
     output = (folder.logs / "actor.log").read_text()
     assert all(
-        part in output for part in ("RuntimeError: unstable, at step 75", "(fault 1 ", "not finite, at step 200")
+        part in output for part in ("unstable (wild.py, line 16), at step 75", "(fault 1 ", "not finite, at step 200")
     )
     assert 'raise RuntimeError("unstable")' in output
     assert "actor WARNING wild:Wild: environment " in programs.output("train")

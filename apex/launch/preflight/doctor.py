@@ -32,7 +32,7 @@ from apex.launch.preflight.requirements import disk_needed
 from apex.launch.resume import reopen, resume_parser
 from apex.runtime.gpu import read_cuda
 from apex.runtime.hardware import ROOT, core_limits, read_machine, read_membership
-from apex.runtime.lifecycle import reports_errors
+from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.ports import is_free
 from apex.runtime.provenance import describe_versions
 from apex.runtime.text import MAX_COLUMNS, clean, size
@@ -68,16 +68,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(argv)
     if options.clean:
         return clean_memory()
-    own, inspector = None, Inspector()
-    if options.resume is None:
-        about = "Checks whether apex train can start here with the same options, and names the remedies."
-        config = parse_config(
-            rest, prog="apex doctor", description=about, own=[parser], choose=_preset_or_default, inspector=inspector
-        )
-    else:
-        folder, config = reopen(options.resume, rest, accept=options.accept_changes, inspector=inspector)
-        own = store_path(folder.run_id)
-    report = examine(config, own, inspector)
+    with stop_on_signals() as stop:  # Ctrl-C raises nothing while the child of the environment starts.
+        own, inspector = None, Inspector(stop)
+        if options.resume is None:
+            about = "Checks whether apex train can start here with the same options, and names the remedies."
+            config = parse_config(
+                rest,
+                prog="apex doctor",
+                description=about,
+                own=[parser],
+                choose=_preset_or_default,
+                inspector=inspector,
+            )
+        else:
+            folder, config = reopen(options.resume, rest, accept=options.accept_changes, inspector=inspector)
+            own = store_path(folder.run_id)
+        report = examine(config, own, inspector)
     print_report(config, report)
     if options.json:
         print(json.dumps(describe_report(config, report)))

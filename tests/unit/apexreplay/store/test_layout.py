@@ -77,7 +77,7 @@ def test_a_tmpfs_that_fills_after_the_check_is_refused(tmp_path):
         from pathlib import Path
         from types import SimpleNamespace
         from support.store_builders import create
-        from apex.errors import UsageError
+        from apexreplay.errors import UsageError
         os.fstatvfs = lambda descriptor: SimpleNamespace(f_bavail=2**30, f_frsize=4096)
         path = Path(os.environ["FOLDER"]) / "store"
         try:
