@@ -52,6 +52,11 @@ class TransportConfig(Branch):
         """Returns whether only this host can connect to the bound sockets."""
         return self.bind in ("127.0.0.1", "localhost")
 
+    @property
+    def binds_to_all(self) -> bool:
+        """Returns whether the sockets can be reached at every address of this host, and not only at `bind`."""
+        return self.bind in ("0.0.0.0", "*")
+
     def port(self, name: str, index: int = 0) -> int:
         """Returns the port number of the socket `name` ("experience", ...).
 

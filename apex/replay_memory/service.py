@@ -29,7 +29,7 @@ from apex.transport.endpoints import ReceiptPublisher, max_segment_bytes
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Welcome
 from apex.transport.messages.status import ReplayStatus
-from apex.transport.sockets import Context, InsecureBindWarning, local_address, open_context
+from apex.transport.sockets import Context, InsecureBindWarning, open_context, reachable_address
 from apex.transport.timing import RECEIPT_SECONDS
 from apex.types import Role
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError
@@ -136,7 +136,7 @@ def _left_in_order(store: StoreWriter, path: Path, snapshots: SnapshotProcess | 
 def _join(welcome: Welcome, server: ReplayServer, context: Context, advertise: str, stop: Stop) -> Session:
     """Reports this shard's addresses to the learner and starts to send heartbeats with the shard's status."""
     transport = welcome.config.transport
-    host = advertise or (transport.bind if transport.is_loopback else local_address(welcome.route.host))
+    host = advertise or reachable_address(transport, welcome.route.host)
     endpoints = {name: transport.endpoint(name, host, server.shard) for name in REPLAY_SOCKETS}
 
     def status() -> ReplayStatus:

@@ -64,7 +64,7 @@ class Welcome(control.RunFacts, frozen=True, kw_only=True):
 
 def local_host(transport: TransportConfig) -> str:
     """Returns the address at which programs on this host reach the bound sockets."""
-    return "127.0.0.1" if transport.bind in ("0.0.0.0", "localhost", "*") else transport.bind
+    return "127.0.0.1" if transport.binds_to_all or transport.bind == "localhost" else transport.bind
 
 
 def add_route_options(parser: Parser) -> None:

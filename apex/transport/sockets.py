@@ -220,8 +220,13 @@ def receive(socket: Any, timeout: float, *, copy: bool = True) -> list[Any] | No
     return None
 
 
-def local_address(peer: str) -> str:
-    """Returns the address from which this host sends packets to `peer`. Sends no packet."""
+def reachable_address(transport: TransportConfig, peer: str) -> str:
+    """Returns the address at which `peer` and other hosts reach the sockets that this program binds.
+
+    If they are bound to all addresses, it is the one from which this host sends packets to `peer`. Sends no packet.
+    """
+    if not transport.binds_to_all:
+        return transport.bind
     with network.socket(network.AF_INET, network.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))
         return str(probe.getsockname()[0])

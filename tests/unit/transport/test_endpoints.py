@@ -13,6 +13,7 @@ from support.builders import CONTINUOUS, MASKED, PIXELS, RUN, VALUES, VECTORS, m
 from support.messages import HELLO
 from support.waiting import DEADLINE, until
 
+from apex.config import TransportConfig
 from apex.errors import AddressError
 from apex.transport.async_receiver import AsyncReceiver
 from apex.transport.codec import Codec
@@ -32,7 +33,7 @@ from apex.transport.endpoints import (
 )
 from apex.transport.json_codec import decode_request, encode_control
 from apex.transport.messages.control import StateAnswer
-from apex.transport.sockets import bind, local_address, open_context, prepare, split_address
+from apex.transport.sockets import bind, open_context, prepare, reachable_address, split_address
 from apex.types import Parameters
 from apexreplay.errors import UsageError
 from apexreplay.frame_blob import make_blob
@@ -373,10 +374,17 @@ def test_errors_name_the_address_that_cannot_be_bound(context, endpoint):
         assert address in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("bound", "reached"), [("127.0.0.3", "127.0.0.3"), ("localhost", "localhost"), ("0.0.0.0", "127.0.0.1")]
+)
+def test_a_bound_address_is_the_one_that_others_reach(bound, reached):
+    transport = TransportConfig(bind=bound, insecure_no_auth=True)
+    assert reachable_address(transport, "127.0.0.3") == reached  # The kernel sends from 127.0.0.1 to it.
+
+
 def test_addresses_are_read_and_invalid_ones_refused():
     assert split_address("10.0.0.1", 22003) == ("10.0.0.1", 22003)
     assert split_address("learner:7", 22003) == ("learner", 7)
-    assert local_address("127.0.0.1") == "127.0.0.1"
     for text in ("", ":5", "host:x", "host:0", "host:70000"):
         with pytest.raises(UsageError, match="--learner"):
             split_address(text, 22003)
