@@ -241,7 +241,7 @@ class Coordinator:
             self._metrics.accept(score_row(self.state, scores))
 
     def _begin_curves(self) -> bool:
-        """Returns whether rows may be added to the curves. First removes the rows of steps that a resumed run repeats.
+        """Returns whether rows may be added to the curves. First removes the rows that a resumed run repeats.
 
         The number of steps is known when every replay server has reported its number of transitions.
         """
@@ -249,5 +249,5 @@ class Coordinator:
         if not self._curves_began and (state.num_steps == 0 or state.members.all_replay_endpoints):
             self._curves_began = True
             self._metrics.begin(state.num_steps)
-            cut_curves(self._folder.curves, state.num_steps)
+            cut_curves(self._folder.curves, state.num_steps, state.updates_before)
         return self._curves_began

@@ -142,8 +142,10 @@ def read_curve(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]
     return [row for row in rows if isinstance(row, dict)]
 
 
-def cut_curves(folder: Path, steps: int) -> int:
-    """Moves the rows beyond step `steps` from each `ROLE.jsonl` to `cut/ROLE.jsonl`; returns the number of moved rows.
+def cut_curves(folder: Path, steps: int, updates: int) -> int:
+    """Moves the rows beyond `steps` or `updates` from each `ROLE.jsonl` to `cut/ROLE.jsonl`; returns their number.
+
+    A resumed run repeats these. If only the learner was lost, it repeats updates, but no steps.
 
     The rows are first appended to `cut/ROLE.jsonl`. Then `ROLE.jsonl` is replaced atomically. A crash between these
     two steps leaves the rows in both files. If the disk is full, a curve stays unchanged.
@@ -151,9 +153,10 @@ def cut_curves(folder: Path, steps: int) -> int:
     num_rows = 0
     for path in sorted(folder.glob("*.jsonl")):
         try:
-            rows = path.read_bytes().splitlines(keepends=True)
-            kept = [row for row in rows if _steps(row) <= steps]
-            late = [row for row in rows if _steps(row) > steps]
+            kept: list[bytes] = []
+            late: list[bytes] = []
+            for row in path.read_bytes().splitlines(keepends=True):
+                (late if _is_beyond(row, steps, updates) else kept).append(row)
             if not late:
                 continue
             (folder / CUT).mkdir(exist_ok=True)
@@ -161,11 +164,11 @@ def cut_curves(folder: Path, steps: int) -> int:
                 file.writelines(late)
             replace_file(path, b"".join(kept))
         except OSError as error:
-            log.error("cannot remove the rows of repeated steps from %s: %s", path, error)
+            log.error("cannot remove the repeated rows from %s: %s", path, error)
             continue
         num_rows += len(late)
     if num_rows:
-        log.info("moved %d rows of curves beyond step %d to %s", num_rows, steps, folder / CUT)
+        log.info("moved %d rows of curves beyond step %d or update %d to %s", num_rows, steps, updates, folder / CUT)
     return num_rows
 
 
@@ -188,10 +191,10 @@ def _summarize(tag: str, histogram: Histogram) -> Summary:
     return histogram_raw(tag, edges[0], edges[-1], sum(counts), total, squares, edges[1:], counts)
 
 
-def _steps(row: bytes) -> int:
-    """Returns the steps of a row; -1 for an incomplete row after a crash, which is kept."""
+def _is_beyond(row: bytes, steps: int, updates: int) -> bool:
+    """Returns whether a row has more steps or updates; False for an incomplete row after a crash."""
     try:
-        steps = json.loads(row)["steps"]
-    except (KeyError, TypeError, ValueError):
-        return -1
-    return steps if isinstance(steps, int) else -1
+        fields = json.loads(row)
+        return bool(fields["steps"] > steps or fields["scalars"].get("learner/updates", 0) > updates)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False

@@ -1,5 +1,6 @@
 """Tests of the metrics writer: TensorBoard events, curves, full disks, and curves of resumed runs."""
 
+import json
 import math
 import shutil
 import struct
@@ -197,7 +198,7 @@ def write_start(folder, first, *later):
     """Writes rows as a run does that starts, or is resumed, at step `first`."""
     writer = MetricsWriter(folder)
     writer.begin(first)
-    cut_curves(folder / "curves", first)
+    cut_curves(folder / "curves", first, 0)
     for steps in later:
         writer.accept(make_row(steps, scalars={"learner/loss": float(steps)}))
     writer.close()
@@ -212,9 +213,20 @@ def test_repeated_steps_are_in_the_curve_once(tmp_path):
     assert [event.step for event in events.Scalars("learner/loss")] in ([100, 250, 350], [100, 200, 250, 350])
 
 
+def test_updates_that_only_a_new_learner_repeats_are_in_the_curve_once(tmp_path):
+    """The replay servers have gone on counting steps."""
+    rows = [{"steps": 10 * n, "scalars": {"learner/updates": n}} for n in range(1, 5)]
+    (tmp_path / "learner.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "replay.jsonl").write_text(f"{json.dumps({'steps': 40, 'scalars': {'replay/size': 40}})}\n")
+    assert cut_curves(tmp_path, 40, 2) == 2
+    assert read_curve(tmp_path / "learner.jsonl") == rows[:2]
+    assert read_curve(tmp_path / "cut" / "learner.jsonl") == rows[2:]
+    assert len(read_curve(tmp_path / "replay.jsonl")) == 1
+
+
 def test_curve_without_late_rows_is_unchanged(tmp_path):
     path = tmp_path / "learner.jsonl"
     path.write_bytes(b'{"steps":5}\n{"steps": 7, "ti')  # The last line is incomplete.
-    assert cut_curves(tmp_path, 5) == 0
+    assert cut_curves(tmp_path, 5, 0) == 0
     assert path.read_bytes() == b'{"steps":5}\n{"steps": 7, "ti'
     assert not (tmp_path / "cut").exists()
