@@ -24,12 +24,7 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
     is_continuous = schema.action_size > 0
     name = config.algorithm or ("dpg" if is_continuous else "dqn")
     if ":" not in name:
-        require(
-            CONTINUOUS[name] == is_continuous,
-            f"algorithm {name!r} learns {KINDS[not is_continuous]} actions, but the actions of {config.environment.id} "
-            f"are {KINDS[is_continuous]}",
-            remedy="leave --algorithm out",
-        )
+        require_actions(config, schema, name, continuous=CONTINUOUS[name])
     is_image = len(schema.frame_shape) == 2
     if name == "dpg":
         problem = "dpg.normalize_observations works only for vectors, but these observations are images"
@@ -55,6 +50,13 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
         remedy="use double_q",
     )
     return name
+
+
+def require_actions(config: Config, schema: Schema, algorithm: str, *, continuous: bool) -> None:
+    """Raises UsageError unless the actions of the environment are of the kind that `algorithm` learns."""
+    found = schema.action_size > 0
+    problem = f"algorithm {algorithm!r} learns {KINDS[continuous]} actions, but the actions of {config.environment.id} "
+    require(found == continuous, f"{problem}are {KINDS[found]}", remedy="leave --algorithm out")
 
 
 def is_wide(network: NetworkConfig, schema: Schema) -> bool:

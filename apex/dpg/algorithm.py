@@ -14,6 +14,7 @@ from apex.algorithms.graph_update import GraphUpdate
 from apex.algorithms.interface import Decision, Mask
 from apex.algorithms.optimizers import make_optimizer
 from apex.config import Config
+from apex.config.algorithm_choice import require_actions
 from apex.dpg.exported import export
 from apex.dpg.networks import ActorCritic, make_network
 from apex.dpg.update import DpgUpdate
@@ -63,6 +64,7 @@ class DpgAlgorithm:
     name = "dpg"
 
     def __init__(self, config: Config, schema: Schema) -> None:
+        require_actions(config, schema, config.algorithm or self.name, continuous=True)
         self.config = config
         self.schema = schema
 

@@ -11,6 +11,7 @@ from apex.algorithms.gradient_step import Update
 from apex.algorithms.interface import Decision, Mask
 from apex.algorithms.optimizers import make_optimizer
 from apex.config import Config
+from apex.config.algorithm_choice import require_actions
 from apex.dqn.autograd_update import make_update
 from apex.dqn.exported import export
 from apex.dqn.manual_backward.update import make_forward
@@ -61,6 +62,7 @@ class DqnAlgorithm:
     name = "dqn"
 
     def __init__(self, config: Config, schema: Schema) -> None:
+        require_actions(config, schema, config.algorithm or self.name, continuous=False)
         self.config = config
         self.schema = schema
 

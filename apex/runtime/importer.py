@@ -52,5 +52,7 @@ def call_factory(setting: str, path: str, kind: type, *arguments: Any) -> Any:
     factory = find_factory(setting, path, kind)
     try:
         return factory(*arguments)
+    except UsageError:
+        raise
     except Exception as error:
         raise UsageError(f"{setting} {path!r} raised {describe_exception(error)}") from error

@@ -1,5 +1,7 @@
 """Tests which algorithm a configuration selects, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.builders import MASKED, PIXELS, VECTORS
@@ -46,6 +48,15 @@ def test_custom_algorithm_is_found_by_its_path():
     algorithm = make_algorithm(Config(algorithm=f"{__name__}:Custom"), VECTORS)
     assert algorithm.name == "custom"
     assert set(METHODS) <= set(dir(algorithm))
+
+
+def test_an_own_algorithm_for_other_actions_is_refused():
+    continuous = replace(VECTORS, num_actions=0, action_size=2)
+    name = f"{__name__}:Custom"
+    with pytest.raises(UsageError) as refused:
+        make_algorithm(Config(algorithm=name), continuous)
+    assert refused.value.problem.startswith(f"algorithm {name!r} learns discrete actions")
+    assert refused.value.remedy
 
 
 @pytest.mark.parametrize(
