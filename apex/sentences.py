@@ -75,7 +75,7 @@ def describe_failure(failure: Failure) -> str:
     if failure.kind == "refused":
         return f"{unit}{failure.role} refused to run{detail}{log}"
     if failure.kind == "no_steps":
-        return f"{unit}no actor has made a step{log}"
+        return f"{unit}no actor has made a step: they failed, or were still starting at the end{log}"
     if failure.kind == "unsaved":
         newest = f"the newest one is of update {failure.value:,.0f}" if failure.value else "the run has no checkpoint"
         return f"{unit}the last checkpoint was not written: {newest}{log}"
@@ -176,7 +176,7 @@ WAITS: dict[WaitKind, str] = {
     "welcome_with_keys": "the learner at {subject}: check its port, the firewall and the keys, new at each start",
     "all_replay": "all replay servers to join the run: {subject} is missing",
     "shard": "the learner at {subject} to assign this server's shard, which another replay server may still hold",
-    "actor_id": "a free actor id: other actor hosts use all {need:,.0f}",
+    "actor_id": "a free actor id: all {need:,.0f} are in use; apex train --head leaves them to other hosts",
     "parameters": "the learner's first parameters",
     "newer_parameters": "newer parameters from the learner",
     "receipts": "receipts from the replay server",

@@ -32,6 +32,9 @@ def summary(outcome: RunOutcome) -> list[str]:
         elapsed = duration(status.elapsed_seconds)
         lines.append(f"{number(status.steps)} steps, {number(status.updates)} updates in {elapsed}")
         score = [_score(status, folder)]
+        if not status.updates and 0 < status.steps < config.replay.min_size_to_sample:
+            needed = f"sampling begins at {config.replay.min_size_to_sample:,} transitions (replay.min_size_to_sample)"
+            lines.append(f"no update was made: {needed}")
     would_end = end is not None and end.is_limit  # if it was resumed with the same limits
     train = f"{command_name('apex')} train"
     if driver_folder is not None:

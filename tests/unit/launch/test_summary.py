@@ -57,6 +57,13 @@ def test_without_an_evaluation_the_score_is_that_of_training(tmp_path):
     assert "score" not in lines
 
 
+def test_a_run_too_short_for_an_update_names_the_setting(tmp_path):
+    enough = Config().replay.min_size_to_sample
+    for steps, told in ((0, False), (enough - 1, True), (enough, False)):
+        lines = summarize(tmp_path, status=replace(STATUS, steps=steps, updates=0))
+        assert any("replay.min_size_to_sample" in text for text in lines.values()) == told
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_score_of_the_final_policy_and_the_number_of_evaluations(tmp_path, count):
     (tmp_path / "curves").mkdir()
