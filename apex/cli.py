@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Main] = loa
     if arguments[0] == "--version":
         print(f"apex {VERSION}")
         return FINISHED
-    return load(_find(arguments[0]).module)(arguments[1:])
+    program = load(_find(arguments[0]).module)
+    return reports_errors(f"apex {arguments[0]}")(program)(arguments[1:])
 
 
 def run() -> NoReturn:

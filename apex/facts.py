@@ -155,6 +155,7 @@ class Restored(Record, frozen=True, kw_only=True):
     source: RestoreSource
     number: int = 0  # checkpoint: its update; snapshot: its number
     size: int = 0  # checkpoint: its steps; memory and snapshot: their transitions
+    lost: int = 0  # learner: updates after the checkpoint; there may be more, of the last two seconds
     count: int = 0  # memory and snapshot: transitions stored until then, including overwritten ones
     causes: tuple[LossCause, ...] = ()  # why a part of the replay memory may lack transitions
     path: str = ""  # memory: its file; nothing: the folder in which a saved file is missing, "" if none was ever saved

@@ -124,7 +124,7 @@ def describe_restored(found: Restored) -> str:
         "snapshot": f"{found.size:,} transitions of snapshot {found.number}",
         "nothing": f"starts {'at update 0' if found.part == 'learner' else 'with an empty memory'}; {why}",
     }[found.source]
-    other = ""
+    other = f"; loses at least {plural(found.lost, 'later update')}" if found.lost else ""
     if found.other_number and found.source == "memory":
         other = f"; snapshot {found.other_number} has {found.other_size:,} newer transitions, but is not used"
     elif found.other_number:

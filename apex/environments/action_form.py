@@ -51,7 +51,8 @@ def read_actions(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> Act
         return _read_combinations(space, twos, np.zeros_like(twos), subject, code)
     if isinstance(space, spaces.Box):
         return _read_box(space, subject)
-    raise UsageError(f"{subject}: only Discrete, MultiDiscrete, MultiBinary and Box are supported", "use a wrapper")
+    problem = f"{subject}: only Discrete, MultiDiscrete, MultiBinary and Box are supported"
+    raise UsageError(problem, "wrap the environment in a gymnasium.ActionWrapper with one of these action spaces")
 
 
 def _read_combinations(space: spaces.Space[Any], counts: Array, first: Array, subject: str, code: str) -> ActionForm:

@@ -21,6 +21,7 @@ from apex.runs.folder import RunFolder
 from apex.runtime.provenance import describe_checkout
 from apex.runtime.trust import add_allow
 from apex.sentences import describe
+from apex.types import Role
 from apex.version import VERSION
 from apexreplay.errors import DamagedMemoryError, require
 from apexreplay.snapshots.folder import SnapshotFolder
@@ -148,11 +149,14 @@ def find_saved(folder: RunFolder, config: Config, *, accept: bool) -> list[Resto
     from apex.runs.checkpoints.folder import find_latest  # Imported here because new runs do not need torch here.
 
     found = find_latest(folder.checkpoints)
+    made = int(_last_figures(folder, Role.LEARNER).get("learner/updates") or 0)
     if found.state is not None:
-        steps = found.state.progress.num_steps
-        learner = Restored(part="learner", source="checkpoint", number=found.state.num_updates, size=steps)
+        saved_at, steps = found.state.num_updates, found.state.progress.num_steps
+        lost = max(0, made - saved_at)
+        learner = Restored(part="learner", source="checkpoint", number=saved_at, size=steps, lost=lost)
     else:
-        learner = Restored(part="learner", source="nothing", path=str(folder.checkpoints) if folder.has_saved else "")
+        path = str(folder.checkpoints) if folder.has_saved else ""
+        learner = Restored(part="learner", source="nothing", path=path, lost=made)
         require(
             accept or not folder.has_saved,
             f"{OPTION} {folder.name}: {folder.checkpoints} has no checkpoint, but the run had written one",
@@ -178,11 +182,8 @@ def find_missing(folder: RunFolder, found: Sequence[Restored]) -> Missing | None
     Compares with the last row of the curves, which counts the transitions until at most two seconds before the end of
     the run; without such a row, with the checkpoint.
     """
-    from apex.runs.metrics.writer import MAX_ROW_BYTES, read_curve  # Imported here because new runs do not need it.
-
     learner, *parts = found
-    rows = read_curve(folder.curves / "replay.jsonl", MAX_ROW_BYTES)
-    figures = rows[-1].get("scalars", {}) if rows else {}
+    figures = _last_figures(folder, Role.REPLAY)
     tags = [(shard_tag("num_inserted", shard), shard_tag("size", shard), [part]) for shard, part in enumerate(parts)]
     if not any(tag in figures for tag, *_ in tags):  # There is one shard, or an earlier version has written the row.
         tags = [("replay/num_inserted", "replay/size", parts)]
@@ -195,6 +196,14 @@ def find_missing(folder: RunFolder, found: Sequence[Restored]) -> Missing | None
         missing += max(0, min(size, stored - sum(part.count for part in its_parts)))
     causes = dict.fromkeys(cause for part in parts for cause in part.causes)
     return Missing(transitions=missing, of=held, causes=tuple(causes)) if missing > 0 else None
+
+
+def _last_figures(folder: RunFolder, role: Role) -> dict[str, Any]:
+    """Returns the values of the last row of a role's curves; {} if there is none."""
+    from apex.runs.metrics.writer import MAX_ROW_BYTES, read_curve  # Imported here because new runs do not need it.
+
+    rows = read_curve(folder.curves / f"{role}.jsonl", MAX_ROW_BYTES)
+    return rows[-1].get("scalars", {}) if rows else {}
 
 
 def find_other_version(folder: RunFolder) -> OtherVersion | None:

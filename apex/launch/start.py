@@ -51,7 +51,8 @@ def judge(ending: Ending, status: RunStatus | None, folder: RunFolder) -> Ending
         log = str(folder.logs / "learner.log")  # Its last lines have the cause.
         failure = Failure(role="learner", kind="unsaved", value=newest, log=log)
     elif failure is None and status is not None and ending.role and not status.steps:
-        failure = Failure(role="actor", kind="no_steps", log=str(folder.logs))
+        actors = folder.logs / "actor.log"  # There is none if all actors ran on other hosts or in this process.
+        failure = Failure(role="actor", kind="no_steps", log=str(actors if actors.exists() else folder.logs))
     if failure is None:
         return ending
     folder.end = EndReason("failed")

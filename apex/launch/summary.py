@@ -9,7 +9,7 @@ from pathlib import Path
 
 from apex.facts import INTERRUPTED, Ending, EndReason
 from apex.launch.start import RunOutcome
-from apex.runs.checkpoints.paths import newest_update
+from apex.runs.checkpoints.paths import BEST, newest_update
 from apex.runtime.text import duration, last_lines, number
 from apex.sentences import describe_end, describe_failure, plural
 from apex.transport.messages.run_status import RunStatus
@@ -23,7 +23,7 @@ def summary(outcome: RunOutcome) -> list[str]:
     end = find_end(ending, status)
     lines = [_describe_end(ending, end, status, None if driver_folder is not None else folder)]
     if ending.failure is not None:
-        log = (driver_folder or folder) / "logs" / f"{ending.role or ending.failure.role}.log"
+        log = (driver_folder or folder) / "logs" / f"{ending.failure.role}.log"
         context = last_lines(log, LAST_LINES)
         is_new = len(context) > 1 or not ending.failure.detail  # Otherwise, the line is part of the cause already.
         lines += [f"    {line}" for line in context if is_new]
@@ -42,11 +42,11 @@ def summary(outcome: RunOutcome) -> list[str]:
         again = [f"resume: {train} --engine ray --resume {shlex.quote(str(driver_folder))}"]
         return lines + ([] if would_end else again) + score
     lines.append(f"run folder: {folder}")
-    if any((folder / "checkpoints").glob("*")):
-        where = shlex.quote(str(folder))
+    checkpoints, where = folder / "checkpoints", shlex.quote(str(folder))
+    if newest_update(checkpoints) or (checkpoints / BEST).exists():  # There is a policy that was trained.
         lines.append(f"next: {command_name('apex')} evaluate {where} --episodes 30 --video game.mp4")
-        if not would_end and not config.run.single_process:
-            lines.append(f"resume: {train} --resume {where}")
+    if any(checkpoints.glob("*")) and not would_end and not config.run.single_process:
+        lines.append(f"resume: {train} --resume {where}")
     if any((folder / "tensorboard").glob("*")):
         where = shlex.quote(str(folder / "tensorboard"))
         lines.append(f"curves: {command_name('tensorboard')} --logdir {where}")

@@ -1,5 +1,6 @@
 """Finds the learner of a run that this user runs on this host, and the keys that its programs need."""
 
+import logging
 import os
 import sys
 from argparse import Namespace
@@ -12,13 +13,15 @@ from apex.transport.hello import Route, local_host
 from apex.transport.sockets import split_address
 from apexreplay.errors import UsageError
 
+log = logging.getLogger("apex")
+
 
 def find_route(arguments: Namespace, folder: str = "runs") -> Route:
     """Returns the route of the options of `add_route_options`; without --learner, that of the newest live run.
 
     Without --keys, the route has the keys of the live run whose learner it leads to, if that is on this host. Prints
-    the path of a run that no option names. Raises UsageError for an invalid address, and without --learner if no run
-    below `folder` is live.
+    the path of a run that no option names, and logs the learner's address. Raises UsageError for an invalid address,
+    and without --learner if no run below `folder` is live.
     """
     runs = _live_runs(folder)
     if arguments.learner is None:
@@ -30,6 +33,7 @@ def find_route(arguments: Namespace, folder: str = "runs") -> Route:
         route = Route(*split_address(arguments.learner, Config().transport.control_port))
         address = "127.0.0.1" if route.host == "localhost" else route.host, route.port
         found = next((each for each in map(_route_to, runs) if (each.host, each.port) == address), route)
+    log.info("starting; joins the run of the learner at %s", route.endpoint)
     keys = arguments.keys or ("" if arguments.insecure_no_auth else found.keys)
     return route._replace(keys=keys, insecure_no_auth=arguments.insecure_no_auth)
 

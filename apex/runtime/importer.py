@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from difflib import get_close_matches
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -33,17 +34,21 @@ def find_factory(setting: str, path: str, kind: type) -> Any:
     else, which is not called, and as `import_module` does.
     """
     module, name = import_module(setting, path), path.partition(":")[2]
-    found, package = getattr(module, name, None), package_of(module.__name__)
-    if isinstance(found, type):
-        is_own = package_of(found.__module__) == package
-        fits = is_own if kind is object else issubclass(found, kind)
-    else:
-        fits = isinstance(found, FunctionType) and package_of(found.__module__) == package != OWN
+    package = package_of(module.__name__)
+
+    def fits(value: object) -> bool:
+        if isinstance(value, type) and kind is not object:
+            return issubclass(value, kind)
+        can_be_own = isinstance(value, type) or (isinstance(value, FunctionType) and package != OWN)
+        return can_be_own and package_of(str(value.__module__)) == package
+
+    found, remedy = getattr(module, name, None), "define a function in this module that returns it"
+    if found is None:
+        near = get_close_matches(name, [key for key, value in vars(module).items() if fits(value)], n=1)
+        remedy = f"did you mean {module.__name__}:{near[0]}?" if near else ""
     what = "class" if kind is object else f"subclass of {kind.__name__}"
     problem = f"{setting} {path!r}: {module.__name__!r} defines no function or {what} {name!r}"
-    require(
-        fits, problem, ConfigError, remedy="" if found is None else "define a function in this module that returns it"
-    )
+    require(fits(found), problem, ConfigError, remedy=remedy)
     return found
 
 

@@ -226,7 +226,7 @@ class _Running:
         grace = self.program.grace_seconds
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, requested_at + grace - time.monotonic()))
-        if self.alive:
+        if self.alive and self.program.essential:  # Killing any other program, such as TensorBoard, loses nothing.
             self.notify(ProgramEvent(self.program.role, "killing", grace))
         self.kill()
 

@@ -76,6 +76,7 @@ def examples() -> Iterator[Record]:
     for source in get_args(RestoreSource):
         for part, other in (("learner", 0), ("replay 1", 8)):
             yield Restored(part=part, source=source, number=7, size=400, path="p", other_number=other, other_size=9)
+    yield Restored(part="learner", source="checkpoint", number=7, size=400, lost=1_234)
     yield Missing(transitions=4_000, of=9_000, causes=())
     for loss in get_args(LossCause):
         yield Missing(transitions=4_000, of=9_000, causes=(loss,))

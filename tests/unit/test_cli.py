@@ -71,10 +71,10 @@ def test_an_unknown_command_is_refused_with_the_known_ones(name, texts, capsys):
 
 @pytest.mark.parametrize(
     ("ending", "status", "error"),
-    [(UsageError("--actors 0", "use 1"), 2, "apex: --actors 0; use 1\n"), (KeyboardInterrupt(), 130, "")],
+    [(UsageError("--actors 0", "use 1"), 2, "apex plot: --actors 0; use 1\n"), (KeyboardInterrupt(), 130, "")],
 )
 def test_an_error_of_the_user_has_no_traceback(ending, status, error, capsys):
-    assert main(["train"], load=Program(ending)) == status
+    assert main(["plot"], load=Program(ending)) == status
     assert capsys.readouterr() == ("", error)
 
 

@@ -9,6 +9,7 @@ OUT/
 
 import importlib
 import json
+import logging
 import os
 import tempfile
 import warnings
@@ -46,6 +47,8 @@ OPSET = 18  # ONNX opset of 2022, which all current runtimes support
 TOLERANCE = 1e-3  # largest allowed difference between ONNX and torch, as a fraction of max(1, largest |output|)
 BATCHES = (1, 5, 250)  # sizes of the random batches on which ONNX and torch are compared
 
+log = logging.getLogger("apex")
+
 
 def export(
     run: str | os.PathLike[str],
@@ -63,7 +66,8 @@ def export(
     full games to play for the score on the card; 0: use the evaluator's score. `license`: the license of the weights,
     for the card. Replaces the files of an earlier export in `out`.
 
-    Raises UsageError if the run, policy or folder cannot be used, and ExportError if the ONNX export fails.
+    Raises UsageError if the run, policy or folder cannot be used, and ExportError if the ONNX export fails. Logs a
+    warning if the policy has made no update.
     """
     checked("episodes", NonNegativeInt, episodes)
     require(license.strip() != "" and license.isprintable(), f"license must be a name such as mit, got {license!r}")
@@ -74,6 +78,8 @@ def export(
         require_no_links(folder.path)
     target = Path(out) if out is not None else folder.path / "export"
     info, agent = read_policy(path)
+    if not info.num_updates:
+        log.warning("%s has made no update: its weights are those that training began with", path)
     exported = _find_exported(info, agent.network)
     files = {
         MODEL: encode_policy(exported.module, info, exported.names),

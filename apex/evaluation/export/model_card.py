@@ -1,7 +1,8 @@
 """Writes the model card of exported weights from `card.md`: training, score, interface, and code to load them."""
 
+import re
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
@@ -16,6 +17,17 @@ from apex.runtime.text import duration
 from apexreplay.errors import UsageError
 
 NOT_SHOWN = ("run.", "transport.")  # settings that do not affect what was trained
+MARKUP = re.compile(r"[\\`*_|~$&<>\[\]]")  # characters that Markdown and HTML read as markup
+
+
+def escape(value: Any) -> Any:
+    """Returns the text of a value that Markdown shows as it is, in one line; a value that is `|safe` is not changed.
+
+    Another user may have written the run folder.
+    """
+    if hasattr(value, "__html__"):
+        return value
+    return MARKUP.sub(r"\\\g<0>", re.sub(r"\s", " ", str(value)))
 
 
 class OnnxFacts(NamedTuple):
@@ -43,7 +55,12 @@ def write_card(
     `steps`: environment steps up to these weights; None: unknown.
     """
     templates = Environment(
-        autoescape=False, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        autoescape=False,
+        finalize=escape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     elapsed = folder.elapsed_seconds
     setup, missing = "", ""

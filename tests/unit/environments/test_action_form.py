@@ -144,7 +144,7 @@ def test_each_combination_of_values_is_an_action(factory, num_actions, action, e
         (Vast, "1,025 .*1,024"),
         (ManySwitches, "2,048 combinations"),
         (ManyActions, "65537 .*65536"),
-        (Both, "Tuple.*MultiBinary"),
+        (Both, "Tuple.*MultiBinary.*ActionWrapper"),
     ],
 )
 def test_unsupported_action_spaces_are_refused(factory, named):

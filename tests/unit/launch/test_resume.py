@@ -372,6 +372,14 @@ def test_missing_transitions_are_counted_with_their_cause(saved, memory, lose, m
     assert "--accept-changes" in refused.value.remedy
 
 
+def test_updates_after_the_checkpoint_are_counted_as_lost(saved):
+    row = {"steps": 700, "time": 0.0, "scalars": {"learner/updates": 47}}
+    (saved.curves / "learner.jsonl").write_text(f'{json.dumps(row)}\n{{"steps"')
+    assert find(saved)[0] == structs.replace(LEARNER, lost=7)
+    shutil.rmtree(saved.checkpoints)
+    assert find(saved, accept=True)[0].lost == 47
+
+
 @pytest.mark.parametrize(
     ("counts", "missing"),
     [

@@ -31,6 +31,10 @@ def test_a_run_without_its_last_checkpoint_has_failed(tmp_path, role, saved):
 def test_a_run_without_a_step_has_failed_unless_it_was_stopped(tmp_path):
     ending, end = verdict(tmp_path, steps=0)
     assert (ending.status, ending.failure.kind, end) == (FAILED, "no_steps", EndReason("failed"))
+    assert ending.failure.log == str(tmp_path / "logs")  # The actors ran on other hosts.
+    (tmp_path / "here/logs").mkdir(parents=True)
+    (tmp_path / "here/logs/actor.log").touch()
+    assert verdict(tmp_path / "here", steps=0)[0].failure.log == str(tmp_path / "here/logs/actor.log")
     assert verdict(tmp_path / "stopped", steps=0, role="") == (Ending(FINISHED), None)
     assert verdict(tmp_path / "good") == (Ending(FINISHED, "learner"), None)
 

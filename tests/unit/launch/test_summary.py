@@ -95,12 +95,21 @@ def test_the_summary_offers_only_existing_files(tmp_path):
 
 
 def test_a_failed_run_shows_the_cause_and_the_end_of_the_log(tmp_path):
-    failure = Failure(role="replay", kind="exit", value=1, times=4)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "replay.log").write_text("first\nValueError: bad\n")
-    first, *context, _ = summary(RunOutcome(Config(), tmp_path, Ending(FAILED, "replay", failure), None))
-    assert first.endswith(describe_failure(failure))
-    assert [line.strip() for line in context] == ["first", "ValueError: bad"]
+    # Without a step, the learner ends the run, and the logs of the actors have the cause.
+    for kind, ended in (("exit", "replay"), ("no_steps", "learner")):
+        failure = Failure(role="replay", kind=kind, value=1, times=4)
+        first, *context, _ = summary(RunOutcome(Config(), tmp_path, Ending(FAILED, ended, failure), None))
+        assert first.endswith(describe_failure(failure))
+        assert [line.strip() for line in context] == ["first", "ValueError: bad"]
+
+
+@pytest.mark.parametrize("saved", [(), (0,), (0, 345)])
+def test_only_a_policy_that_was_trained_is_offered(tmp_path, saved):
+    ending = Ending(FAILED, "learner", Failure(role="actor", kind="no_steps"))
+    lines = summarize(tmp_path, ending, replace(STATUS, end=None), saved=saved)
+    assert ("next" in lines, "resume" in lines) == (345 in saved, bool(saved))
 
 
 def test_a_command_that_is_not_on_the_path_is_shown_with_its_folder(monkeypatch):

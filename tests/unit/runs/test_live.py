@@ -31,7 +31,8 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-def test_the_newest_live_run_is_joined_with_its_address_and_keys(runs, capsys):
+def test_the_newest_live_run_is_joined_with_its_address_and_keys(runs, capsys, caplog):
+    caplog.set_level("INFO", "apex")
     for name, offset in (("old", 100), ("live", 200), ("ended", 300)):
         make_run(runs, name, port_offset=offset, keys="keys")
     with hold(runs / "old"), hold(runs / "live"):
@@ -39,6 +40,7 @@ def test_the_newest_live_run_is_joined_with_its_address_and_keys(runs, capsys):
         assert find_route(parse("--keys", "mine")).keys == "mine"
         assert "runs/live" in capsys.readouterr().err
         assert find_route(parse("--learner", "gpu1")) == Route("gpu1", 22_003)
+        assert "gpu1:22003" in caplog.messages[-1]  # Otherwise the log of an actor is empty until it has joined.
     with hold(runs / "old"):
         assert find_route(parse()).port == 22_103
 

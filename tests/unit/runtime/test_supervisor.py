@@ -321,11 +321,15 @@ def test_the_programs_of_one_group_stop_together(folder):
     assert time.monotonic() - began < 10.0
 
 
-def test_a_program_that_ignores_sigterm_is_killed_after_its_grace_period(folder):
-    program = shell("actor", "trap '' TERM; echo ready; while :; do sleep 0.01; done", grace_seconds=0.2)
+@pytest.mark.parametrize("essential", [True, False])
+def test_a_program_that_ignores_sigterm_is_killed_after_its_grace_period(folder, essential):
+    script = "trap '' TERM; echo ready; while :; do sleep 0.01; done"
+    program = shell("actor", script, grace_seconds=0.2, essential=essential)
     began = time.monotonic()
     _, events = run([program], lambda: has_logged(folder, "actor"), folder=folder)
-    assert events == [ProgramEvent("actor", "stopping"), ProgramEvent("actor", "killing", 0.2)]
+    killing = [ProgramEvent("actor", "killing", 0.2)] if essential else []  # TensorBoard has nothing to lose.
+    assert events == [ProgramEvent("actor", "stopping"), *killing]
+    assert not any(map(is_running, pids(folder, "actor")))
     assert time.monotonic() - began < 10
 
 

@@ -1,10 +1,12 @@
 """Tests which modules a user trusts, the list of modules of earlier runs, and what counts as a factory."""
 
+import fcntl
 import functools
 import multiprocessing
 import os
 import stat
 import sys
+import threading
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -141,6 +143,18 @@ def test_processes_that_write_the_list_together_lose_no_module(user):
     assert len(user.list.read_text().split()) == 160
 
 
+def test_a_process_writes_the_list_after_the_one_that_has_locked_it(user):
+    trust.remember(["other"])
+    with user.list.open("a") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        other = threading.Thread(target=trust.remember, args=[["mine"]])
+        other.start()
+        other.join(0.5)  # Without a lock, it writes now.
+        locked.write(f"\nmine {os.path.realpath('mine.py')}")
+    other.join()
+    assert user.list.read_text().split().count("mine") == 1
+
+
 # Names of a configuration
 
 
@@ -255,6 +269,16 @@ def test_anything_else_is_refused_before_it_is_called(name):
         find_factory(SETTING, f"{__name__}:{name}", gymnasium.Env)
     assert f"{__name__}:{name}" in refused.value.problem
     assert bool(refused.value.remedy) == (name != "missing")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "meant"),
+    [("Levle", gymnasium.Env, "Level"), ("Plian", object, "Plain"), ("mkae", nn.Module, "make")],
+)
+def test_a_misspelled_name_is_answered_with_one_that_fits(name, kind, meant):
+    with pytest.raises(ConfigError) as refused:
+        find_factory(SETTING, f"{__name__}:{name}", kind)
+    assert f" {__name__}:{meant}?" in refused.value.remedy
 
 
 def test_an_imported_class_is_no_algorithm():

@@ -24,6 +24,7 @@ from apex.evaluation.export.command import main, to_onnx
 from apex.runs.checkpoints.policy_file import BEST, PlayedGames, PolicyInfo, save_policy
 from apex.runs.checkpoints.policy_file import read_policy as load_policy_file
 from apex.runs.folder import RunFolder
+from apexreplay.files.atomic_files import replace_file, seal
 
 SMALL = NetworkConfig(width=0.5, hidden=32, body_hidden=16)
 PONG = EnvironmentConfig(id="ALE/Pong-v5", image_size=44)
@@ -197,9 +198,21 @@ def test_card_has_training_score_interface_and_settings(tmp_path):
     ):
         assert text in card, text
     git = run.manifest["git"]
-    assert ("commit not known" if git is None else f"commit `{git['commit']}`") in card
+    assert ("commit not known" if git is None else f"commit {git['commit']}") in card
     assert "run.folder" not in card  # Paths of the machine are not published.
     assert "ONNX" not in card
+
+
+def test_text_of_a_foreign_manifest_is_no_markup_on_the_card(tmp_path):
+    run, text = make_trained(tmp_path, CARTPOLE), "<b>|[a](http://b)`\n# c"
+    run.manifest["hardware"]["cpu"] = run.manifest["versions"]["torch"] = text
+    run.manifest["git"] = {"commit": text, "dirty": False}
+    run.manifest["config"]["environment"]["args"] = {"x": text}
+    replace_file(run.path / "manifest.json", seal(run.manifest))
+    card = card_of(run)
+    assert card.count(r"\<b\>\|\[a\](http://b)\` # c") == 3
+    assert len(re.findall(r"\\<b\\>\\\|\\\[a\\\]\(http", card)) == 4
+    assert len(re.findall("<b>", card)) == 0
 
 
 def test_card_has_the_number_of_games_of_the_evaluator(tmp_path):
@@ -226,6 +239,15 @@ def test_card_names_the_module_of_a_custom_network(tmp_path):
     assert f"module `{__name__}`" in card
     assert f"from {__name__} import make_own" in card
     assert "Dueling" not in card
+
+
+def test_a_policy_without_an_update_is_exported_with_a_warning(tmp_path, caplog):
+    for updates in (0, 70):
+        run = make_run(tmp_path / str(updates), best=updates)
+        caplog.clear()
+        export(run.path)
+        warned = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert [str(run.path) in record.getMessage() for record in warned] == [True] * (updates == 0)
 
 
 def test_configuration_is_exported_as_json(tmp_path):
