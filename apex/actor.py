@@ -14,13 +14,13 @@ from apex.acting.service import join, run_service
 from apex.acting.worker import Work, run_worker
 from apex.config.arguments import Parser, non_negative_int
 from apex.runs.live import find_route
-from apex.runtime.lifecycle import reports_errors, sleep, stop_on_signals
 from apex.runtime.logs import configure_logging
 from apex.runtime.trust import add_allow
-from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet_in_child
 from apex.types import Role
 from apexreplay.errors import FINISHED
+from apexreplay.process.lifecycle import reports_errors, sleep, stop_on_signals
+from apexreplay.process.watchdog import take_notifier
 
 REJOIN_SECONDS = 1.0  # pause before joining again, because a learner announces the end of its run for some seconds
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple, NoReturn
 
+import apex.runtime.logs  # noqa: F401  It formats the waits of a command that has no log.
 from apex.config.arguments import reader_may_leave
-from apex.runtime.lifecycle import end_process, reports_errors
 from apex.version import VERSION
 from apexreplay.errors import FINISHED, UsageError
+from apexreplay.process.lifecycle import end_process, reports_errors
 
 Main = Callable[[list[str]], int]  # arguments after the subcommand -> exit status
 

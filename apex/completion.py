@@ -7,8 +7,8 @@ from contextlib import suppress
 from apex.cli import COMMANDS, load
 from apex.config.arguments import Parser, collect_options, reader_may_leave
 from apex.config.presets import PRESETS
-from apex.runtime.lifecycle import reports_errors
 from apexreplay.errors import FINISHED
+from apexreplay.process.lifecycle import reports_errors
 
 SHELLS = {"bash": "", "zsh": "autoload -Uz bashcompinit && bashcompinit\n"}
 WITH_SETTINGS = ("train", "learner", "doctor")  # commands whose options include all settings

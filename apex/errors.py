@@ -24,14 +24,11 @@ Errors that a caller always handles (a message that breaks the protocol, a frame
 plain ValueErrors and RuntimeErrors, defined beside the code that raises them.
 """
 
-import os
-import sysconfig
-import traceback
 from pathlib import Path
 
-from apexreplay.errors import FINISHED, HOPELESS, ApexError, DataError, UsageError
+from apexreplay.errors import FINISHED, HOPELESS, ApexError, DataError, UsageError, count_as_own
 
-_NOT_OWN = ("<", *(f"{path}/" for path in (Path(__file__).parent, *map(sysconfig.get_path, ("stdlib", "purelib")))))
+count_as_own(Path(__file__).parent)
 
 
 class ConfigError(UsageError):
@@ -42,20 +39,8 @@ class CheckpointError(DataError):
     """A checkpoint of the learner cannot be loaded."""
 
 
-class AddressError(UsageError):
-    """An address cannot be bound."""
-
-
 class RefusedError(UsageError):
     """The learner refuses this program; the message gives the reason."""
-
-
-class ChildRefusedError(UsageError):
-    """A child process refused its input and has logged the reason; restarting the role does not help."""
-
-
-class ChildDiedError(ApexError, RuntimeError):
-    """A child process ended unexpectedly. The role ends too and is started again with all its processes."""
 
 
 class DivergedError(ApexError, RuntimeError):
@@ -94,18 +79,3 @@ class AwsError(ApexError, RuntimeError):
     def __init__(self, problem: str, code: str = "") -> None:
         super().__init__(problem)
         self.code = code
-
-
-def describe_exception(error: BaseException) -> str:
-    """Returns the type and the text of an exception, whose `__str__` may itself raise, and the line of the user's code.
-
-    The line is the innermost one that belongs neither to this package nor to an installed one.
-    """
-    where = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        path = frame.f_code.co_filename
-        where = where if path.startswith(_NOT_OWN) else f" ({os.path.basename(path)}, line {line})"
-    try:
-        return f"{type(error).__name__}: {error}{where}"
-    except Exception:
-        return f"{type(error).__name__} (its text cannot be read){where}"

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from apex.config.arguments import Parser
 from apex.evaluation.service import run_service
 from apex.runs.live import find_route
-from apex.runtime.lifecycle import end_process, reports_errors, stop_on_signals
 from apex.runtime.logs import configure_logging
 from apex.runtime.trust import add_allow
-from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet
 from apex.types import Role
 from apexreplay.errors import FINISHED
+from apexreplay.process.lifecycle import end_process, reports_errors, stop_on_signals
+from apexreplay.process.watchdog import take_notifier
 
 
 @reports_errors("apex evaluator")

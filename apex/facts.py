@@ -4,33 +4,13 @@ Nothing in a record is a sentence: a field is a number, an enumeration or an ide
 into English where a person reads it.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
-import msgspec
-from msgspec import Meta
-
-
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fact, a message or a part of a message. The receiver checks that it has exactly the declared fields."""
-
-
-MAX_TEXT = 200  # maximum characters of a text in a record
-MAX_NUMBER = 1e300  # The sum of a few thousand such numbers is still finite.
-Text = Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^[ -~]*\Z")]  # printable ASCII: cannot control a terminal
-Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+from apexreplay.facts import Number, Record, Text, Waiting
 
 EndKind = Literal["score", "steps", "updates", "minutes", "interrupted", "failed"]
 Phase = Literal["waiting_for_replay", "filling_replay", "training", "finishing", "evaluating_final_policy", "finished"]
 
-
-_JoinWait = Literal["welcome_without_keys", "welcome_with_keys", "all_replay", "shard", "actor_id"]
-_ActorWait = Literal["parameters", "newer_parameters", "receipts", "learner"]
-_ReplayWait = Literal["samples", "more_inserts", "credit"]
-_LearnerWait = Literal["replay", "transitions", "inserts", "batches", "usable_batches"]
-_LearnerProcessWait = Literal["actor_steps", "trainer_start", "checkpoint"]
-_HeartbeatWait = Literal["own_main_thread", "child", "any_heartbeat"]
-_CloudWait = Literal["key_of_role", "aws", "metadata"]
-WaitKind = Literal[_JoinWait, _ActorWait, _ReplayWait, _LearnerWait, _LearnerProcessWait, _HeartbeatWait, _CloudWait]
 
 Part = Literal["actors", "wire", "replay", "loaders", "learner", "processor"]
 _AbsenceCause = Literal["no_actors", "replay_absent"]
@@ -106,17 +86,6 @@ class UnitEvent(Record, frozen=True, kw_only=True):
     free_cpus: float = 0.0  # waiting: CPUs of the cluster that are free
     total_cpus: float = 0.0  # waiting: CPUs of the cluster
     failure: Failure | None = None  # restarting, abandoned
-
-
-class Waiting(Record, frozen=True):
-    """What a program waits for."""
-
-    what: WaitKind
-    subject: Text = ""  # the program, endpoint or role that is missing, or the error that a service reported
-    have: Number | None = None  # the number that is there
-    need: Number | None = None  # the number that is required
-    who: Text = ""  # the program that waits, such as "actor 7"
-    seconds: Number | None = None  # since the wait began; None: not measured
 
 
 class LogEntry(Record, frozen=True, kw_only=True):

@@ -15,13 +15,13 @@ from apex.learning.service import run_service
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
 from apex.runtime.hardware import read_machine
-from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.logs import configure_logging
 from apex.runtime.trust import add_allow, remember
-from apex.runtime.watchdog import take_notifier
 from apex.sizing import size_to_machine
 from apex.types import Role
 from apexreplay.errors import require
+from apexreplay.process.lifecycle import reports_errors, stop_on_signals
+from apexreplay.process.watchdog import take_notifier
 from apexreplay.store.location import claim_run
 
 

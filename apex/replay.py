@@ -17,13 +17,13 @@ from apex.config.arguments import Parser, non_negative_int
 from apex.replay_memory.open_store import predecessor_is_dead
 from apex.replay_memory.service import run_service
 from apex.runs.live import find_route
-from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.logs import configure_logging
-from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, greet_in_child
 from apex.transport.messages.fields import HOST
 from apex.types import Role
 from apexreplay.errors import FINISHED
+from apexreplay.process.lifecycle import reports_errors, stop_on_signals
+from apexreplay.process.watchdog import take_notifier
 
 
 def host(text: str) -> str:

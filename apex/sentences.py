@@ -17,12 +17,10 @@ from apex.facts import (
     OtherVersion,
     Phase,
     ProgramEvent,
-    Record,
     Restored,
     UnitEvent,
-    Waiting,
-    WaitKind,
 )
+from apexreplay.facts import Record, Waiting, WaitKind
 
 
 def plural(number: int, noun: str) -> str:

@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 from apex.config import ActorConfig, Config, LearnerConfig
 from apex.config.algorithm_choice import is_wide
 from apex.config.validation import require_setting
-from apex.facts import Record
 from apex.runtime.hardware import Machine
-from apex.runtime.text import size
 from apexreplay import frame_blob
+from apexreplay.facts import Record
+from apexreplay.process.text import size
 from apexreplay.store.layout import BLOB_ALIGNMENT, fixed_bytes
 from apexreplay.types import Schema
 

@@ -1,10 +1,18 @@
 """The errors that a program reports in one sentence, with their exit statuses."""
 
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+
 FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again
 HOPELESS = 3  # exit status of a role that failed and that a restart does not help; the run ends with FAILED
 
 
 # Beginnings of the file names of code that is not the user's; "<" is that of code without a file.
+_not_own = ["<", *(f"{path}/" for path in (Path(__file__).parent, *map(sysconfig.get_path, ("stdlib", "purelib"))))]
+
+
 class ApexError(Exception):
     """A program reports this error in one sentence and ends with `exit_status`."""
 
@@ -46,7 +54,39 @@ class LostMemoryError(ApexError, RuntimeError):
     """The file of a replay memory was removed or replaced while the replay server ran; the server is started again."""
 
 
+class AddressError(UsageError):
+    """An address cannot be bound."""
+
+
+class ChildRefusedError(UsageError):
+    """A child process refused its input and has logged the reason; restarting the role does not help."""
+
+
+class ChildDiedError(ApexError, RuntimeError):
+    """A child process ended unexpectedly. The role ends too and is started again with all its processes."""
+
+
 def require(condition: bool, problem: str, error: type[UsageError] = UsageError, *, remedy: str = "") -> None:
     """Raises `error` with `problem` and `remedy` unless `condition` holds."""
     if not condition:
         raise error(problem, remedy)
+
+
+def count_as_own(folder: Path) -> None:
+    """Makes `describe_exception` skip the code in this folder, because it is not the user's."""
+    _not_own.append(f"{folder}/")
+
+
+def describe_exception(error: BaseException) -> str:
+    """Returns the type and the text of an exception, whose `__str__` may itself raise, and the line of the user's code.
+
+    The line is the innermost one that belongs neither to these programs nor to an installed package.
+    """
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = frame.f_code.co_filename
+        where = where if path.startswith(tuple(_not_own)) else f" ({os.path.basename(path)}, line {line})"
+    try:
+        return f"{type(error).__name__}: {error}{where}"
+    except Exception:
+        return f"{type(error).__name__} (its text cannot be read){where}"

@@ -178,6 +178,14 @@ class Stream(NamedTuple):
         return self.actor_id % num_shards
 
 
+class Cut(NamedTuple):
+    """The content of one stream's next `Segment`."""
+
+    stream_index: int  # 0 ... E-1
+    records: Array  # record_dtype[M], M >= 1, in order of time
+    blob: bytes
+
+
 class Segment(NamedTuple):
     """About 50 consecutive transitions of one stream. A frame that several transitions share is contained once."""
 

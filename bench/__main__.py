@@ -4,9 +4,9 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from apex.runtime.lifecycle import reports_errors
 from apex.runtime.logs import configure_logging
 from apexreplay.errors import FINISHED, UsageError
+from apexreplay.process.lifecycle import reports_errors
 
 BENCHES = {  # name of the benchmark -> module, whose main(argv) measures
     "actor": "bench.actor",

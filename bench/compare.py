@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from apex.config.arguments import positive_int, value_of
 from apex.config.validation import NonNegativeFloat, NonNegativeInt
-from apex.runtime.lifecycle import stop_on_signals
 from apexreplay.errors import FAILED, FINISHED, ApexError, UsageError, require
+from apexreplay.process.lifecycle import stop_on_signals
 from bench.harness import serial_updates
 from bench.harness.command import make_parser
 from bench.harness.commands import Runner

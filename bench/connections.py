@@ -20,24 +20,23 @@ from typing import Annotated, Any, NamedTuple
 from msgspec import Meta
 
 from apex.acting.reliable_sender import ReliableSender
-from apex.acting.segment_builder import Cut
 from apex.config import Config
 from apex.config.arguments import positive_float, value_of
 from apex.config.role_command import role_command
 from apex.environments.factory import describe
 from apex.runs.folder import RunFolder
-from apex.runtime.children import check_children, start_child, stop_children
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.ports import choose_ports, is_free
-from apex.transport.codec import Codec
-from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
-from apex.transport.hello import Route, greet
-from apex.transport.sockets import open_context, split_address
+from apex.transport.hello import Route, greet, split_address
 from apex.types import Role
 from apexreplay.errors import require
+from apexreplay.process.children import check_children, start_child, stop_children
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.store.file import open_file
 from apexreplay.store.location import store_path
-from apexreplay.types import Stream
+from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
+from apexreplay.transport.sockets import open_context
+from apexreplay.types import Cut, Stream
+from apexreplay.wire.codec import Codec
 from bench.harness.command import Figures, make_parser, read_config, record_games, run_bench
 from bench.harness.programs import Programs, control_address, map_stores, open_programs
 from bench.harness.recording import Compressor, Recording

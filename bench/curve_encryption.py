@@ -17,18 +17,18 @@ from pathlib import Path
 import numpy as np
 
 from apex.config import Config
-from apex.runtime.children import check_children, start_child, stop_children
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.ports import choose_ports, is_free
-from apex.transport.async_receiver import PULL, AsyncReceiver
-from apex.transport.codec import Codec
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
-from apex.transport.endpoints import ExperienceSender, max_segment_bytes
-from apex.transport.sockets import open_context
 from apex.types import Role
 from apexreplay.frame_blob import make_blob
+from apexreplay.process.children import check_children, start_child, stop_children
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.transport.async_receiver import PULL, AsyncReceiver
+from apexreplay.transport.endpoints import ExperienceSender, max_segment_bytes
+from apexreplay.transport.sockets import open_context
 from apexreplay.types import Schema, Segment, Stream, record_dtype
+from apexreplay.wire.codec import Codec
 from bench.harness.command import Figures, make_parser, run_bench
 from bench.harness.report import ReportRow, print_rows
 

@@ -28,7 +28,7 @@ from apex.environments.factory import describe
 from apex.learning.batch_ring import BatchRing
 from apex.learning.device_transfer import lock_memory
 from apex.learning.setup import choose_device, prepare_torch
-from apex.runtime.lifecycle import Stop
+from apexreplay.process.lifecycle import Stop
 from apexreplay.types import Schema
 from bench.harness.command import Figures, make_parser, measure_in_child, read_config, run_bench
 from bench.harness.report import ReportRow, print_rows

@@ -12,8 +12,8 @@ from typing import Any
 
 from apex.config.arguments import positive_int
 from apex.runs.metrics.writer import read_curve
-from apex.runtime.lifecycle import Stop
 from apexreplay.errors import FINISHED
+from apexreplay.process.lifecycle import Stop
 from bench.harness.command import Figures, make_parser, run_bench
 from bench.harness.programs import open_programs
 from bench.harness.report import ReportRow, print_rows

@@ -30,7 +30,7 @@ from apex.learning.batch_ring import Batch, BatchPart, BatchRing
 from apex.learning.device_transfer import lock_memory
 from apex.learning.setup import choose_device, prepare_torch
 from apex.learning.trainer import BatchProvider, Trainer
-from apex.runtime.lifecycle import Stop
+from apexreplay.process.lifecycle import Stop
 from apexreplay.types import Array, PriorityUpdate, Schema
 from bench.harness.command import (
     NUM_STREAMS,

@@ -23,8 +23,8 @@ from apex.environments.factory import describe
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.policy_file import find_best
 from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import Stop
 from apexreplay.errors import UsageError, require
+from apexreplay.process.lifecycle import Stop
 from apexreplay.store.layout import stored_record_dtype
 from apexreplay.store.sum_tree import SumTree
 from apexreplay.types import record_dtype

@@ -14,9 +14,6 @@ import numpy as np
 from apex.config import Config
 from apex.learning.batch_ring import BatchRing
 from apex.runtime.ports import OFFSET_STEP, is_free
-from apex.transport.codec import Codec
-from apex.transport.endpoints import BatchReceiver, BatchSender, max_batch_bytes
-from apex.transport.sockets import open_context
 from apexreplay.frame_blob import make_blob, read_table
 from apexreplay.frames.lz4_blocks import make_blocks
 from apexreplay.frames.stack_decoder import StackDecoder
@@ -26,7 +23,10 @@ from apexreplay.store.location import memory_folder, remove
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.sum_tree import SumTree
 from apexreplay.store.writer import StoreWriter
+from apexreplay.transport.endpoints import BatchReceiver, BatchSender, max_batch_bytes
+from apexreplay.transport.sockets import open_context
 from apexreplay.types import BatchMessage, PriorityUpdate, Schema, Segment, Stream, record_dtype
+from apexreplay.wire.codec import Codec
 
 TINY = Schema(frame_shape=(1,), frame_dtype="uint8", stack=1, num_actions=1, n_step=1, codec="raw")
 SEGMENT_RECORDS = 4_096  # small stores, in which only the tree is measured

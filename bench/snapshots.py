@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from apex.replay_memory.snapshot_process import SnapshotProcess
-from apex.runtime.children import start_child, stop_children
-from apex.runtime.lifecycle import Stop
 from apexreplay.frame_blob import make_blob
+from apexreplay.process.children import start_child, stop_children
+from apexreplay.process.lifecycle import Stop
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.restore import restore
 from apexreplay.snapshots.writer import SnapshotWriter

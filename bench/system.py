@@ -13,10 +13,10 @@ from pathlib import Path
 from apex.config import Config, dump_toml
 from apex.launch.status import ask
 from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import Stop
 from apex.runtime.ports import choose_ports, is_free
 from apex.transport.curve.key_store import read_keys
 from apex.types import Role
+from apexreplay.process.lifecycle import Stop
 from bench import actor, learner
 from bench.harness.command import Figures, make_parser, read_config, run_bench
 from bench.harness.programs import control_address, map_stores, measure_rates, open_programs

@@ -17,9 +17,9 @@ from typing import Any
 from apex.command_line import parse_config
 from apex.config import Config
 from apex.config.arguments import Formatter, Parser, positive_float, positive_int
-from apex.runtime.lifecycle import reports_errors
 from apex.runtime.ports import choose_ports, is_free
 from apexreplay.errors import FAILED, FINISHED, UsageError, require
+from apexreplay.process.lifecycle import reports_errors
 from chaos.audit import Verdict
 from chaos.environment import ID, PACED_ID
 from chaos.proxy import Proxy

@@ -22,15 +22,16 @@ import numpy as np
 import zmq
 
 from apex.config.arguments import Parser, positive_int
-from apex.runtime.lifecycle import reports_errors
-from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
-from apex.transport.codec import Codec
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
-from apex.transport.endpoints import BatchReceiver, ParameterPublisher, ParameterSubscriber
-from apex.transport.sockets import Context, connect, open_context, prepare
+from apex.transport.endpoints import ParameterPublisher, ParameterSubscriber
+from apex.transport.run_codec import RunCodec
 from apex.types import Parameters, Role
 from apexreplay.errors import FAILED, FINISHED
+from apexreplay.process.lifecycle import reports_errors
+from apexreplay.transport.async_receiver import PULL, ROUTER, AsyncReceiver
+from apexreplay.transport.endpoints import BatchReceiver
+from apexreplay.transport.sockets import Context, connect, open_context, prepare
 from apexreplay.types import Schema
 
 MARK = 50  # high-water mark of sockets that accept one as an argument
@@ -40,7 +41,7 @@ TIMER_SECONDS = 3.0  # longer than the longest heartbeat interval that was ever 
 READ_SECONDS = 0.3  # time without a message after which the queues count as empty
 NUM_PEERS = 30  # connections that die at the same time
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
-CODEC = Codec(1, SCHEMA)
+CODEC = RunCodec(1, SCHEMA)
 VALUES = np.zeros(1_000, np.float32)
 
 

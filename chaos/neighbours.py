@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from apex.runtime.spawn import spawn
+from apexreplay.process.spawn import spawn
 from chaos.environment import PACED_ID
 
 STRANGER = 54_321  # user id of the other user

@@ -21,16 +21,16 @@ from apex.facts import ProgramEvent
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.open_store import store_settings
 from apex.runs.folder import KEYS, RunFolder
-from apex.runtime.spawn import spawn
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
-from apex.transport.sockets import open_context
 from apex.types import Role
 from apexreplay.errors import UsageError, require
+from apexreplay.process.spawn import spawn
 from apexreplay.snapshots.restore import restore
 from apexreplay.store.location import remove, store_path
+from apexreplay.transport.sockets import open_context
 from chaos.audit import Content, Follower, Verdict, judge
 from chaos.ledger import Entries, LedgerReader
 from chaos.processes import Process, find, is_alive, kill, send

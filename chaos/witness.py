@@ -10,8 +10,8 @@ from typing import Any
 
 from apex.acting import worker
 from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
-from apex.transport.codec import Codec
 from apexreplay.types import Stream
+from apexreplay.wire.codec import Codec
 from chaos.environment import PacedEnvironment
 from chaos.ledger import Ledger, WitnessedOutlet, WitnessedReceipts
 

@@ -105,8 +105,9 @@ def read_comments() -> dict[tuple[str, str], str]:
 
 
 def timing_table() -> str:
-    """Returns a table of the periods and timeouts in apex/transport/timing.py, in the order of the file."""
-    rows = re.findall(r"^(\w+) = (\S+)  # (.+)$", (ROOT / "apex/transport/timing.py").read_text(), re.MULTILINE)
+    """Returns a table of the periods and timeouts in both files transport/timing.py, in the order of the files."""
+    text = "".join((ROOT / package / "transport/timing.py").read_text() for package in ("apex", "apexreplay"))
+    rows = re.findall(r"^(\w+) = (\S+)  # (.+)$", text, re.MULTILINE)
     lines = [f"| `{name}` | {value} | {escape(meaning)} |" for name, value, meaning in rows]
     return "\n".join(["| Constant | Value | Meaning |", "|---|---|---|", *lines]) + "\n"
 

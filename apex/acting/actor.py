@@ -12,11 +12,11 @@ from apex.algorithms.interface import Agent, Mask, check_allowed
 from apex.algorithms.parameters import load_parameters
 from apex.config import ActorConfig
 from apex.environments.interface import VectorEnvironment
-from apex.facts import Waiting
-from apex.runtime.lifecycle import POLL_SECONDS, Wait
 from apex.transport.messages.results import ActorScores, MetricSum, Scores, ScoreSums
 from apex.transport.timing import DRAIN_SECONDS
 from apex.types import Exploration, Parameters, Step
+from apexreplay.facts import Waiting
+from apexreplay.process.lifecycle import POLL_SECONDS, Wait
 from apexreplay.types import Array, Stream
 
 

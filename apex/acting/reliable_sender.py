@@ -4,11 +4,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from apex.acting.segment_builder import Cut
 from apex.acting.send_window import SendWindow
-from apex.transport.codec import Codec
-from apex.transport.sockets import ReconnectBackoff
-from apexreplay.types import Receipt, Segment, Stream
+from apexreplay.transport.sockets import ReconnectBackoff
+from apexreplay.types import Cut, Receipt, Segment, Stream
+from apexreplay.wire.codec import Codec
 
 
 class Outlet(Protocol):

@@ -12,7 +12,7 @@ from apex.config import ActorConfig, EnvironmentConfig
 from apex.types import Step
 from apexreplay.errors import require
 from apexreplay.frame_blob import make_blob
-from apexreplay.types import Array, FrameCodec, Schema, pack_mask, record_dtype
+from apexreplay.types import Array, Cut, FrameCodec, Schema, pack_mask, record_dtype
 
 
 def _lz4(frame: Array) -> bytes:
@@ -23,14 +23,6 @@ def _lz4(frame: Array) -> bytes:
 COMPRESS: dict[FrameCodec, Callable[[Array], bytes]] = {"lz4": _lz4, "raw": np.ndarray.tobytes}
 # The replay server refuses segments whose priorities are not finite.
 MAX_SENT_PRIORITY = float(np.finfo(np.float32).max)
-
-
-class Cut(NamedTuple):
-    """The content of one stream's next `types.Segment`."""
-
-    stream_index: int  # 0 ... E-1
-    records: Array  # record_dtype[M], M >= 1, in order of time
-    blob: bytes
 
 
 class _Row(NamedTuple):

@@ -1,6 +1,6 @@
 """Keeps sent segments until they are acknowledged, and sends them again if no acknowledgement comes."""
 
-from apex.transport.timing import MOST_RESEND_SECONDS, RECEIPT_SILENCE_SECONDS, RESEND_SECONDS
+from apexreplay.transport.timing import MOST_RESEND_SECONDS, RECEIPT_SILENCE_SECONDS, RESEND_SECONDS
 from apexreplay.types import Receipt, Stream
 
 

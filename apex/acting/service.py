@@ -6,17 +6,17 @@ from apex.acting.host import ActorHost, WorkerReports
 from apex.acting.shared_parameters import SharedParameters
 from apex.acting.worker import Work, WorkerTask
 from apex.environments.foreign import require_trust
-from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.hardware import read_machine
-from apex.runtime.lifecycle import Stop
-from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ParameterSubscriber
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, Welcome, greet
-from apex.transport.sockets import open_context
+from apex.transport.run_codec import RunCodec
 from apex.types import Role
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE
+from apexreplay.process.children import check_children, start_child, stop_children
+from apexreplay.process.lifecycle import Stop
+from apexreplay.transport.sockets import open_context
 
 log = logging.getLogger("apex")
 
@@ -59,7 +59,7 @@ def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int | No
             session.check()
 
         with open_context(read_keys(welcome.config.transport.keys, Role.ACTOR)) as context:
-            endpoint, codec = welcome.endpoint("parameters"), Codec(welcome.run_id, welcome.schema)
+            endpoint, codec = welcome.endpoint("parameters"), RunCodec(welcome.run_id, welcome.schema)
             subscriber = ParameterSubscriber(context, endpoint, codec, num_parameters=welcome.num_parameters)
             host.run(subscriber, stop, check)
         if session.moved and not session.finished:

@@ -19,15 +19,15 @@ from apex.config.algorithm_choice import is_wide
 from apex.environments.factory import make_environment
 from apex.environments.interface import VectorEnvironment
 from apex.runtime.hardware import read_bfloat16
-from apex.runtime.lifecycle import Stop
-from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
-from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apex.transport.hello import Welcome
-from apex.transport.sockets import open_context
 from apex.transport.timing import REPORT_SECONDS
 from apex.types import Role
+from apexreplay.process.lifecycle import Stop
+from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
+from apexreplay.transport.sockets import open_context
 from apexreplay.types import Schema, Stream
+from apexreplay.wire.codec import Codec
 
 
 class WorkerTask(NamedTuple):

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from apex.algorithms.parameters import num_parameters
-from apex.errors import describe_exception
 from apex.runtime.importer import call_factory
-from apexreplay.errors import UsageError, require
+from apexreplay.errors import UsageError, describe_exception, require
 from apexreplay.types import Schema
 
 

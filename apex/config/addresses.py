@@ -57,6 +57,11 @@ class TransportConfig(Branch):
         """Returns whether the sockets can be reached at every address of this host, and not only at `bind`."""
         return self.bind in ("0.0.0.0", "*")
 
+    @property
+    def insecure_address(self) -> str:
+        """Returns the address at which other hosts reach the sockets without keys; "" if they cannot."""
+        return "" if self.is_loopback or self.keys else self.bind
+
     def port(self, name: str, index: int = 0) -> int:
         """Returns the port number of the socket `name` ("experience", ...).
 

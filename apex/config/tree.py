@@ -28,7 +28,7 @@ from apex.config.validation import (
     check_arguments,
     require_setting,
 )
-from apex.facts import MAX_TEXT
+from apexreplay.facts import MAX_TEXT
 
 MAX_EPISODES = 10_000  # maximum episodes of one evaluation, because one message carries all their scores
 

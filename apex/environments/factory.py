@@ -24,10 +24,9 @@ from apex.environments.interface import VectorEnvironment
 from apex.environments.mujoco import prepare, require_picture, uses_mujoco
 from apex.environments.observation_form import ObservationForm, read_observations
 from apex.environments.sync_vector import SyncVectorEnvironment
-from apex.errors import describe_exception
 from apex.runtime.importer import find_factory, import_module
 from apex.runtime.trust import allow, require_trusted
-from apexreplay.errors import UsageError, require
+from apexreplay.errors import UsageError, describe_exception, require
 from apexreplay.types import Schema
 
 gymnasium.register_envs(ale_py)  # Importing ale_py has registered its games; this marks the import as used.

@@ -3,8 +3,8 @@
 import logging
 
 from apex.environments.answers import BadAnswerError
-from apex.errors import EnvironmentFailure, describe_exception
-from apexreplay.errors import UsageError
+from apex.errors import EnvironmentFailure
+from apexreplay.errors import UsageError, describe_exception
 
 MAX_FAULTS = 10  # highest tolerated level of FaultBudget; a fault beyond it ends the process
 FORGIVEN_STEPS = 1_000  # environment steps in which the level of FaultBudget falls by one fault

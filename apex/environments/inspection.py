@@ -19,10 +19,10 @@ from apex.config import Config, EnvironmentConfig
 from apex.config.algorithm_choice import choose_algorithm
 from apex.environments.factory import atari_game, describe
 from apex.environments.interface import VectorEnvironment
-from apex.errors import ChildDiedError, StoppedError
-from apex.runtime.children import call_in_child
-from apex.runtime.lifecycle import Stop
-from apexreplay.errors import UsageError
+from apex.errors import StoppedError
+from apexreplay.errors import ChildDiedError, UsageError
+from apexreplay.process.children import call_in_child
+from apexreplay.process.lifecycle import Stop
 from apexreplay.types import Array, Schema
 
 MIN_STEPS, MAX_STEPS = 10, 256  # steps for which an environment is tried: one for each discrete action, within these

@@ -8,8 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from apex.errors import describe_exception
-from apexreplay.errors import UsageError
+from apexreplay.errors import UsageError, describe_exception
 
 DM_CONTROL = "dm_control/"
 BACKEND = "MUJOCO_GL"  # variable that names the renderer; dm_control and MuJoCo read it only when they are imported

@@ -34,9 +34,9 @@ from apex.metric_tags import SUCCESS
 from apex.runs.checkpoints.policy_file import read_policy
 from apex.runs.folder import open_run
 from apex.runtime import trust
-from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.sentences import plural
 from apexreplay.errors import FAILED, FINISHED, require
+from apexreplay.process.lifecycle import reports_errors, stop_on_signals
 from apexreplay.types import Array
 
 

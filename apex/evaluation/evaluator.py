@@ -14,12 +14,12 @@ from apex.environments import factory
 from apex.environments.interface import VectorEnvironment
 from apex.errors import EnvironmentFailure
 from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, metrics_of, play, summarize
-from apex.facts import Waiting
-from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.status import EvaluatorStatus
 from apex.types import Parameters
 from apexreplay.errors import UsageError
+from apexreplay.facts import Waiting
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
 
 log = logging.getLogger("apex")
 

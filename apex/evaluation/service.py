@@ -7,16 +7,16 @@ import torch
 from apex.algorithms.interface import make_algorithm
 from apex.environments.foreign import require_trust
 from apex.evaluation.evaluator import Evaluator
-from apex.runtime.lifecycle import Stop
-from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ParameterSubscriber
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Welcome
 from apex.transport.messages.results import EvaluationResult
-from apex.transport.sockets import open_context
+from apex.transport.run_codec import RunCodec
 from apex.types import Parameters, Role
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE
+from apexreplay.process.lifecycle import Stop
+from apexreplay.transport.sockets import open_context
 
 log = logging.getLogger("apex")
 
@@ -26,7 +26,7 @@ class RemoteLearner:
 
     session: Session  # set before the first evaluation
 
-    def __init__(self, subscriber: ParameterSubscriber, codec: Codec) -> None:
+    def __init__(self, subscriber: ParameterSubscriber, codec: RunCodec) -> None:
         self._codec = codec
         self.newest = subscriber.receive
 
@@ -43,7 +43,7 @@ class RemoteLearner:
 def run_service(welcome: Welcome, stop: Stop) -> int:
     """Evaluates the newest parameters until the run ends; returns the exit status."""
     require_trust(welcome.config, given=bool(welcome.route.keys))
-    config, codec = welcome.config, Codec(welcome.run_id, welcome.schema)
+    config, codec = welcome.config, RunCodec(welcome.run_id, welcome.schema)
     torch.set_num_threads(config.evaluator.num_threads)
     with open_context(read_keys(config.transport.keys, Role.EVALUATOR)) as context:
         subscriber = ParameterSubscriber(

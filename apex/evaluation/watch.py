@@ -20,10 +20,10 @@ from apex.runs.checkpoints.paths import newest_update
 from apex.runs.checkpoints.policy_file import find_best
 from apex.runs.folder import open_run
 from apex.runs.lock import is_held
-from apex.runtime.lifecycle import Stop, reports_errors, sleep, stop_on_signals
 from apex.runtime.trust import add_allow
 from apex.sentences import describe_outcome, plural
 from apexreplay.errors import FINISHED, require
+from apexreplay.process.lifecycle import Stop, reports_errors, sleep, stop_on_signals
 from apexreplay.types import Array
 
 FOREVER = 10**12  # games or pictures

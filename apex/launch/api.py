@@ -21,9 +21,9 @@ from apex.launch.engine import LOCAL, RAY, RayEngine
 from apex.launch.start import Start
 from apex.launch.summary import find_end
 from apex.launch.train import execute
-from apex.runtime.lifecycle import Stop, stop_on_signals
 from apex.sentences import describe_end, describe_failure
 from apexreplay.errors import REFUSED, UsageError, require
+from apexreplay.process.lifecycle import Stop, stop_on_signals
 
 GUARD = 'move the training code below `if __name__ == "__main__":`, so that the module can be imported without training'
 

@@ -29,14 +29,14 @@ from apex.launch.resume import reopen
 from apex.launch.start import Start
 from apex.launch.train import execute
 from apex.runtime.hardware import read_machine
-from apex.runtime.lifecycle import POLL_SECONDS, Stop, reports_errors, stop_on_signals
 from apex.runtime.logs import LogTail, log_to
 from apex.runtime.supervisor import Program, supervise
-from apex.runtime.text import clean
-from apex.runtime.watchdog import take_notifier
 from apex.sizing import size_to_machine
-from apex.transport.curve.key_store import write_private
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, REFUSED, ApexError, UsageError, require
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop, reports_errors, stop_on_signals
+from apexreplay.process.text import clean
+from apexreplay.process.watchdog import take_notifier
+from apexreplay.transport.curve.key_store import write_private
 
 HANDOVER_SECONDS = 30.0  # time limit for an earlier guard of the same home to end its programs
 

@@ -22,7 +22,6 @@ from apex.launch.terminal.view import open_view, print_line
 from apex.replay_memory.open_store import reclaim
 from apex.runs.folder import KEYS, RunFolder
 from apex.runs.lock import hold
-from apex.runtime.lifecycle import Stop
 from apex.runtime.logs import LogTail, log_to
 from apex.runtime.ports import PortClaims
 from apex.runtime.supervisor import supervise
@@ -31,10 +30,11 @@ from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import local_host
-from apex.transport.sockets import open_context
 from apex.types import Role
 from apexreplay.errors import UsageError
+from apexreplay.process.lifecycle import Stop
 from apexreplay.store.location import claim_run, store_path
+from apexreplay.transport.sockets import open_context
 
 
 def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | None:

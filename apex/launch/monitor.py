@@ -8,16 +8,17 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from apex.facts import EndReason, LogEntry, Record
+from apex.facts import EndReason, LogEntry
 from apex.launch.terminal.dashboard import ENDING, EVALUATING, History, Note
 from apex.launch.terminal.view import View
-from apex.runtime.hardware import read_space
-from apex.runtime.text import clean
 from apex.sentences import describe, describe_disk, describe_entry
 from apex.transport.control_client import ControlClient
 from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.timing import ANSWER_SECONDS, STATUS_SECONDS
+from apexreplay.facts import Record
+from apexreplay.process.limits import read_space
+from apexreplay.process.text import clean
 
 FULL_BYTES = 64 * 1024  # a disk with at most this much free space counts as full
 

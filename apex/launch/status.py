@@ -9,14 +9,14 @@ import msgspec
 from apex.config.arguments import Parser, positive_float
 from apex.launch.terminal.view import show_once
 from apex.runs.live import find_route
-from apex.runtime.lifecycle import reports_errors
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import Keys, read_keys
 from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
-from apex.transport.sockets import open_context
 from apex.types import Role
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE
+from apexreplay.process.lifecycle import reports_errors
+from apexreplay.transport.sockets import open_context
 
 
 @reports_errors("apex status")

@@ -15,10 +15,10 @@ from apex.launch.resume import ACCEPT, OPTION, reopen, resume_parser
 from apex.launch.start import RunOutcome, Start
 from apex.launch.summary import summary
 from apex.launch.terminal.view import print_line
-from apex.runtime.lifecycle import KILLED_BY_CTRL_C, Stop, reports_errors, stop_on_signals
 from apex.runtime.trust import remember
-from apex.runtime.watchdog import take_notifier
 from apexreplay.errors import FINISHED, require
+from apexreplay.process.lifecycle import KILLED_BY_CTRL_C, Stop, reports_errors, stop_on_signals
+from apexreplay.process.watchdog import take_notifier
 
 
 @reports_errors("apex train")

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from apex.facts import Waiting
-from apex.runtime.lifecycle import Wait
 from apex.types import Progress
+from apexreplay.facts import Waiting
+from apexreplay.process.lifecycle import Wait
 
 Snapshot = Callable[[], tuple[dict[str, Any], Callable[[], None]]]  # See `Trainer.snapshot`.
 

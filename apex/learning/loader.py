@@ -19,18 +19,18 @@ from apex.learning.random_shift import RandomShift
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.sampler import IDLE_SECONDS
 from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
-from apex.runtime.children import start_child
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
-from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
-from apex.transport.endpoints import BatchReceiver, max_batch_bytes
-from apex.transport.sockets import Context, open_context
 from apex.types import Role
 from apexreplay.errors import UsageError
 from apexreplay.frames.stack_decoder import StackDecoder
+from apexreplay.process.children import start_child
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.store.location import counters_path, has_owner, store_path
 from apexreplay.store.reader import StoreReader
+from apexreplay.transport.endpoints import BatchReceiver, max_batch_bytes
+from apexreplay.transport.sockets import Context, open_context
 from apexreplay.types import Schema
+from apexreplay.wire.codec import Codec
 
 LOOK_SECONDS = 0.5  # time between two checks for a new replay memory file
 

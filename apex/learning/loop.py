@@ -8,14 +8,15 @@ from typing import Any, Protocol
 
 from apex.config import Config, RunConfig
 from apex.errors import DivergedError
-from apex.facts import INTERRUPTED, EndReason, Waiting
+from apex.facts import INTERRUPTED, EndReason
 from apex.learning.batch_ring import BatchRing
 from apex.learning.coordinator.link import TrainerReport
 from apex.learning.trainer import Trainer
-from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.messages.status import LearnerStatus
 from apex.transport.timing import REPORT_SECONDS
 from apex.types import Progress
+from apexreplay.facts import Waiting
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
 
 COMMON_FIGURES = ("loss", "mean_q", "td_error", "gradient_norm")  # figures of every algorithm's updates
 DYING_SHARE, DYING_SECONDS = 0.5, 60.0  # A layer is dying if a larger share of its units is dormant for so long.

@@ -1,17 +1,17 @@
 """The learner's thread that publishes parameters."""
 
-from apex.runtime.lifecycle import Helper, Stop
-from apex.transport.codec import Codec
 from apex.transport.curve.key_store import Keys
 from apex.transport.endpoints import ParameterPublisher
-from apex.transport.sockets import open_context
+from apex.transport.run_codec import RunCodec
 from apex.types import Parameters
+from apexreplay.process.lifecycle import Helper, Stop
+from apexreplay.transport.sockets import open_context
 
 
 class PublishingThread:
     """Publishes parameters on a separate thread, so that new subscribers get them even during a long gradient step."""
 
-    def __init__(self, endpoint: str, codec: Codec, stop: Stop, keys: Keys | None = None) -> None:
+    def __init__(self, endpoint: str, codec: RunCodec, stop: Stop, keys: Keys | None = None) -> None:
         self._endpoint = endpoint
         self._keys = keys
         self._codec = codec

@@ -8,7 +8,6 @@ from multiprocessing.process import BaseProcess
 
 from apex.algorithms.parameters import num_parameters
 from apex.config import EvaluatorConfig
-from apex.errors import ChildDiedError
 from apex.facts import EndReason
 from apex.learning.batch_ring import BatchRing
 from apex.learning.checkpoint_writer import CheckpointWriter
@@ -22,16 +21,16 @@ from apex.learning.setup import choose_device, make_trainer, prepare_torch, rest
 from apex.learning.trainer import Trainer
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.folder import RunFolder
-from apex.runtime.children import check_children, start_child, stop_children
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.sentences import describe_end
-from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
-from apex.transport.endpoints import PrioritySender
-from apex.transport.sockets import open_context
+from apex.transport.run_codec import RunCodec
 from apex.transport.timing import END_NOTICE_SECONDS
 from apex.types import Role
-from apexreplay.errors import FINISHED
+from apexreplay.errors import FINISHED, ChildDiedError
+from apexreplay.process.children import check_children, start_child, stop_children
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.transport.endpoints import PrioritySender
+from apexreplay.transport.sockets import open_context
 
 log = logging.getLogger("apex")
 
@@ -54,7 +53,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     loaders = start_loaders(LoaderTask(schema, ring, run_id, config))
     coordinator_pipe.close()  # Only the child may hold this end, so that its death closes the pipe.
     prepare_torch(config.learner, device)
-    codec = Codec(run_id, schema)
+    codec = RunCodec(run_id, schema)
     publisher = PublishingThread(config.transport.endpoint("parameters"), codec, stop, keys)
     saves = CheckpointWriter(partial(save_run, folder))
 

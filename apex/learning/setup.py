@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 
 from apex.algorithms.interface import make_algorithm
-from apex.config import LearnerConfig
+from apex.config import LearnerConfig, RunConfig
 from apex.learning.skipped_batches import SkippedBatches
 from apex.learning.trainer import BatchProvider, PrioritySink, Trainer
 from apex.runs.checkpoints.folder import Found, set_aside
 from apex.runs.folder import RunFolder
-from apex.runtime.children import call_in_child
-from apex.runtime.lifecycle import Stop
 from apex.types import Parameters, Progress
 from apexreplay.errors import UsageError
+from apexreplay.process.children import call_in_child
+from apexreplay.process.lifecycle import Stop
 
 log = logging.getLogger("apex")
 
@@ -27,7 +27,9 @@ def choose_device(config: LearnerConfig) -> torch.device:
     """
     if config.device == "cpu":
         return torch.device("cpu")
-    (sees_gpu,) = call_in_child("device", lambda stop: {"gpu": torch.cuda.is_available()}, Stop()).values()
+    (sees_gpu,) = call_in_child(
+        "device", lambda stop: {"gpu": torch.cuda.is_available()}, Stop(), stuck_seconds=RunConfig().stuck_seconds
+    ).values()
     if config.device == "cuda" and not sees_gpu:
         raise UsageError("--device cuda, but torch finds no GPU", "use --device cpu, or repair the driver")
     return torch.device("cuda" if sees_gpu else "cpu")

@@ -8,10 +8,10 @@ import numpy as np
 
 from apex.config import ReplayConfig
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.transport.timing import CREDIT_SECONDS
 from apexreplay.frame_blob import FrameBlob
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.store.reader import StoreReader
+from apexreplay.transport.timing import CREDIT_SECONDS
 from apexreplay.types import Array, BatchMessage
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from apex.config import ReplayConfig
 from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
-from apex.runtime.hardware import read_available_memory, read_space
-from apex.runtime.text import size
 from apex.transport.hello import Welcome, host_name
 from apex.transport.messages.control import WaitAnswer
 from apexreplay.errors import DamagedMemoryError, UsageError
+from apexreplay.process.limits import read_available_memory, read_space
+from apexreplay.process.text import size
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.restore import restore
 from apexreplay.store import location

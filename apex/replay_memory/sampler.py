@@ -8,14 +8,14 @@ import numpy as np
 
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
-from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
-from apex.transport.endpoints import BatchSender
-from apex.transport.sockets import ReconnectBackoff, open_context
 from apex.types import Role
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.store.reader import StoreReader
+from apexreplay.transport.endpoints import BatchSender
+from apexreplay.transport.sockets import ReconnectBackoff, open_context
 from apexreplay.types import Schema
+from apexreplay.wire.codec import Codec
 
 IDLE_SECONDS = 0.001  # seconds between two checks whether drawing is allowed
 

@@ -5,18 +5,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from apex.facts import Waiting
 from apex.replay_memory.priority_histogram import PriorityHistogram
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.runtime.rates import Rates
-from apex.transport.codec import Codec
-from apex.transport.header import Frame, WireError
 from apex.transport.messages.status import ReplayStatus
-from apex.transport.timing import STREAM_LIFE_SECONDS
+from apexreplay.facts import Waiting
+from apexreplay.process.rates import Rates
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.writer import StoreWriter
+from apexreplay.transport.timing import STREAM_LIFE_SECONDS
 from apexreplay.types import Receipt
+from apexreplay.wire.codec import Codec
+from apexreplay.wire.header import Frame, WireError
 
 log = logging.getLogger("apex")
 

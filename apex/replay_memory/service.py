@@ -13,31 +13,31 @@ import numpy as np
 from msgspec.structs import replace
 
 from apex.config.addresses import REPLAY_SOCKETS
-from apex.facts import Waiting
 from apex.replay_memory.batch_drawer import DrawSettings
 from apex.replay_memory.open_store import open_store, reclaim, store_settings
 from apex.replay_memory.sampler import SamplerTask, run_sampler
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer
 from apex.replay_memory.snapshot_process import SnapshotProcess
-from apex.runtime.children import check_children, start_child, stop_children
-from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
-from apex.transport.async_receiver import PULL, AsyncReceiver
-from apex.transport.codec import Codec
-from apex.transport.curve.key_store import read_keys
-from apex.transport.endpoints import ReceiptPublisher, max_segment_bytes
+from apex.transport.curve.key_store import KEYS_REMEDY, read_keys
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Welcome
 from apex.transport.messages.status import ReplayStatus
-from apex.transport.sockets import Context, InsecureBindWarning, open_context, reachable_address
-from apex.transport.timing import RECEIPT_SECONDS
 from apex.types import Role
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError
+from apexreplay.facts import Waiting
+from apexreplay.process.children import check_children, start_child, stop_children
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
 from apexreplay.snapshots.folder import SnapshotFolder, shard_folder
 from apexreplay.snapshots.writer import SnapshotWriter
 from apexreplay.store.location import memory_id, remove, store_path
 from apexreplay.store.writer import StoreWriter
+from apexreplay.transport.async_receiver import PULL, AsyncReceiver
+from apexreplay.transport.endpoints import ReceiptPublisher, max_segment_bytes
+from apexreplay.transport.sockets import Context, InsecureBindWarning, open_context, reachable_address
+from apexreplay.transport.timing import RECEIPT_SECONDS
 from apexreplay.types import Receipt
+from apexreplay.wire.codec import Codec
 
 LIMITER_SECONDS = 0.005  # seconds between two checks whether inserts may continue
 LOST_SNAPSHOT_SECONDS = 120.0  # maximum seconds for a snapshot after the file of the memory was removed
@@ -136,7 +136,7 @@ def _left_in_order(store: StoreWriter, path: Path, snapshots: SnapshotProcess | 
 def _join(welcome: Welcome, server: ReplayServer, context: Context, advertise: str, stop: Stop) -> Session:
     """Reports this shard's addresses to the learner and starts to send heartbeats with the shard's status."""
     transport = welcome.config.transport
-    host = advertise or reachable_address(transport, welcome.route.host)
+    host = advertise or reachable_address("" if transport.binds_to_all else transport.bind, welcome.route.host)
     endpoints = {name: transport.endpoint(name, host, server.shard) for name in REPLAY_SOCKETS}
 
     def status() -> ReplayStatus:
@@ -211,7 +211,7 @@ async def _watch(
     welcome: Welcome, context: Context, children: Sequence[BaseProcess], session: Session, stop: Stop
 ) -> None:
     """Watches the authenticator, the child processes and the heartbeats, and raises the error if one of them fails."""
-    warning = InsecureBindWarning(welcome.config.transport)
+    warning = InsecureBindWarning(welcome.config.transport.insecure_address, KEYS_REMEDY)
     while not stop.poll():
         await asyncio.sleep(POLL_SECONDS)
         context.check()

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from apex.errors import describe_exception
-from apex.runtime.children import start_child
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
-from apexreplay.errors import UsageError
+from apexreplay.errors import UsageError, describe_exception
+from apexreplay.process.children import start_child
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.snapshots.writer import SnapshotWriter
 
 REST = 3.0  # sleep after each file, as a multiple of the time that writing the file took

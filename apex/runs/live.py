@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from apex.config import Config
 from apex.runs.folder import RunFolder, list_runs
 from apex.runs.lock import is_held
-from apex.transport.hello import Route, local_host
-from apex.transport.sockets import split_address
+from apex.transport.hello import Route, local_host, split_address
 from apexreplay.errors import UsageError
 
 log = logging.getLogger("apex")

@@ -6,9 +6,9 @@ from difflib import get_close_matches
 from types import FunctionType, ModuleType
 from typing import Any
 
-from apex.errors import ConfigError, describe_exception
+from apex.errors import ConfigError
 from apex.runtime.trust import OWN, find_package, package_of, require_trusted
-from apexreplay.errors import UsageError, require
+from apexreplay.errors import UsageError, describe_exception, require
 
 
 def import_module(setting: str, path: str) -> ModuleType:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from apex.facts import LogEntry, Record, Waiting
-from apex.runtime.lifecycle import complain
+from apex.facts import LogEntry
 from apex.sentences import describe
+from apexreplay.facts import Record, Waiting
+from apexreplay.process.lifecycle import complain
 
 ENTRIES = "APEX_LOG_ENTRIES"  # environment variable by which a launcher passes the path of a program's entries
 
@@ -29,6 +30,10 @@ class RoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Returns the log line."""
         return super().format(_as_sentence(record))
+
+
+if logging.lastResort is not None:  # prints the waits of a command that has no log yet
+    logging.lastResort.setFormatter(RoleFormatter())
 
 
 class EntryHandler(logging.Handler):

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from apex.runtime.gpu import read_cuda
-from apex.runtime.hardware import PROCESSOR, read_text
+from apex.runtime.hardware import PROCESSOR
 from apex.version import VERSION
+from apexreplay.process.limits import read_text
 
 PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam", "safetensors", "tensorboardX", "tensorboard")
 ASK_SECONDS = 5.0  # timeout of git

@@ -14,14 +14,15 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 from apex.config import RunConfig
-from apex.facts import Ending, Failure, FailureKind, ProgramEvent, Waiting
-from apex.runtime.children import KILL_SECONDS
-from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
+from apex.facts import Ending, Failure, FailureKind, ProgramEvent
 from apex.runtime.logs import ENTRIES
-from apex.runtime.spawn import spawn
 from apex.runtime.text import last_lines
-from apex.runtime.watchdog import Listener, StuckDetector, abort
 from apexreplay.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
+from apexreplay.facts import Waiting
+from apexreplay.process.children import KILL_SECONDS
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
+from apexreplay.process.spawn import spawn
+from apexreplay.process.watchdog import Listener, StuckDetector, abort
 
 log = logging.getLogger("apex")
 

@@ -1,15 +1,11 @@
-"""Formats numbers, durations and sizes as short text for people."""
+"""Formats numbers and durations as short text for people, and reads the ends of logs."""
 
-import math
 from pathlib import Path
 from typing import Any
 
+from apexreplay.process.text import known
+
 MAX_COLUMNS = 100  # maximum width of output for people, even on a wider terminal
-
-
-def known(value: Any) -> float | None:
-    """Returns `value` if it is a finite number, else None: a status may contain null, and a loss may be NaN."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def number(value: Any) -> str:
@@ -28,21 +24,6 @@ def duration(seconds: Any) -> str:
     """Formats seconds as h:mm:ss."""
     whole = int(known(seconds) or 0)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
-def clean(text: str) -> str:
-    """Replaces control characters by spaces, because text from a log or a socket must not control the terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
-def size(num_bytes: Any) -> str:
-    """Formats a number of bytes in GiB, MiB or KiB."""
-    value = known(num_bytes)
-    if value is None:
-        return "-"
-    if value < 2**20:
-        return f"{value / 2**10:.0f} KiB"
-    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
 
 
 def last_lines(path: Path, count: int) -> list[str]:

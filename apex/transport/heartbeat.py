@@ -11,19 +11,19 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from apex.facts import Waiting
-from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
 from apex.runtime.resources import ResourceMeter
-from apex.runtime.watchdog import StuckDetector
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Welcome, host_name
 from apex.transport.messages import control
 from apex.transport.messages.results import Scores
 from apex.transport.messages.status import Resources, RoleStatus
-from apex.transport.sockets import open_context
 from apex.transport.timing import ABSENT_HEARTBEATS
 from apex.types import Role
+from apexreplay.facts import Waiting
+from apexreplay.process.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
+from apexreplay.process.watchdog import StuckDetector
+from apexreplay.transport.sockets import open_context
 
 STUCK_FACTOR = 1.25  # factor on `run.stuck_seconds`: above 1, so that a supervisor, which can report more, acts first
 

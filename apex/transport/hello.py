@@ -12,21 +12,22 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import psutil
 
-from apex.config import Config, TransportConfig, from_dict
+from apex.config import Config, RunConfig, TransportConfig, from_dict
 from apex.config.arguments import Parser
 from apex.errors import RefusedError
-from apex.facts import Waiting
-from apex.runtime.children import call_in_child
-from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
-from apex.transport.handshakes import NO_KEY
-from apex.transport.header import WIRE_VERSION
 from apex.transport.messages import control
 from apex.transport.messages.fields import printable
-from apex.transport.sockets import open_context
 from apex.transport.timing import HELLO_SECONDS
 from apex.types import Role
+from apexreplay.errors import UsageError
+from apexreplay.facts import Waiting
+from apexreplay.process.children import call_in_child
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
+from apexreplay.transport.handshakes import NO_KEY
+from apexreplay.transport.sockets import open_context
+from apexreplay.wire.header import WIRE_VERSION
 
 log = logging.getLogger("apex")
 
@@ -74,6 +75,15 @@ def add_route_options(parser: Parser) -> None:
     parser.add_argument("--keys", default="", metavar="DIR", help="folder with this role's keys (see apex keys --help)")
     insecure = "allow connections to other hosts without keys, encryption or authentication"
     parser.add_argument("--insecure-no-auth", action="store_true", help=insecure)
+
+
+def split_address(text: str, default_port: int) -> tuple[str, int]:
+    """Parses HOST or HOST:PORT; raises UsageError for anything else."""
+    host, _, port = text.partition(":")
+    number = port or str(default_port)
+    if not host or not number.isdecimal() or not 0 < int(number) < 65_536:
+        raise UsageError(f"--learner must be HOST or HOST:PORT with a port from 1 to 65535, got {text!r}")
+    return host, int(number)
 
 
 def greet(
@@ -136,7 +146,12 @@ def greet(
 
 def greet_in_child(greet: Callable[[Stop], Welcome | None], stop: Stop) -> Welcome | None:
     """Calls `greet(stop)` in a child process, because a program that forks later must not have a ZeroMQ context."""
-    answer = call_in_child("hello", lambda child_stop: msgspec.to_builtins(greet(child_stop)) or {}, stop)
+    answer = call_in_child(
+        "hello",
+        lambda child_stop: msgspec.to_builtins(greet(child_stop)) or {},
+        stop,
+        stuck_seconds=RunConfig().stuck_seconds,
+    )
     return msgspec.convert(answer, Welcome) if answer else None
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from apex.transport.header import WIRE_VERSION, Frame, Header, MessageKind, WireError, pack, require_field, unpack
 from apex.transport.messages.control import Answer, RefusedAnswer, Request
 from apexreplay.types import Stream
+from apexreplay.wire.header import WIRE_VERSION, Frame, Header, MessageKind, WireError, pack, require_field, unpack
 
 MAX_JSON_BYTES = 1 << 20
 

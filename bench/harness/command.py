@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from apex.command_line import parse_config
-from apex.config import Config
+from apex.config import Config, RunConfig
 from apex.config.arguments import Parser, positive_float
 from apex.environments.factory import describe
 from apex.evaluation.evaluator import make_policy
 from apex.runs.checkpoints.policy_file import read_policy
-from apex.runtime.children import call_in_child
 from apex.runtime.hardware import read_machine
-from apex.runtime.lifecycle import Stop, stop_on_signals
 from apex.sizing import size_to_machine
 from apexreplay.errors import FAILED, FINISHED, ApexError
+from apexreplay.process.children import call_in_child
+from apexreplay.process.lifecycle import Stop, stop_on_signals
 from apexreplay.types import Schema
 from bench.harness.recording import ActFunction, Recording, load, record
 
@@ -62,7 +62,7 @@ def names(arguments: Sequence[str], *options: str) -> bool:
 
 def measure_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop: Stop) -> dict[str, Any]:
     """Returns the result of `function(stop)` in a child process; raises KeyboardInterrupt if a stop was requested."""
-    facts = call_in_child(name, function, stop)
+    facts = call_in_child(name, function, stop, stuck_seconds=RunConfig().stuck_seconds)
     if not facts or stop.poll():
         raise KeyboardInterrupt
     return facts

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
-from apex.runtime.spawn import spawn
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.process.spawn import spawn
 from apexreplay.store.location import MEMORY, memory_folder
 
 END_SECONDS = 60.0  # time for a command to end after SIGTERM

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from apex.config import Config
-from apex.errors import ChildDiedError
 from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
-from apex.runtime.spawn import spawn
-from apexreplay.errors import UsageError
+from apexreplay.errors import ChildDiedError, UsageError
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.process.spawn import spawn
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import Store
 from apexreplay.store.location import memory_folder, store_path

@@ -6,15 +6,15 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from apex.acting.reliable_sender import Outlet, ReliableSender
-from apex.acting.segment_builder import Cut
 from apex.config import Config
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
-from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
-from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apex.transport.hello import Route, greet
-from apex.transport.sockets import open_context
 from apex.types import Role
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
+from apexreplay.transport.sockets import open_context
+from apexreplay.types import Cut
+from apexreplay.wire.codec import Codec
 from bench.harness.recording import Compressor, Recording
 
 IDLE_SECONDS = 0.02  # interval between two looks for orders

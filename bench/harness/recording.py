@@ -8,13 +8,13 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.acting.segment_builder import COMPRESS, Cut, SegmentBuilder
+from apex.acting.segment_builder import COMPRESS, SegmentBuilder
 from apex.config import Config
 from apex.environments.factory import make_environment
 from apex.errors import EnvironmentFailure
-from apex.runtime.lifecycle import Stop
 from apexreplay.frame_blob import make_blob, read_table
-from apexreplay.types import Array, Schema, record_dtype
+from apexreplay.process.lifecycle import Stop
+from apexreplay.types import Array, Cut, Schema, record_dtype
 
 # the stream and the frames of a segment, counted within the stream
 PIECE = np.dtype([("stream", "<i8"), ("first_frame", "<i8"), ("num_frames", "<i8"), ("first_record", "<i8")])

@@ -20,23 +20,23 @@ from typing import Any, Literal
 
 from apex.config import Config
 from apex.config.role_command import role_command
-from apex.errors import ChildDiedError
 from apex.facts import INTERRUPTED
 from apex.learning.batch_ring import Batch, BatchRing
 from apex.learning.coordinator.link import CoordinatorLink, TrainerEnd, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
 from apex.learning.loader import LoaderTask, start_loaders
 from apex.runs.folder import RunFolder
-from apex.runtime.children import check_children, start_child, stop_children
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.ports import choose_ports, is_free
-from apex.runtime.spawn import spawn
-from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
-from apex.transport.endpoints import PrioritySender
-from apex.transport.sockets import open_context
 from apex.types import Progress, Role
+from apexreplay.errors import ChildDiedError
+from apexreplay.process.children import check_children, start_child, stop_children
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.process.spawn import spawn
 from apexreplay.store.location import memory_folder
+from apexreplay.transport.endpoints import PrioritySender
+from apexreplay.transport.sockets import open_context
+from apexreplay.wire.codec import Codec
 from bench.harness.programs import control_address
 from bench.harness.recorded_writer import Inserted, write
 from bench.harness.recording import Recording

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
-from apex.runtime.spawn import spawn
 from apexreplay.errors import UsageError
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.process.spawn import spawn
 from bench.replay_steps import StoreTimes
 
 PEER_SCRIPT = Path(__file__).parents[1] / "peers" / "reverb_bench.py"

@@ -28,9 +28,9 @@ from msgspec import Meta
 
 from apex.config.arguments import Parser, positive_float, value_of
 from apex.evaluation.episodes import Episode, summarize
-from apex.runtime.lifecycle import POLL_SECONDS, Stop, reports_errors, stop_on_signals
-from apex.runtime.spawn import spawn
 from apexreplay.errors import FINISHED, require
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop, reports_errors, stop_on_signals
+from apexreplay.process.spawn import spawn
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
 from bench.learning.records import Record, RecordedScore, describe_code, describe_machine, record_path, write_record
 from bench.learning.runs import ROOT, ApexSystem, PeerSystem, RunError, System

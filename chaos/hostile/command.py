@@ -33,12 +33,12 @@ from apex.config import (
 from apex.config.arguments import Parser, positive_float, positive_int, value_of
 from apex.environments.factory import describe
 from apex.launch.status import ask
-from apex.runtime.children import call_in_child, check_children, start_child, stop_children
-from apex.runtime.lifecycle import Stop, reports_errors, stop_on_signals
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import PINNED, read_keys
 from apex.types import Role
 from apexreplay.errors import FAILED, FINISHED
+from apexreplay.process.children import call_in_child, check_children, start_child, stop_children
+from apexreplay.process.lifecycle import Stop, reports_errors, stop_on_signals
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import Store
 from apexreplay.types import Schema

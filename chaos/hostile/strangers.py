@@ -11,11 +11,11 @@ from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from random import Random
 
-from apex.runtime.lifecycle import Stop
 from apex.transport.curve.key_store import read_keys
-from apex.transport.endpoints import ExperienceSender
-from apex.transport.sockets import open_context
 from apex.types import Role
+from apexreplay.process.lifecycle import Stop
+from apexreplay.transport.endpoints import ExperienceSender
+from apexreplay.transport.sockets import open_context
 
 HELD = 300  # simultaneous hostile connections, below the limit of 1,024 descriptors
 PACE = 400  # new hostile connections per second

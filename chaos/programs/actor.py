@@ -9,8 +9,8 @@ from pathlib import Path
 from apex import actor
 from apex.acting.worker import WorkerTask
 from apex.acting.worker import run_worker as act
-from apex.runtime.lifecycle import Stop
-from apex.transport.codec import Codec
+from apexreplay.process.lifecycle import Stop
+from apexreplay.wire.codec import Codec
 from chaos.witness import witnessed
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from apex.facts import Record
 from apex.launch.monitor import RunMonitor
 from apex.launch.train import execute, read_start, show
-from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.supervisor import Program
 from apexreplay.errors import FAILED
+from apexreplay.facts import Record
+from apexreplay.process.lifecycle import reports_errors, stop_on_signals
 from chaos.proxy import ADDRESSES
 
 EVENTS = "events.jsonl"  # file beside the ledgers' folder, with the launcher's events

@@ -26,9 +26,9 @@ from apex.config.arguments import Parser, non_negative_int
 from apex.learning.run_save import snapshot_folder
 from apex.runs.checkpoints.paths import BEST, MANIFEST, NEWEST
 from apex.runs.folder import RunFolder
-from apex.runtime.children import start_child
-from apex.runtime.lifecycle import Stop, reports_errors
 from apexreplay.errors import FAILED, FINISHED, UsageError
+from apexreplay.process.children import start_child
+from apexreplay.process.lifecycle import Stop, reports_errors
 from apexreplay.store.location import memory_folder
 from apexreplay.types import Array
 from chaos.saves.saver import Read, Saver, make_run, make_segment, read_run

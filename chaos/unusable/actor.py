@@ -9,8 +9,8 @@ from apex import actor
 from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
 from apex.acting.worker import WorkerTask
 from apex.acting.worker import run_worker as act
-from apex.runtime.lifecycle import Stop
-from apex.transport.codec import Codec
+from apexreplay.process.lifecycle import Stop
+from apexreplay.wire.codec import Codec
 from chaos.unusable.spoil import SpoilingSender
 
 

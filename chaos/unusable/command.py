@@ -14,8 +14,8 @@ from statistics import median
 from apex.config.arguments import Parser, positive_float, positive_int
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
-from apex.runtime.lifecycle import reports_errors
 from apexreplay.errors import FAILED, FINISHED
+from apexreplay.process.lifecycle import reports_errors
 from chaos.report import Figure, ScenarioReporter
 from chaos.unusable.spoil import KINDS
 

@@ -11,8 +11,8 @@ from functools import partial
 from apex.config import Config
 from apex.environments.inspection import Inspector
 from apex.launch.train import execute, read_start, show
-from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.supervisor import Program
+from apexreplay.process.lifecycle import reports_errors, stop_on_signals
 from apexreplay.types import Schema
 
 

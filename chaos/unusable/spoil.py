@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from apex.acting.reliable_sender import ReliableSender
-from apex.acting.segment_builder import Cut
+from apexreplay.types import Cut
 
 NO_FRAME = 0xFF  # LZ4 cannot decompress a block of these bytes.
 RETURN, PRIORITY = 1e18, 3e38

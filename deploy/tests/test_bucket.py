@@ -19,8 +19,8 @@ from apex.config import Config, RunConfig
 from apex.runs.checkpoints.checkpoint import note_newest
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import cut_curves
-from apex.runtime.lifecycle import Stop
 from apexreplay.errors import FINISHED, UsageError
+from apexreplay.process.lifecycle import Stop
 from apexreplay.types import Schema
 
 GROWING = ("curves/", "tensorboard/")

@@ -23,9 +23,10 @@ from apex.cloud.host import shutdown as host_shutdown
 from apex.cloud.host.metadata import Metadata
 from apex.cloud.host.settings import HostSettings, read_settings
 from apex.cloud.host.shutdown import end_cluster
-from apex.runtime.lifecycle import Stop
-from apex.transport.curve.key_store import Keys, create_pair, public_digits
+from apex.transport.curve.key_store import Keys, public_digits
 from apexreplay.errors import FAILED, FINISHED, UsageError
+from apexreplay.process.lifecycle import Stop
+from apexreplay.transport.curve.key_store import create_pair
 
 BEGUN = "2026-01-02T03:04:05Z"
 ADDRESS = "10.77.0.9"

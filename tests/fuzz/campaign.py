@@ -14,8 +14,9 @@ from random import Random
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from apex.transport import codec, header, json_codec
-from apex.transport.header import WireError
+from apex.transport import json_codec
+from apexreplay.wire import codec, header
+from apexreplay.wire.header import WireError
 
 from .mutations import Mutator
 from .reference import accepts

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
-from apex.facts import WaitKind
+from apexreplay.facts import WaitKind
 
 KINDS = ("segment", "receipt", "batch", "priorities", "parameters", "control", "evaluation")  # numbered from 1
 

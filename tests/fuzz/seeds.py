@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from apex.transport.codec import Codec
-from apex.transport.header import WIRE_VERSION, MessageKind, pack
 from apex.transport.json_codec import decode_request
 from apex.transport.messages.results import EvaluationResult
+from apex.transport.run_codec import RunCodec
 from apex.types import Parameters
 from apexreplay.types import PriorityUpdate, Receipt, Schema, Stream
+from apexreplay.wire.header import WIRE_VERSION, MessageKind, pack
 
 from ..support.builders import RUN, make_batch, make_segment
 from .reference import Facts
@@ -28,13 +28,13 @@ MASKED = Schema(frame_shape=(2,), frame_dtype="float32", stack=1, num_actions=11
 class Side(NamedTuple):
     """A receiver, and the facts that the reference needs."""
 
-    codec: Codec
+    codec: RunCodec
     facts: Facts
 
 
 def make_side(schema: Schema) -> Side:
     return Side(
-        Codec(RUN, schema),
+        RunCodec(RUN, schema),
         Facts(
             run_id=RUN,
             fingerprint=schema.fingerprint,

@@ -34,7 +34,6 @@ from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter
-from apex.transport.codec import Codec
 from apex.transport.json_codec import decode_answer, encode_control
 from apex.transport.messages.control import ActorHeartbeat, Heartbeat
 from apex.types import Exploration
@@ -44,12 +43,13 @@ from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
 from apexreplay.types import BatchMessage, Stream
+from apexreplay.wire.codec import Codec
 from tests.fuzz.campaign import Finding, accepted_messages, judge, replay, run
 from tests.fuzz.mutations import seal
 from tests.fuzz.reference import accepts
 from tests.fuzz.seeds import PIXELS, SIDES, TYPES, VECTORS, make_seeds
 
-pytestmark = pytest.mark.no_cover  # Coverage would double the time; unit/transport/test_codec.py measures it.
+pytestmark = pytest.mark.no_cover  # Coverage would double the time; unit/apexreplay/wire/test_codec.py measures it.
 
 MESSAGES = 20_000  # of each type
 ROOT = Path(__file__).parents[2]

@@ -20,17 +20,15 @@ from apex.facts import (
     OtherVersion,
     Part,
     ProgramEvent,
-    Record,
     Restored,
     RestoreSource,
     UnitEvent,
     UnitEventKind,
-    Waiting,
-    WaitKind,
 )
 from apex.launch.preflight.report import Check, describe_check, describe_limits, describe_sizes
 from apex.runtime.hardware import Machine
 from apex.sizing import size_to_machine
+from apexreplay.facts import Record, Waiting, WaitKind
 from apexreplay.types import Schema
 
 GOLDEN = Path(__file__).with_suffix(".txt")

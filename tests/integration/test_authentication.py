@@ -16,23 +16,24 @@ from zmq.utils.monitor import recv_monitor_message
 from apex.config import Config, TransportConfig, to_dict
 from apex.errors import RefusedError
 from apex.learning.parameter_publisher import PublishingThread
-from apex.runtime.lifecycle import Stop
-from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
-from apex.transport.codec import Codec
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import ENDPOINTS, Keys
-from apex.transport.curve.zap_handler import ZapHandlerError
-from apex.transport.endpoints import BatchReceiver, ExperienceSender, ParameterPublisher, ParameterSubscriber
-from apex.transport.handshakes import NO_KEY, OTHER_SERVER, UNFINISHED
+from apex.transport.endpoints import ParameterPublisher, ParameterSubscriber
 from apex.transport.hello import Route, greet
 from apex.transport.json_codec import decode_request, encode_control
 from apex.transport.messages.control import StatusRequest, WelcomeAnswer
-from apex.transport.sockets import InsecureBindWarning, bind, connect, open_context, prepare
+from apex.transport.run_codec import RunCodec
 from apex.types import Parameters
 from apexreplay.errors import UsageError
+from apexreplay.process.lifecycle import Stop
+from apexreplay.transport.async_receiver import PULL, ROUTER, AsyncReceiver
+from apexreplay.transport.curve.zap_handler import ZapHandlerError
+from apexreplay.transport.endpoints import BatchReceiver, ExperienceSender
+from apexreplay.transport.handshakes import NO_KEY, OTHER_SERVER, UNFINISHED
+from apexreplay.transport.sockets import InsecureBindWarning, bind, connect, open_context, prepare
 
-CODEC = Codec(RUN, PIXELS)
+CODEC = RunCodec(RUN, PIXELS)
 ANY_PORT = "tcp://127.0.0.1:*"
 OUTCOMES = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -387,7 +388,7 @@ def test_insecure_binds_cause_a_warning_every_minute(caplog):
         (TransportConfig(bind="0.0.0.0", keys="keys"), 0),
     ):
         caplog.clear()
-        warning = InsecureBindWarning(transport, clock=lambda: now[0])
+        warning = InsecureBindWarning(transport.insecure_address, "", clock=lambda: now[0])
         for _ in range(121):
             warning.check()
             now[0] += 1.0

@@ -115,7 +115,7 @@ def test_the_status_is_2_for_unusable_options_and_refused_programs(learners, opt
 
 
 def test_the_status_is_3_if_training_diverged():
-    program = "from apex.errors import DivergedError\nfrom apex.runtime.lifecycle import reports_errors\n"
+    program = "from apex.errors import DivergedError\nfrom apexreplay.process.lifecycle import reports_errors\n"
     program += "@reports_errors('apex learner')\ndef main(): raise DivergedError('a loss is not finite')\n"
     ended = subprocess.run([sys.executable, "-c", f"{program}\nraise SystemExit(main())"], capture_output=True)
     assert ended.returncode == 3
@@ -127,7 +127,7 @@ def test_the_status_is_75_if_the_learner_no_longer_knows_the_program(learners):
 
 
 def test_the_status_is_130_after_a_second_ctrl_c():
-    program = "from apex.runtime.lifecycle import reports_errors\n"
+    program = "from apexreplay.process.lifecycle import reports_errors\n"
     program += "@reports_errors('apex')\ndef main(): raise KeyboardInterrupt\n"
     ended = subprocess.run([sys.executable, "-c", f"{program}\nraise SystemExit(main())"], capture_output=True)
     assert ended.returncode == 130

@@ -12,17 +12,17 @@ from support.messages import ACTOR
 from support.waiting import DEADLINE, until
 
 from apex.config import Config, TransportConfig
-from apex.runtime.lifecycle import Stop
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, Welcome
 from apex.transport.json_codec import decode_request, encode_control
 from apex.transport.messages.control import ActorHeartbeat, Goodbye, StateAnswer
 from apex.transport.messages.results import ActorScores, Scores
+from apexreplay.process.lifecycle import Stop
 
 PROGRAM = """
 import threading
 from apex.config import Config, RunConfig, TransportConfig
-from apex.runtime.lifecycle import stop_on_signals
+from apexreplay.process.lifecycle import stop_on_signals
 from apex.runtime.logs import configure_logging
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, Welcome

@@ -26,7 +26,7 @@ from apex.launch.preflight.fit import fit_one_process
 from apex.launch.serial.run import open_serial_run
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
-from apex.runtime.lifecycle import Stop
+from apexreplay.process.lifecycle import Stop
 
 NUM_UPDATES = 2_500
 CARTPOLE = Config(

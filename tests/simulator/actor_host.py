@@ -4,10 +4,10 @@ from support.builders import RUN, VECTORS
 from support.messages import make_heartbeat
 
 from apex.acting.reliable_sender import ReliableSender, SupersededError
-from apex.acting.segment_builder import Cut
-from apex.transport.codec import Codec
 from apex.transport.messages.control import Goodbye, RefusedAnswer, StateAnswer, WelcomeAnswer, generation_of
 from apex.types import Role
+from apexreplay.types import Cut
+from apexreplay.wire.codec import Codec
 
 from .ledger import MAX_RECORDS, make_content, require
 from .programs import Program

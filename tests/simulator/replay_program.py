@@ -10,16 +10,16 @@ from support.steps import Crash
 from apex.replay_memory.open_store import open_store
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer
-from apex.transport.codec import Codec
 from apex.transport.messages.control import Goodbye, RefusedAnswer, WaitAnswer, WelcomeAnswer
-from apex.transport.timing import RECEIPT_SECONDS
 from apex.types import Role
 from apexreplay.errors import LostMemoryError, SnapshotError, UsageError
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.writer import SnapshotWriter
 from apexreplay.store.reader import StoreReader
+from apexreplay.transport.timing import RECEIPT_SECONDS
 from apexreplay.types import PriorityUpdate
+from apexreplay.wire.codec import Codec
 
 from .ledger import BrokenPromiseError, require
 from .programs import Program

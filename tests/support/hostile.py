@@ -38,7 +38,7 @@ def names(folder: Path) -> dict[str, dict]:
         "psutil:Popen": {"args": ["touch", ran]},
         "gymnasium:make": {"id": "canary:Id-v0"},
         "gymnasium.envs.registration:load_env_creator": {"name": "canary:make"},
-        "apex.runtime.spawn:spawn": {"command": ["touch", ran]},
+        "apexreplay.process.spawn:spawn": {"command": ["touch", ran]},
         "apex.runtime.importer:import_module": {"setting": "x", "path": "canary:make"},
         "canary:make": {},
         "canary.inner:make": {},

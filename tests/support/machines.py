@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import apex
-from apex.runtime.spawn import belong_to
+from apexreplay.process.spawn import belong_to
 
 ROOT = Path(apex.__file__).parent.parent
 NETWORK = "10.77.0"

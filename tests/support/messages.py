@@ -3,12 +3,12 @@
 import msgspec
 from msgspec.structs import replace
 
-from apex.transport.header import WIRE_VERSION
 from apex.transport.heartbeat import HEARTBEATS
 from apex.transport.messages.control import Hello
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import ActorStatus, EvaluatorStatus, ReplayStatus
+from apexreplay.wire.header import WIRE_VERSION
 
 RUN = 0xABCDEF
 

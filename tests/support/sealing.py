@@ -3,7 +3,7 @@
 import json
 import zlib
 
-from apex.transport.header import HEADER
+from apexreplay.wire.header import HEADER
 
 
 def reseal(frames, **fields):

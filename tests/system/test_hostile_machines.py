@@ -18,11 +18,12 @@ from apex.launch.preflight.checks import check_tmpfs
 from apex.launch.preflight.leftovers import find_orphans
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricRow, MetricsWriter, read_curve
-from apex.runtime.hardware import available_memory, core_limits, has_bfloat16, memory_limits, read_space
-from apex.runtime.lifecycle import Stop
+from apex.runtime.hardware import has_bfloat16
 from apex.runtime.logs import LogTail
 from apex.runtime.supervisor import Program, supervise
 from apexreplay.errors import FINISHED
+from apexreplay.process.lifecycle import Stop
+from apexreplay.process.limits import available_memory, core_limits, memory_limits, read_space
 
 ODD = "Läufe mit Leerzeichen 😀"
 FULL = Path("/dev/full")
@@ -40,7 +41,7 @@ def python(script, *, prefix=(), **options):
 def test_a_log_on_a_full_disk_ends_no_program(level):
     script = f"""
         import logging, sys
-        from apex.runtime.lifecycle import complain
+        from apexreplay.process.lifecycle import complain
         from apex.runtime.logs import configure_logging
         configure_logging("actor")
         for _ in range(3):
@@ -172,7 +173,7 @@ def test_a_missing_or_read_only_tmpfs_is_short(tmp_path):
 def test_root_detects_a_read_only_file_system(tmp_path):
     script = f"""
         from pathlib import Path
-        from apex.runtime.hardware import read_space
+        from apexreplay.process.limits import read_space
         print(read_space(Path({str(tmp_path)!r})).flaw)
     """
     mount = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$1"; shift; exec "$@"', "sh")

@@ -16,16 +16,16 @@ from zmq.utils import z85
 
 from apex.launch.status import ask
 from apex.runs.folder import RunFolder
-from apex.transport.codec import Codec
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import Keys
-from apex.transport.handshakes import NO_KEY, OTHER_SERVER, UNFINISHED
 from apex.transport.messages.control import Goodbye, StatusRequest
 from apex.transport.messages.results import ActorScores, Scores
 from apex.transport.messages.run_status import RunStatus
-from apex.transport.sockets import open_context
+from apex.transport.run_codec import RunCodec
 from apex.types import Role
+from apexreplay.transport.handshakes import NO_KEY, OTHER_SERVER, UNFINISHED
+from apexreplay.transport.sockets import open_context
 
 # Records every class that unpickling would create, and every import of a module that pickles. The interpreter executes
 # it at the start of each program; forked children inherit it.
@@ -74,7 +74,7 @@ def forge(endpoint, run, keys):
     result = replace_fields(RESULT, mean=2e6, confirmed=True)
     with open_context(keys) as context:
         client = ControlClient(context, endpoint)
-        client.send_frames(Codec(run.run_id, run.schema).encode_evaluation(result, None))
+        client.send_frames(RunCodec(run.run_id, run.schema).encode_evaluation(result, None))
         client.send(make_heartbeat("actor", run_id=run.run_id, scores=Scores([ActorScores(3, 1, 2e6, 8)])), run.run_id)
         client.send(Goodbye(HELLO.session), run.run_id)
         client.send(StatusRequest())

@@ -28,9 +28,9 @@ from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.policy_file import find_best, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
-from apex.runtime.lifecycle import KILLED_BY_CTRL_C
 from apex.sentences import describe_end
 from apexreplay.errors import FAILED, FINISHED, REFUSED, UsageError
+from apexreplay.process.lifecycle import KILLED_BY_CTRL_C
 from apexreplay.store.location import store_path
 
 COMMON = ("--single-process", "--evaluator.episodes=2", "--evaluator.num-envs=2")

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from apex.runtime.lifecycle import reports_errors
 from apexreplay.errors import UsageError
+from apexreplay.process.lifecycle import reports_errors
 from tests.mutants.__main__ import copy_tree
 
 COMPILERS = ("gcc", "clang")

@@ -23,9 +23,9 @@ from apex.launch import train
 from apex.launch.preflight import doctor
 from apex.runs.plots import command as plot
 from apex.runs.report import command as report
-from apex.runtime.lifecycle import Stop
 from apex.transport.hello import Route, Welcome
 from apexreplay.errors import UsageError
+from apexreplay.process.lifecycle import Stop
 from apexreplay.types import Stream
 
 

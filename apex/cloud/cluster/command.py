@@ -9,9 +9,9 @@ from apex.cloud.cluster.aws import Aws, open_aws
 from apex.cloud.cluster.inventory import Cluster, find_clusters, problems, require_cluster
 from apex.cloud.cluster.logs import GROUPS, Tail, duration
 from apex.config.arguments import Parser, reader_may_leave
-from apex.runtime.lifecycle import reports_errors, sleep, stop_on_signals
 from apex.types import PROGRAMS
 from apexreplay.errors import FINISHED, require
+from apexreplay.process.lifecycle import reports_errors, sleep, stop_on_signals
 
 FOLLOW_SECONDS = 3.0  # time between two reads of a log; CloudWatch limits the rate of reads
 

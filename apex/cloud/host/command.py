@@ -18,15 +18,15 @@ from apex.cloud.host.role import host_command, is_new
 from apex.cloud.host.settings import ETC, HOME, HostSettings, read_settings
 from apex.cloud.host.shutdown import Client, end_cluster, leave_group
 from apex.config.arguments import Parser
-from apex.facts import Waiting
-from apex.runtime.lifecycle import Stop, Wait, reports_errors, sleep, stop_on_signals
 from apex.runtime.logs import configure_logging
 from apex.runtime.optional_imports import remedy
-from apex.runtime.watchdog import take_notifier
 from apex.transport.messages.fields import printable
 from apex.types import PROGRAMS, Role
 from apexreplay.errors import FAILED, FINISHED, UsageError, require
+from apexreplay.facts import Waiting
 from apexreplay.files.atomic_files import replace_file
+from apexreplay.process.lifecycle import Stop, Wait, reports_errors, sleep, stop_on_signals
+from apexreplay.process.watchdog import take_notifier
 
 LOOK_SECONDS = 5.0  # time between two checks for a spot notice or a missing key
 BUCKET_SECONDS = 300.0  # time that a new cluster retries its bucket: AWS needs a minute to apply permissions

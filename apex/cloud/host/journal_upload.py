@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 
 UNITS = ("end", "keys", "logs", "max-hours", "spot", "tensorboard", "upload")  # NAMEs of the other units, apex-NAME
 MAX_EVENTS = 1_000  # events in one call; CloudWatch allows 10,000

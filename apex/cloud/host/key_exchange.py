@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apex.cloud.host.settings import HostSettings
-from apex.transport.curve.key_store import PINNED, certificate, certificates, create_pair, lists_for, public_digits
+from apex.transport.curve.key_store import PINNED, certificate, lists_for, public_digits
 from apex.types import Role
 from apexreplay.errors import UsageError
 from apexreplay.files.atomic_files import replace_file, sync
+from apexreplay.transport.curve.key_store import certificates, create_pair
 
 PUBLISH_SECONDS = 240.0  # time between two writes of a host's key
 STALE_SECONDS = 600.0  # age at which a key is no longer accepted; allows five failed writes, one per minute

@@ -13,8 +13,8 @@ from typing import Any
 
 from apex.cloud.host.bucket import RunBucket
 from apex.cloud.host.settings import HostSettings
-from apex.runtime.lifecycle import Stop, sleep
 from apex.types import PROGRAMS, Role
+from apexreplay.process.lifecycle import Stop, sleep
 
 TRY_SECONDS = 900.0  # time to repeat a failed last upload, after the other hosts have ended
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 120.0  # time between two attempts

@@ -36,10 +36,10 @@ from apex.runs.folder import RunFolder, open_run
 from apex.runs.lock import require_no_links
 from apex.runs.metrics.writer import read_curve
 from apex.runtime import trust
-from apex.runtime.lifecycle import reports_errors
 from apex.runtime.optional_imports import remedy
 from apexreplay.errors import FINISHED, UsageError, require
 from apexreplay.files.atomic_files import replace_file
+from apexreplay.process.lifecycle import reports_errors
 from apexreplay.types import Schema
 
 MODEL, CARD, CONFIG, ONNX = "model.safetensors", "README.md", "config.json", "model.onnx"

@@ -14,12 +14,13 @@ from apex.launch.preflight.leftovers import Leftovers, bytes_to_come
 from apex.launch.preflight.report import Check
 from apex.launch.preflight.requirements import files_needed, gpu_bytes, memory_needed, store_bytes
 from apex.runtime.gpu import Cuda, version_name
-from apex.runtime.hardware import FileLimit, Machine, Space, read_available_memory, read_file_limit, read_space
+from apex.runtime.hardware import FileLimit, Machine, read_file_limit
 from apex.runtime.ports import choose_ports
-from apex.runtime.text import size
 from apex.sizing import Sized
 from apexreplay.errors import UsageError
 from apexreplay.native import NativeError
+from apexreplay.process.limits import Space, read_available_memory, read_space
+from apexreplay.process.text import size
 from apexreplay.store.file import require_processor
 from apexreplay.store.location import MEMORY, read_run_folder
 from apexreplay.types import Schema

@@ -31,14 +31,16 @@ from apex.launch.preflight.report import Check, describe_check, describe_sizes
 from apex.launch.preflight.requirements import disk_needed
 from apex.launch.resume import reopen, resume_parser
 from apex.runtime.gpu import read_cuda
-from apex.runtime.hardware import ROOT, core_limits, read_machine, read_membership
-from apex.runtime.lifecycle import reports_errors, stop_on_signals
+from apex.runtime.hardware import read_machine
 from apex.runtime.ports import is_free
 from apex.runtime.provenance import describe_versions
-from apex.runtime.text import MAX_COLUMNS, clean, size
+from apex.runtime.text import MAX_COLUMNS
 from apex.sizing import Sized
 from apexreplay.errors import FAILED, FINISHED, UsageError
 from apexreplay.frames.lz4_blocks import find_native
+from apexreplay.process.lifecycle import reports_errors, stop_on_signals
+from apexreplay.process.limits import ROOT, core_limits, read_membership
+from apexreplay.process.text import clean, size
 from apexreplay.store.location import discard, read_run_folder, store_path
 from apexreplay.types import Schema
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from typing import Literal
 
 from apex.config import RunConfig
-from apex.facts import Record
-from apex.runtime.text import size
 from apex.sentences import plural
 from apex.sizing import Sized
 from apexreplay.errors import UsageError
+from apexreplay.facts import Record
+from apexreplay.process.text import size
 
 Verdict = Literal["ok", "warning", "short"]
 

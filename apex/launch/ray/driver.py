@@ -29,15 +29,15 @@ from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import open_view, print_line
 from apex.runs.lock import hold
 from apex.runs.new_folder import make_folder
-from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.logs import log_to
 from apex.sizing import ENVS_PER_PROCESS, TRANSITIONS_PER_ACTOR
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import bundle_for, new_folder
 from apex.transport.curve.key_store import read_keys
-from apex.transport.sockets import open_context
 from apex.types import Role
 from apexreplay.errors import FINISHED, UsageError, require
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.transport.sockets import open_context
 
 BELOW = "ray"  # folder inside run.folder for the files of the driver and of the guards on each host
 SET_HERE = ("transport.bind", "transport.keys", "run.single_process", "run.head")

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import IO, NamedTuple, cast
 
 from apex.launch.ray.order import Report
-from apex.runtime.lifecycle import POLL_SECONDS
 from apex.version import VERSION
+from apexreplay.process.lifecycle import POLL_SECONDS
 
 GUARD = "apex.launch.guard"
 MAX_REPORTS = 10_000  # reports that are kept until the driver reads them

@@ -19,11 +19,11 @@ from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer
 from apex.runs.folder import RunFolder
-from apex.transport.codec import Codec
 from apexreplay.store.location import store_path
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
 from apexreplay.types import PriorityUpdate, Receipt, Stream
+from apexreplay.wire.codec import Codec
 
 STEPS_PER_ROW = 1_000  # stored transitions per row of the curves
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from apex.algorithms.interface import make_algorithm
 from apex.errors import DivergedError, EnvironmentFailure
 from apex.evaluation.evaluator import Evaluator
-from apex.facts import Ending, EndReason, Failure, Waiting
+from apex.facts import Ending, EndReason, Failure
 from apex.launch.monitor import RunMonitor
 from apex.launch.preflight.fit import fit_one_process
 from apex.launch.preflight.report import describe_limits
@@ -38,15 +38,16 @@ from apex.learning.trainer import Trainer
 from apex.replay_memory.open_store import reclaim, store_settings
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
-from apex.runtime.lifecycle import Stop
 from apex.runtime.logs import LogTail, log_to
-from apex.runtime.rates import Rates
 from apex.transport.hello import host_name
 from apex.transport.messages.control import ReplayHeartbeat
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import RunStatus
 from apex.types import Parameters, Progress
 from apexreplay.errors import FAILED, FINISHED
+from apexreplay.facts import Waiting
+from apexreplay.process.lifecycle import Stop
+from apexreplay.process.rates import Rates
 from apexreplay.store.location import claim_run, remove, store_path
 from apexreplay.store.writer import StoreWriter
 

@@ -10,10 +10,11 @@ from rich.console import RenderableType
 
 from apex.facts import Phase
 from apex.launch.terminal.layout import RowLayout
-from apex.runtime.text import MAX_COLUMNS, clean, duration, number, size
+from apex.runtime.text import MAX_COLUMNS, duration, number
 from apex.sentences import PHASES, advise, describe_bottleneck, describe_end, describe_wait
 from apex.transport.messages.run_status import RoleRow, RunStatus
 from apex.transport.messages.status import Resources
+from apexreplay.process.text import clean, size
 
 RATE_WIDTH = 20  # columns for a program's rate in a wide terminal
 MAX_ROLES = 8  # maximum rows of programs

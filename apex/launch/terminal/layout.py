@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rich.console import Console, Group
 from rich.text import Text
 
-from apex.runtime.text import clean
+from apexreplay.process.text import clean
 
 LABEL_WIDTH = 12  # columns of the labels in a wide terminal
 WIDE = 60  # minimum columns of a terminal for bars and wide gaps

@@ -21,7 +21,6 @@ from apex.metric_tags import MAX_METRICS
 from apex.runs.checkpoints.best_policy import BestPolicy, games_of
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter, cut_curves
-from apex.transport.header import WireError
 from apex.transport.hello import owner_name
 from apex.transport.messages import control
 from apex.transport.messages.fields import printable
@@ -31,6 +30,7 @@ from apex.transport.messages.status import LearnerStatus
 from apex.transport.timing import FORGET_SECONDS, TAKEOVER_HEARTBEATS
 from apex.types import Parameters, Role
 from apexreplay.store.location import memory_id
+from apexreplay.wire.header import WireError
 
 MAX_ASKING = 1_000  # maximum replay servers that wait for a shard
 OF_A_CLOCK = {f"replay/{name}" for name in ("inserts_per_second", "samples_per_second", "busy_share")}

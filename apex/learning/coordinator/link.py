@@ -6,10 +6,11 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from apex.config import ReplayConfig
-from apex.errors import ChildDiedError
-from apex.facts import EndReason, Waiting
+from apex.facts import EndReason
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
+from apexreplay.errors import ChildDiedError
+from apexreplay.facts import Waiting
 
 
 class TrainerStart(msgspec.Struct, frozen=True, tag=True):

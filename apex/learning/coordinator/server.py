@@ -10,23 +10,23 @@ import time
 from collections import deque
 from multiprocessing.connection import Connection
 
-from apex.facts import Waiting
 from apex.learning.coordinator.coordinator import END, Coordinator
 from apex.learning.coordinator.link import News, decode_from_trainer, encode
 from apex.runs.folder import RunFolder
 from apex.runtime.gpu import GpuMeter
-from apex.runtime.lifecycle import Stop, Wait
 from apex.runtime.resources import HostMeter, ResourceMeter, find_launcher
-from apex.transport.async_receiver import ROUTER, AsyncReceiver, Peer
-from apex.transport.codec import Codec
-from apex.transport.curve.key_store import read_keys
-from apex.transport.header import Frame, MessageKind, WireError, peek_kind
+from apex.transport.curve.key_store import KEYS_REMEDY, read_keys
 from apex.transport.json_codec import MAX_JSON_BYTES, decode_request, encode_control
 from apex.transport.messages.control import Answer, Goodbye, Heartbeat, Hello, RefusedAnswer, StatusRequest
 from apex.transport.messages.status import Resources
-from apex.transport.sockets import Context, InsecureBindWarning, open_context
+from apex.transport.run_codec import RunCodec
 from apex.transport.timing import END_NOTICE_SECONDS, REPORT_SECONDS
 from apex.types import Role
+from apexreplay.facts import Waiting
+from apexreplay.process.lifecycle import Stop, Wait
+from apexreplay.transport.async_receiver import ROUTER, AsyncReceiver, Peer
+from apexreplay.transport.sockets import Context, InsecureBindWarning, open_context
+from apexreplay.wire.header import Frame, MessageKind, WireError, peek_kind
 
 MAX_OBSERVERS = 64  # maximum observers that receive the last status without a request
 
@@ -70,7 +70,7 @@ class CoordinatorServer:
         self._state = coordinator.state
         self._run_id = folder.run_id
         self._transport = folder.config_with_keys.transport
-        self._codec = Codec(folder.run_id, folder.schema)
+        self._codec = RunCodec(folder.run_id, folder.schema)
         self._trainer = trainer
         self._stop = stop
         self._meter = meter
@@ -100,7 +100,7 @@ class CoordinatorServer:
                 await asyncio.wait([task])  # The task waits on the socket, which is closed next.
 
     async def _watch(self, task: asyncio.Task[None], context: Context) -> None:
-        warning = InsecureBindWarning(self._transport)
+        warning = InsecureBindWarning(self._transport.insecure_address, KEYS_REMEDY)
         row_at, end_notice_until = time.monotonic(), 0.0
         while not self._stop.poll():
             await asyncio.sleep(0.05)

@@ -9,7 +9,7 @@ from typing import get_args
 from msgspec.structs import asdict
 
 from apex.config import Config, ReplayConfig
-from apex.facts import Bottleneck, EndReason, Part, Phase, Waiting
+from apex.facts import Bottleneck, EndReason, Part, Phase
 from apex.learning.coordinator.bottleneck import find_absent, find_limit, find_other_programs, keep_feasible
 from apex.learning.coordinator.members import Members
 from apex.runtime.hardware import read_machine
@@ -20,6 +20,7 @@ from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.status import LearnerStatus, Resources
 from apex.transport.timing import TRAINER_SILENCE_SECONDS
 from apex.types import Exploration, Progress
+from apexreplay.facts import Waiting
 
 log = logging.getLogger("apex")
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apex.config.arguments import Formatter, Parser
-from apex.runtime.lifecycle import reports_errors
-from apex.transport.curve.key_store import PINNED, Keys, certificates, create_pair, lists_for, write_private
+from apex.transport.curve.key_store import PINNED, Keys, lists_for
 from apex.types import Role
 from apexreplay.errors import FINISHED, UsageError, require
+from apexreplay.process.lifecycle import reports_errors
+from apexreplay.transport.curve.key_store import certificates, create_pair, write_private
 
 GUIDE = """\
 apex keys new keys                              on the machine that you trust most; keep the folder there

@@ -1,32 +1,16 @@
-"""A folder of CURVE keys in pyzmq's certificate format, and the table of the roles that may connect to each socket.
+"""The sockets of a run with the roles that may connect to each, and the keys of a role."""
 
-`ROLE.key_secret` holds the role's own key pair; only the file's owner can read it. `ROLE.key` and `ROLE.NAME.key` hold
-the public keys that are accepted for the role. A key is 40 characters of Z85. No error message or
-repr contains a secret.
-"""
-
-import os
-import resource
-import stat
 from pathlib import Path
-from typing import NamedTuple
 
-import zmq.auth
 from zmq.utils import z85
 
 from apex.types import Role
-from apexreplay.errors import UsageError, require
+from apexreplay.transport.curve import key_store
+from apexreplay.transport.curve.key_store import Endpoint, disable_core_files, load_own
 
 PINNED = (Role.LEARNER, Role.REPLAY)  # roles that bind sockets: clients expect exactly the one key of the role
-KEY_BYTES = 32
-
-
-class Endpoint(NamedTuple):
-    """A bound socket: the role that binds it and the roles that may connect."""
-
-    bound_by: Role
-    open_to: tuple[Role, ...]
-
+COMMAND = "apex keys"  # creates keys
+KEYS_REMEDY = f"run {COMMAND} new"
 
 ENDPOINTS = {
     "experience": Endpoint(Role.REPLAY, (Role.ACTOR,)),
@@ -40,116 +24,34 @@ ENDPOINTS = {
 
 def lists_for(role: Role) -> tuple[Role, ...]:
     """Returns the roles whose public keys this role needs: those it connects to and those that connect to it."""
-    needed = {endpoint.bound_by for endpoint in ENDPOINTS.values() if role in endpoint.open_to}
-    needed |= {other for endpoint in ENDPOINTS.values() if endpoint.bound_by == role for other in endpoint.open_to}
+    needed = key_store.lists_for(ENDPOINTS, role)
     return tuple(name for name in Role if name in needed)
 
 
-class Keys:
-    """The keys of a program of one role, read from its key folder."""
+class Keys(key_store.Keys):
+    """The keys of a program of one role of a run, read from its key folder."""
 
     def __init__(self, folder: Path, role: Role) -> None:
         """Raises UsageError if a key is missing or invalid, or if other users can write a key or read a secret key."""
-        remedy = f"run apex keys new {folder}"
+        remedy = f"run {COMMAND} new {folder}"
         if role not in (Role.LEARNER, Role.OBSERVER):  # New keys of another role would fit no learner.
-            remedy = "copy the bundle that apex keys bundle writes on the learner's host"
-        require(folder.is_dir(), f"key folder {folder} does not exist", remedy=remedy)
-        remedy = "run apex keys new, then bundle"
-        require(not any(folder.glob("*.secret")), f"{folder} has keys in an older format (ROLE.secret)", remedy=remedy)
-        _refuse_open(folder, stat.S_IWGRP | stat.S_IWOTH, "written")
-        self.role = role
-        self.public, secret = _load(folder / f"{role}.key_secret", stat.S_IRWXG | stat.S_IRWXO, "read")
-        remedy = f"copy the bundle of the {role} again"
-        require(secret is not None, f"{folder / role}.key_secret contains no secret key", remedy=remedy)
-        self.secret = secret or b""
-        self._folder = folder
-        for other in lists_for(role):
-            self.accepted(other)
-        for other in {endpoint.bound_by for endpoint in ENDPOINTS.values() if role in endpoint.open_to}:
-            self._only_key(other)
-
-    def __repr__(self) -> str:
-        return f"Keys({self._folder}, {self.role})"
-
-    @property
-    def exist(self) -> bool:
-        """Whether the key folder still exists."""
-        return self._folder.is_dir()
-
-    def server_key(self, socket_name: str) -> bytes:
-        """Returns the public key of the role that binds this socket."""
-        return self._only_key(ENDPOINTS[socket_name].bound_by)
-
-    def accepted(self, role: Role) -> dict[bytes, str]:
-        """Reads the public keys that are accepted for the role now; returns {key: name of its file}."""
-        paths = certificates(self._folder, role)
-        return {_load(path, stat.S_IWGRP | stat.S_IWOTH, "written")[0]: path.name for path in paths}
-
-    def _only_key(self, role: Role) -> bytes:
-        keys = list(self.accepted(role))
-        problem = f"{self._folder} must have exactly one public key of the {role}, but has {len(keys)}"
-        require(len(keys) == 1, problem, remedy="create the folder with apex keys bundle")
-        return keys[0]
+            remedy = f"copy the bundle that {COMMAND} bundle writes on the learner's host"
+        super().__init__(folder, role, ENDPOINTS, remedy=remedy, command=COMMAND)
 
 
 def read_keys(folder: str, role: Role) -> Keys | None:
     """Reads the keys of a role and disables core files. Returns None, for no authentication, if `folder` is empty."""
     if not folder:
         return None
-    # A stuck program aborts, and a core file would contain its secret key.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    disable_core_files()
     return Keys(Path(folder), role)
-
-
-def certificates(folder: Path, role: Role) -> list[Path]:
-    """Returns the paths of the public keys of a role."""
-    return sorted(path for pattern in (f"{role}.key", f"{role}.*.key") for path in folder.glob(pattern))
-
-
-def create_pair(folder: Path, role: Role) -> None:
-    """Creates ROLE.key and ROLE.key_secret in `folder`, readable only by the owner; raises OSError."""
-    for path in zmq.auth.create_certificates(folder, role):
-        Path(path).chmod(0o600)
 
 
 def public_digits(folder: Path, role: Role) -> str:
     """Returns the public key of the role's own pair as 64 hexadecimal digits; raises UsageError."""
-    return z85.decode(_load(folder / f"{role}.key_secret", stat.S_IRWXG | stat.S_IRWXO, "read")[0]).hex()
+    return z85.decode(load_own(folder, role, COMMAND)[0]).hex()
 
 
 def certificate(digits: str) -> str:
     """Returns the text of a certificate for a public key of 64 hexadecimal digits; raises ValueError."""
     return f'curve\n    public-key = "{z85.encode(bytes.fromhex(digits)).decode()}"\n'
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes a file that only its owner can read. Raises UsageError if the file exists."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UsageError(f"cannot create {path}: {error.strerror}", "choose another folder or name") from error
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-
-
-def _load(path: Path, forbidden: int, verb: str) -> tuple[bytes, bytes | None]:
-    """Returns the public key, and the secret key or None. Errors never quote the file, as it may contain a secret."""
-    try:
-        _refuse_open(path, forbidden, verb)
-        public, secret = zmq.auth.load_certificate(path)
-        is_whole = all(len(z85.decode(key)) == KEY_BYTES for key in (public, secret) if key is not None)
-    except OSError as error:
-        remedy = "create the host's keys with apex keys bundle"
-        raise UsageError(f"cannot read {path}: {error.strerror}", remedy) from error
-    except UsageError:
-        raise
-    except (KeyError, ValueError):
-        is_whole = False
-    require(is_whole, f"{path} is not a key certificate", remedy="create one with apex keys")
-    return public, secret
-
-
-def _refuse_open(path: Path, bits: int, verb: str) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    remedy = f"run chmod {mode & ~bits & 0o777:o} {path}; if another user may have {verb} it, create new keys"
-    require(not mode & bits, f"{path} can be {verb} by other users (mode {mode:04o})", remedy=remedy)

@@ -5,14 +5,14 @@ from zlib import crc32
 
 from msgspec import Meta
 
-from apex.facts import Record, Text
-from apex.transport.header import WIRE_VERSION
 from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U32, U63, U64, Endpoints
 from apex.transport.messages.results import Scores
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import ActorStatus, EvaluatorStatus, ReplayStatus, Resources
 from apex.types import Role
+from apexreplay.facts import Record, Text
 from apexreplay.types import Schema, Stream
+from apexreplay.wire.header import WIRE_VERSION
 
 JOINING = (Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # The learner never joins, and observers only request the status.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from apex.facts import Record
+from apexreplay.facts import Record
 
 BINS_PER_DECADE = 8
 LOWEST_DECADE = -8  # Values below 10^-8 are counted in the first bin.

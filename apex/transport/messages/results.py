@@ -7,9 +7,9 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, field
 
 from apex.config.tree import MAX_EPISODES
-from apex.facts import Number, Record, Text
 from apex.metric_tags import MAX_METRICS
-from apex.transport.messages.fields import U31, U32, Count
+from apex.transport.messages.fields import U31, U32
+from apexreplay.facts import Count, Number, Record, Text
 
 MAX_SCORES = 1_000  # maximum actors in one message; the scores of others follow with the next message
 

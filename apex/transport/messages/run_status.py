@@ -1,7 +1,8 @@
 """The status of a run, computed by the coordinator and shown by `apex status` and the live view."""
 
-from apex.facts import Bottleneck, EndReason, Phase, Record, Waiting
+from apex.facts import Bottleneck, EndReason, Phase
 from apex.transport.messages.status import LearnerStatus, Resources
+from apexreplay.facts import Record, Waiting
 
 STATUS_VERSION = 1  # rises if a field is removed, renamed or changes its meaning; a new field does not raise it
 

@@ -4,9 +4,9 @@ from typing import Literal
 
 import msgspec
 
-from apex.facts import Number, Record, Text, Waiting
-from apex.transport.messages.fields import Count, Counts, Figures
+from apex.transport.messages.fields import Figures
 from apex.transport.messages.histogram import Histogram
+from apexreplay.facts import Count, Counts, Number, Record, Text, Waiting
 
 
 class Resources(Record, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
-from apex.runtime.lifecycle import KILLED_BY_CTRL_C
 from apexreplay.errors import FAILED, FINISHED, REFUSED
+from apexreplay.process.lifecycle import KILLED_BY_CTRL_C
 from bench import __main__ as bench
 from bench.compare import BENCHES, PairedRates
 from bench.harness import serial_updates

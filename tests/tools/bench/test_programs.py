@@ -6,9 +6,9 @@ import pytest
 from support.builders import VECTORS
 
 from apex.config import Config, RunConfig
-from apex.errors import ChildDiedError
 from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import Stop
+from apexreplay.errors import ChildDiedError
+from apexreplay.process.lifecycle import Stop
 from apexreplay.store.location import store_path
 from bench.harness import programs as programs_module
 from bench.harness.programs import measure_rates, open_programs

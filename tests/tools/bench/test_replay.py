@@ -12,9 +12,9 @@ from support.policy_runs import make_run
 from apex.config import ActorConfig, Config, EnvironmentConfig
 from apex.environments.factory import describe
 from apex.learning.batch_ring import Batch, BatchPart
-from apex.runtime.children import call_in_child
-from apex.runtime.lifecycle import Stop
 from apexreplay.frames.stack_decoder import StackDecoder
+from apexreplay.process.children import call_in_child
+from apexreplay.process.lifecycle import Stop
 from apexreplay.types import batch_record_dtype
 from bench.__main__ import main
 from bench.harness.recording import Compressor, load, record

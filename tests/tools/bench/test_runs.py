@@ -8,8 +8,8 @@ import torch
 from support.benches import start
 
 from apex.learning.setup import choose_device
-from apex.runtime.lifecycle import Stop
 from apexreplay.errors import FAILED
+from apexreplay.process.lifecycle import Stop
 from bench import connections, learner, system
 from bench.__main__ import main
 from bench.connections import Sent

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import zmq
 
-from apex.transport.sockets import bind, open_context
+from apexreplay.transport.sockets import bind, open_context
 from chaos.hostile.command import main
 from chaos.hostile.strangers import attacks, enter, frame, send_without_end
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from support.builders import RUN, VECTORS, make_segment
 
-from apex.acting.segment_builder import Cut
 from apex.learning.batch_ring import MAX_RETURN
-from apex.transport.codec import Codec
 from apexreplay.store.priority_weights import MAX_STORED_PRIORITY
+from apexreplay.types import Cut
+from apexreplay.wire.codec import Codec
 from chaos.unusable import command
 from chaos.unusable.spoil import KINDS, SpoilingSender
 

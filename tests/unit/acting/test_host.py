@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from apex.acting.host import ActorHost, WorkerReports
-from apex.runtime.lifecycle import Stop
 from apex.transport.messages.results import ActorScores, Scores
 from apex.types import Parameters
+from apexreplay.process.lifecycle import Stop
 
 
 @pytest.fixture

@@ -4,11 +4,10 @@ import pytest
 from support.builders import PIXELS, RUN, make_segment
 
 from apex.acting.reliable_sender import ReliableSender, SupersededError
-from apex.acting.segment_builder import Cut
 from apex.acting.send_window import RESEND_SECONDS
-from apex.transport.codec import Codec
-from apex.transport.timing import RENEW_SECONDS
-from apexreplay.types import Receipt, Stream
+from apexreplay.transport.timing import RENEW_SECONDS
+from apexreplay.types import Cut, Receipt, Stream
+from apexreplay.wire.codec import Codec
 
 CODEC = Codec(RUN, PIXELS)
 STREAMS = [Stream(7, 3), Stream(6, 4)]

@@ -7,8 +7,8 @@ import pytest
 
 from apex.acting.worker import acts_in_bfloat16, explore
 from apex.config import ActorConfig, Config, NetworkConfig
-from apex.runtime.lifecycle import Stop
 from apex.transport.messages.results import ActorScores, Scores, ScoreSums
+from apexreplay.process.lifecycle import Stop
 from apexreplay.types import Schema
 
 

@@ -17,8 +17,8 @@ from apex.config import Config, EnvironmentConfig, RunConfig
 from apex.environments.factory import describe, kind
 from apex.environments.inspection import Inspector
 from apex.errors import StoppedError
-from apex.runtime.lifecycle import Stop
 from apexreplay.errors import UsageError
+from apexreplay.process.lifecycle import Stop
 
 pytestmark = pytest.mark.programs
 

@@ -6,7 +6,7 @@ from support.scripted import ScriptedEnvironment
 
 from apex.evaluation.episodes import Episode, evaluation_seed, metrics_of, play, summarize
 from apex.metric_tags import MAX_METRICS
-from apex.runtime.lifecycle import Stop
+from apexreplay.process.lifecycle import Stop
 
 
 def forward(observation, mask):

@@ -16,12 +16,12 @@ from apex.dqn.algorithm import DqnAgent
 from apex.errors import ConfigError, EnvironmentFailure
 from apex.evaluation.episodes import Episode, evaluation_seed, summarize
 from apex.evaluation.evaluator import Evaluator, make_policy
-from apex.facts import Waiting
 from apex.learning.coordinator.metric_rows import evaluation_row
-from apex.runtime.lifecycle import Stop
 from apex.transport.messages.status import EvaluatorStatus
 from apex.types import Parameters
 from apexreplay.errors import UsageError
+from apexreplay.facts import Waiting
+from apexreplay.process.lifecycle import Stop
 
 
 class Table(nn.Module):

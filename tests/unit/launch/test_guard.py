@@ -5,8 +5,8 @@ import os
 
 from apex.launch.guard import Lifeline
 from apex.launch.ray.order import Report
-from apex.runtime.lifecycle import Stop
 from apex.runtime.logs import LogTail
+from apexreplay.process.lifecycle import Stop
 
 
 def test_a_guard_stops_after_the_end_of_its_input():

@@ -16,11 +16,11 @@ from apex.facts import Ending, EndReason, ProgramEvent
 from apex.launch.start import Start
 from apex.launch.train import execute, main, show
 from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import Stop
 from apex.sentences import describe_event, describe_failure
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import Keys
 from apexreplay.errors import FINISHED, REFUSED, UsageError
+from apexreplay.process.lifecycle import Stop
 from apexreplay.store.location import claim_run, store_path
 
 pytestmark = pytest.mark.programs

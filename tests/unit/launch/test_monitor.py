@@ -6,14 +6,15 @@ import msgspec
 import pytest
 from support.messages import make_run_status
 
-from apex.facts import INTERRUPTED, EndReason, LogEntry, ProgramEvent, Waiting
+from apex.facts import INTERRUPTED, EndReason, LogEntry, ProgramEvent
 from apex.launch import monitor
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.terminal.dashboard import History
-from apex.runtime.hardware import Space, read_space
 from apex.runtime.logs import LogTail
 from apex.sentences import describe, describe_disk, describe_entry
 from apex.transport.messages.control import RefusedAnswer, StatusRequest
+from apexreplay.facts import Waiting
+from apexreplay.process.limits import Space, read_space
 
 STOPPING = [ProgramEvent(role, "stopping") for role in ("actor", "replay")]
 

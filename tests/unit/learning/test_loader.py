@@ -16,9 +16,9 @@ from apex.learning.batch_ring import BatchPart, BatchRing
 from apex.learning.batch_source import RemoteSource
 from apex.learning.loader import LOOK_SECONDS, Loader, LoaderTask, StoreMonitor, load, run_loader
 from apex.learning.random_shift import RandomShift
-from apex.runtime.children import start_child, stop_children
 from apex.runtime.ports import is_free
 from apexreplay.frame_blob import make_blob, read_table
+from apexreplay.process.children import start_child, stop_children
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.location import remove, store_path
 from apexreplay.store.writer import StoreWriter

@@ -10,16 +10,17 @@ import pytest
 from support.trainers import Tape, make_batch, make_trainer
 
 from apex.config import CheckpointConfig, Config, LearnerConfig, ReplayConfig, RunConfig
-from apex.errors import ChildDiedError, DivergedError
-from apex.facts import INTERRUPTED, EndReason, Waiting
+from apex.errors import DivergedError
+from apex.facts import INTERRUPTED, EndReason
 from apex.learning.batch_ring import LoaderFigures
 from apex.learning.coordinator.link import CoordinatorLink, News, decode_from_trainer, encode
 from apex.learning.loop import LearnerLoop, Reporter, describe_training, share_of_limits
 from apex.learning.setup import choose_device
 from apex.runtime.gpu import read_cuda
-from apex.runtime.lifecycle import Stop
 from apex.types import Progress
-from apexreplay.errors import UsageError
+from apexreplay.errors import ChildDiedError, UsageError
+from apexreplay.facts import Waiting
+from apexreplay.process.lifecycle import Stop
 
 pytestmark = pytest.mark.programs
 

@@ -6,19 +6,19 @@ from support.trainers import SCHEMA
 from support.waiting import until
 
 from apex.learning.parameter_publisher import PublishingThread
-from apex.runtime.lifecycle import Stop
 from apex.runtime.ports import is_free
-from apex.transport.codec import Codec
 from apex.transport.endpoints import ParameterSubscriber
-from apex.transport.sockets import open_context
+from apex.transport.run_codec import RunCodec
 from apex.types import Parameters
 from apexreplay.errors import UsageError
+from apexreplay.process.lifecycle import Stop
+from apexreplay.transport.sockets import open_context
 
 pytestmark = pytest.mark.programs
 
 
 def test_the_publishing_thread_publishes_the_newest_and_the_last(transport):
-    codec, values = Codec(1, SCHEMA), np.ones(4, np.float32)
+    codec, values = RunCodec(1, SCHEMA), np.ones(4, np.float32)
     publishing = PublishingThread(transport.endpoint("parameters"), codec, Stop())
     with open_context() as context:
         subscriber = ParameterSubscriber(context, transport.endpoint("parameters"), codec, num_parameters=4)
@@ -35,9 +35,9 @@ def test_the_publishing_thread_publishes_the_newest_and_the_last(transport):
 
 def test_an_error_of_the_publishing_thread_is_raised(transport):
     stop = Stop()
-    first = PublishingThread(transport.endpoint("parameters"), Codec(1, SCHEMA), Stop())
+    first = PublishingThread(transport.endpoint("parameters"), RunCodec(1, SCHEMA), Stop())
     until(lambda: not is_free("127.0.0.1", transport.parameters_port + transport.port_offset), "bind")
-    second = PublishingThread(transport.endpoint("parameters"), Codec(1, SCHEMA), stop)
+    second = PublishingThread(transport.endpoint("parameters"), RunCodec(1, SCHEMA), stop)
     until(lambda: stop.poll(), "failure")
     with pytest.raises(UsageError, match="is in use"):
         second.check()

@@ -6,7 +6,7 @@ from apex.config import EvaluatorConfig
 from apex.facts import EndReason
 from apex.learning.coordinator.link import TrainerEnd
 from apex.learning.service import _end_run
-from apex.runtime.lifecycle import Stop
+from apexreplay.process.lifecycle import Stop
 
 
 def test_the_final_policy_is_sent_before_the_end_of_training():

@@ -11,9 +11,7 @@ from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.open_store import open_store, reclaim
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer
-from apex.transport.codec import Codec
 from apex.transport.hello import Route, Welcome
-from apex.transport.timing import CREDIT_SECONDS, STREAM_LIFE_SECONDS
 from apexreplay.errors import LostMemoryError, UsageError
 from apexreplay.files.file_lock import FileLock
 from apexreplay.rate_limiter import RateLimiter
@@ -25,7 +23,9 @@ from apexreplay.store.layout import StoreSettings
 from apexreplay.store.location import beside, counters_path
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
+from apexreplay.transport.timing import CREDIT_SECONDS, STREAM_LIFE_SECONDS
 from apexreplay.types import PriorityUpdate, Receipt, Stream
+from apexreplay.wire.codec import Codec
 
 CODEC = Codec(RUN, PIXELS)
 B = 4

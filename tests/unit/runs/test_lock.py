@@ -10,8 +10,8 @@ import pytest
 from support.waiting import DEADLINE
 
 from apex.runs.lock import LOCK, hold
-from apex.runtime.children import start_child, stop_children
 from apexreplay.errors import ForeignFileError, UsageError
+from apexreplay.process.children import start_child, stop_children
 
 LEARNER = """
 import sys

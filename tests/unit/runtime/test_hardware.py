@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 from apex.runtime.gpu import Cuda, Gpu
-from apex.runtime.hardware import (
-    available_memory,
-    core_limits,
-    has_bfloat16,
-    memory_limits,
-    read_machine,
-    read_memory,
-    read_space,
-)
+from apex.runtime.hardware import has_bfloat16, read_machine
+from apexreplay.process.limits import available_memory, core_limits, memory_limits, read_memory, read_space
 
 
 def write(root, **files):

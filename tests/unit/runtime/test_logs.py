@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from apex.facts import INTERRUPTED, Waiting
+from apex.facts import INTERRUPTED
 from apex.runtime.logs import ENTRIES, EntryHandler, LogTail, RoleFormatter, log_to
-from apex.runtime.spawn import spawn
 from apex.sentences import describe, describe_end
+from apexreplay.facts import Waiting
+from apexreplay.process.spawn import spawn
 
 WAIT = Waiting("receipts", who="actor 3", seconds=10.0)
 PROGRAM = """

@@ -15,10 +15,10 @@ from support.processes import is_running
 from support.waiting import DEADLINE, until
 
 from apex.facts import Ending, Failure, ProgramEvent
-from apex.runtime import lifecycle
-from apex.runtime.lifecycle import Stop
 from apex.runtime.supervisor import FORGET_SECONDS, CrashBudget, Program, supervise
 from apexreplay.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
+from apexreplay.process import lifecycle
+from apexreplay.process.lifecycle import Stop
 
 pytestmark = pytest.mark.programs
 
@@ -210,9 +210,9 @@ def test_niceness_applies_to_the_program_and_its_session(folder):
 
 BEATING = """
 import os, sys, time
-from apex.runtime.lifecycle import stop_on_signals
+from apexreplay.process.lifecycle import stop_on_signals
 from apex.runtime.logs import configure_logging
-from apex.runtime.watchdog import take_notifier
+from apexreplay.process.watchdog import take_notifier
 print("pid", os.getpid(), flush=True)
 configure_logging("role")
 with stop_on_signals(take_notifier()) as stop:
@@ -346,7 +346,7 @@ def test_an_exception_leaves_no_program_behind(folder):
 LONG_GRACE = """
 import sys
 from pathlib import Path
-from apex.runtime.lifecycle import stop_on_signals
+from apexreplay.process.lifecycle import stop_on_signals
 from apex.runtime.supervisor import Program, supervise
 script = "trap '' TERM; echo pid $$; while :; do sleep 0.01; done"
 program = Program(role="actor", command=("sh", "-c", script), grace_seconds=600.0)
@@ -374,8 +374,8 @@ def test_a_second_ctrl_c_kills_without_a_grace_period(folder):
 LAUNCHER = """
 import sys
 from pathlib import Path
-from apex.runtime import lifecycle
-from apex.runtime.lifecycle import Stop
+from apexreplay.process import lifecycle
+from apexreplay.process.lifecycle import Stop
 from apex.runtime.supervisor import Program, supervise
 roles = [Program(role=role, command=("sh", "-c", sys.argv[2])) for role in ("replay", "actor")]
 supervise(roles, Stop(), logs=Path(sys.argv[1]))

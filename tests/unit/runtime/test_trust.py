@@ -287,6 +287,6 @@ def test_an_imported_class_is_no_algorithm():
 
 
 def test_functions_of_this_package_are_no_factories(trusts_nothing):
-    with pytest.raises(ConfigError, match="spawn"):
-        find_factory(SETTING, "apex.runtime.spawn:spawn", gymnasium.Env)
+    with pytest.raises(ConfigError, match="import_module"):
+        find_factory(SETTING, "apex.runtime.importer:import_module", gymnasium.Env)
     assert find_factory("algorithm", "apex.dqn.algorithm:DqnAlgorithm", object).name == "dqn"

@@ -4,10 +4,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from apex.facts import Waiting
-from apex.runtime.lifecycle import Stop
 from apex.transport import hello
 from apex.transport.hello import Route, greet
+from apexreplay.facts import Waiting
+from apexreplay.process.lifecycle import Stop
 
 
 @pytest.mark.parametrize(("keys", "what"), [("", "welcome_without_keys"), ("keys", "welcome_with_keys")])
@@ -21,6 +21,6 @@ def test_a_silent_learner_may_refuse_the_key(monkeypatch, keys, what):
 
     monkeypatch.setattr(hello, "read_keys", lambda keys, role: None)
     monkeypatch.setattr(hello, "_ask", Mock(return_value=None))
-    monkeypatch.setattr("apex.runtime.lifecycle.Wait.on", wait)
+    monkeypatch.setattr("apexreplay.process.lifecycle.Wait.on", wait)
     assert greet(route, "actor", stop) is None
     assert waits == [Waiting(what, route.endpoint)]

@@ -9,7 +9,6 @@ from support.sealing import reseal, with_json
 
 from apex.config import Config, to_dict
 from apex.metric_tags import MAX_METRICS
-from apex.transport.header import WIRE_VERSION, WireError
 from apex.transport.json_codec import decode_answer, decode_json, decode_request, encode_control, encode_json
 from apex.transport.messages.control import (
     Goodbye,
@@ -23,6 +22,7 @@ from apex.transport.messages.fields import MAX_TEXT, printable
 from apex.transport.messages.histogram import Histogram
 from apex.transport.messages.results import MAX_SCORES, ActorScores, MetricSum, Scores, ScoreSums
 from apexreplay.types import Stream
+from apexreplay.wire.header import WIRE_VERSION, WireError
 
 WELCOME = WelcomeAnswer(
     run_id=RUN, config=to_dict(Config()), schema=PIXELS, num_parameters=3, num_actors=2, memory="m",

@@ -1,14 +1,15 @@
 """Timeouts are consistent, and the time between reconnects doubles until the peer answers."""
 
-from apex.transport import timing
-from apex.transport.sockets import ReconnectBackoff
+from apex.transport import timing as own
+from apexreplay.transport import timing
+from apexreplay.transport.sockets import ReconnectBackoff
 
 
 def test_longer_waits_have_longer_timeouts():
     assert timing.RECEIPT_SECONDS < timing.RECEIPT_SILENCE_SECONDS < timing.RESEND_SECONDS < timing.MOST_RESEND_SECONDS
     assert timing.MOST_RESEND_SECONDS <= timing.RENEW_SECONDS < timing.STREAM_LIFE_SECONDS
-    assert timing.TAKEOVER_HEARTBEATS < timing.ABSENT_HEARTBEATS
-    assert timing.HELLO_SECONDS < timing.END_NOTICE_SECONDS < timing.FORGET_SECONDS
+    assert own.TAKEOVER_HEARTBEATS < own.ABSENT_HEARTBEATS
+    assert own.HELLO_SECONDS < own.END_NOTICE_SECONDS < own.FORGET_SECONDS
 
 
 def test_the_time_between_reconnects_doubles_until_an_answer():

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from support.builders import RUN, VECTORS, make_segment
 
-from apex.transport.codec import Codec
 from apexreplay.errors import DamagedMemoryError
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.file import open_file
@@ -14,6 +13,7 @@ from apexreplay.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, TOR
 from apexreplay.store.location import has_owner
 from apexreplay.store.writer import StoreWriter
 from apexreplay.types import PriorityUpdate
+from apexreplay.wire.codec import Codec
 
 CODEC = Codec(RUN, VECTORS)
 COUNT, NUM_SEGMENTS = 20, 50  # transitions of a segment; segments of each of the streams 0 and 1

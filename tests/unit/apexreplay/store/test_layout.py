@@ -14,9 +14,9 @@ from support.builders import CONTINUOUS, PIXELS
 from support.small_disks import needs_mounts, run_on_a_small_disk
 from support.store_builders import SCHEMA, SETTINGS, attach, create, make_segment, open_reader, write_number
 
-from apex.runtime.children import start_child
 from apexreplay.errors import DamagedMemoryError, LostMemoryError, UsageError
 from apexreplay.files.file_lock import FileLock
+from apexreplay.process.children import start_child
 from apexreplay.store import file
 from apexreplay.store.file import require_processor
 from apexreplay.store.layout import STORE_HEADER, Sizes, fixed_bytes, stored_record_dtype

@@ -18,8 +18,8 @@ from apex.launch.ray.driver import create_on_ray, plan, reopen_on_ray
 from apex.launch.start import Start
 from apex.launch.train import execute, main
 from apex.runs.lock import hold
-from apex.runtime.lifecycle import Stop
 from apexreplay.errors import REFUSED, UsageError
+from apexreplay.process.lifecycle import Stop
 
 
 def fake_ray(address="10.0.0.9:6379"):

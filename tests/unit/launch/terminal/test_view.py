@@ -14,13 +14,15 @@ from msgspec.structs import replace
 from rich.console import Console
 from support.messages import as_json, make_row, make_run_status
 
-from apex.facts import INTERRUPTED, EndReason, Part, Waiting
+from apex.facts import INTERRUPTED, EndReason, Part
 from apex.launch.terminal.dashboard import MAX_SCORES, History, Note, plain_line, render, seconds_to_go
 from apex.launch.terminal.layout import RowLayout
 from apex.launch.terminal.view import PlainView, open_view, print_line, show_once
-from apex.runtime.text import clean, duration, known, number, size
+from apex.runtime.text import duration, number
 from apex.sentences import advise, describe_bottleneck, describe_wait
 from apex.transport.messages.status import Resources
+from apexreplay.facts import Waiting
+from apexreplay.process.text import clean, known, size
 
 SIZES = [(width, height) for width in (1, 5, 20, 40, 59, 60, 80, 120, 300) for height in (1, 3, 10, 24, 60)]
 ESCAPE = "\x1b"

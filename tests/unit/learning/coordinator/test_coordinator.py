@@ -14,14 +14,13 @@ from support.messages import HELLO, RESULT, make_heartbeat
 from support.trainers import NETWORK, SCHEMA
 
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
-from apex.facts import EndReason, Waiting
+from apex.facts import EndReason
 from apex.learning.coordinator.coordinator import END, Coordinator
 from apex.learning.coordinator.fence import FILE, NUMBERS_PER_START
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport, TrainerStart
 from apex.metric_tags import MAX_METRICS
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
-from apex.transport.header import WireError
 from apex.transport.messages.control import (
     Goodbye,
     RefusedAnswer,
@@ -34,7 +33,9 @@ from apex.transport.messages.control import (
 from apex.transport.messages.results import ActorScores, MetricSum, Scores
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
+from apexreplay.facts import Waiting
 from apexreplay.files.atomic_files import unseal
+from apexreplay.wire.header import WireError
 
 TESTS = Path(__file__).parents[3]
 THERE, ELSEWHERE = {"priorities": "tcp://1.2.3.4:5"}, {"priorities": "tcp://2.2.2.2:2"}

@@ -7,13 +7,14 @@ import numpy as np
 from support.messages import make_heartbeat
 
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
-from apex.facts import EndReason, Waiting
+from apex.facts import EndReason
 from apex.learning.coordinator.metric_rows import MetricRows
 from apex.learning.coordinator.state import RunState
 from apex.runs.metrics.writer import MetricsWriter, read_curve
 from apex.transport.messages.histogram import Histogram, bin_edges
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Exploration
+from apexreplay.facts import Waiting
 
 DAY = 86_400.0
 

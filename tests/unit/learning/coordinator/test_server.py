@@ -20,7 +20,7 @@ from apex.algorithms.parameters import flatten_parameters
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
 from apex.dqn.networks import make_network
 from apex.errors import RefusedError
-from apex.facts import EndReason, Waiting
+from apex.facts import EndReason
 from apex.launch.status import ask
 from apex.learning.coordinator.link import CoordinatorLink, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
@@ -28,25 +28,26 @@ from apex.replay_memory.open_store import predecessor_is_dead
 from apex.runs.checkpoints.policy_file import BEST, PlayedGames, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
-from apex.runtime.children import start_child, stop_children
-from apex.runtime.lifecycle import Stop
 from apex.transport import heartbeat
-from apex.transport.codec import Codec
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import Keys
-from apex.transport.header import WIRE_VERSION
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, greet
 from apex.transport.json_codec import encode_control
 from apex.transport.messages.control import Goodbye, RefusedAnswer, StateAnswer, StatusRequest
 from apex.transport.messages.results import ActorScores, Scores
 from apex.transport.messages.status import LearnerStatus
-from apex.transport.sockets import open_context
+from apex.transport.run_codec import RunCodec
 from apex.transport.timing import FORGET_SECONDS
 from apex.types import Parameters, Progress
+from apexreplay.facts import Waiting
 from apexreplay.files.file_lock import FileLock
+from apexreplay.process.children import start_child, stop_children
+from apexreplay.process.lifecycle import Stop
 from apexreplay.store.location import claim_run, store_path
+from apexreplay.transport.sockets import open_context
+from apexreplay.wire.header import WIRE_VERSION
 
 pytestmark = pytest.mark.programs
 
@@ -278,7 +279,7 @@ def test_requests_of_another_version_or_run_are_refused(coordinator):
 
 
 def test_the_best_evaluation_is_kept_and_shown(coordinator):
-    codec = Codec(coordinator.folder.run_id, SCHEMA)
+    codec = RunCodec(coordinator.folder.run_id, SCHEMA)
     session, _ = session_of(coordinator.welcome("evaluator"), "evaluator")
     result = replace_fields(RESULT, mean=3.0, updates=7, seed=12, episodes=5, num_envs=5, epsilon=0.5)
     session.post(codec.encode_evaluation(result, coordinator.parameters))
@@ -322,7 +323,7 @@ def test_a_key_serves_only_its_own_role(tmp_path, transport):
                 for role in ("replay", "actor", "evaluator", "observer")
             }
             scores = make_heartbeat("actor", session=6, run_id=run_id, scores=Scores([ActorScores(5, 1, 9.0, 8)]))
-            forged = Codec(run_id, SCHEMA).encode_evaluation(replace_fields(RESULT, confirmed=True), None)
+            forged = RunCodec(run_id, SCHEMA).encode_evaluation(replace_fields(RESULT, confirmed=True), None)
 
             def status():
                 clients["observer"].send(StatusRequest())
@@ -346,7 +347,7 @@ def test_a_key_serves_only_its_own_role(tmp_path, transport):
 
 
 def test_invalid_messages_are_counted_and_do_not_end_the_coordinator(coordinator):
-    codec = Codec(coordinator.folder.run_id, SCHEMA)
+    codec = RunCodec(coordinator.folder.run_id, SCHEMA)
     huge, run_id = 10**400, coordinator.folder.run_id
     replay, actor = (as_json(make_heartbeat(role, run_id=run_id)) for role in ("replay", "actor"))
     with open_context() as context:

@@ -9,7 +9,7 @@ from support.clocks import Clock
 from support.messages import RESULT, make_heartbeat
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, RunConfig, flatten
-from apex.facts import INTERRUPTED, MAX_TEXT, EndReason, Part, Waiting
+from apex.facts import INTERRUPTED, EndReason, Part
 from apex.learning.coordinator.members import MAX_MEMBERS, MAX_ROWS
 from apex.learning.coordinator.state import RunState
 from apex.learning.coordinator.status import summarize
@@ -20,6 +20,7 @@ from apex.transport.messages.run_status import EvaluatorSummary, RoleRow
 from apex.transport.messages.status import LearnerStatus, Resources
 from apex.transport.timing import ABSENT_HEARTBEATS
 from apex.types import Exploration, Progress
+from apexreplay.facts import MAX_TEXT, Waiting
 
 RESOURCES = ("cores", "memory_bytes", "gpu_share", "gpu_memory_bytes")
 THERE = {"experience": "tcp://..."}

@@ -6,18 +6,10 @@ import resource
 import pytest
 
 from apex.transport.curve.command import bundle_for, main, new_folder
-from apex.transport.curve.key_store import (
-    ENDPOINTS,
-    PINNED,
-    Keys,
-    certificate,
-    create_pair,
-    lists_for,
-    public_digits,
-    read_keys,
-)
+from apex.transport.curve.key_store import ENDPOINTS, PINNED, Keys, certificate, lists_for, public_digits, read_keys
 from apex.types import Role
 from apexreplay.errors import UsageError
+from apexreplay.transport.curve.key_store import create_pair
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Authenticates connections: a thread accepts or refuses the key of each peer that connects to this process.
 
 ZeroMQ sends ZAP requests (RFC 27) to `inproc://zeromq.zap.01` of the same context. If no thread answers them, a socket
-that enforces its ZAP domain refuses all connections. The domain is the socket's name in `key_store.ENDPOINTS`.
+that enforces its ZAP domain refuses all connections. The domain is the socket's name in `Keys.endpoints`.
 """
 
 import errno
@@ -18,10 +18,9 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from apex.transport.curve.key_store import ENDPOINTS, Keys
-from apex.transport.handshakes import FailedHandshakes
-from apex.types import Role
 from apexreplay.errors import UsageError
+from apexreplay.transport.curve.key_store import Keys
+from apexreplay.transport.handshakes import FailedHandshakes
 
 ENDPOINT = "inproc://zeromq.zap.01"
 POLL_MILLISECONDS = 200
@@ -49,10 +48,10 @@ class ZapHandler:
         self._keys = keys
         self._ports: dict[str, set[int]] = {}  # ports by socket name
         self._handshakes: list[tuple[str, FailedHandshakes]] = []  # (socket name, its failed handshakes)
-        own = [endpoint for endpoint in ENDPOINTS.values() if endpoint.bound_by == keys.role]
+        own = [endpoint for endpoint in keys.endpoints.values() if endpoint.bound_by == keys.role]
         self._needed = {role for endpoint in own for role in endpoint.open_to}
         self._complaints: dict[str, str] = {}  # the last error for each role whose keys cannot be read
-        self._lists = {role: self._read(role) for role in Role}
+        self._lists = {role: self._read(role) for role in keys.roles}
         self._admitted: dict[tuple[str, bytes], str] = {}  # (socket name, key) -> role of the key when it was accepted
         self._removed: set[bytes] = set()  # keys that were accepted earlier
         self._last = ""  # address of the peer that was refused last
@@ -114,7 +113,7 @@ class ZapHandler:
         """Returns the reply to a ZAP request. Its user id is the peer's role, which ZeroMQ adds to each message."""
         version, number, domain, address, _, mechanism, *credentials = request
         socket_name = domain.decode(errors="replace")
-        if mechanism == b"CURVE" and len(credentials) == 1 and socket_name in ENDPOINTS:
+        if mechanism == b"CURVE" and len(credentials) == 1 and socket_name in self._keys.endpoints:
             key = z85.encode(credentials[0])
             role, reason = self._judge(socket_name, key)
             if role:
@@ -129,7 +128,7 @@ class ZapHandler:
     def _judge(self, socket_name: str, key: bytes) -> tuple[str, str]:
         """Returns (role of the key, "") if the key may connect to the socket, else ("", the reason)."""
         for role, keys in self._lists.items():
-            if key in keys and role in ENDPOINTS[socket_name].open_to:
+            if key in keys and role in self._keys.endpoints[socket_name].open_to:
                 return role, ""
         for role, keys in self._lists.items():
             if key in keys:
@@ -142,7 +141,7 @@ class ZapHandler:
         ZeroMQ cannot disconnect a single peer. Therefore all peers of such a socket reconnect and are authenticated
         again.
         """
-        before, now = self._lists, {role: self._read(role) for role in Role}
+        before, now = self._lists, {role: self._read(role) for role in self._keys.roles}
         if before == now or not self._keys.exist:  # A run folder that is moved or removed revokes no key.
             return
         self._lists = now
@@ -155,7 +154,7 @@ class ZapHandler:
             count = cut(self._ports.get(socket_name, ()))
             log.warning("a key of socket %s was removed: closed its %d connections", socket_name, count)
 
-    def _read(self, role: Role) -> dict[bytes, str]:
+    def _read(self, role: str) -> dict[bytes, str]:
         """Returns the accepted keys of a role; {} if they cannot be read. The next check reads them again."""
         try:
             keys = self._keys.accepted(role)

@@ -7,9 +7,9 @@ from typing import Any
 
 import zmq
 
-from apex.transport.header import Frame, WireError
-from apex.transport.sockets import Context, Reader, bind, prepare
-from apex.transport.timing import GOODBYE_SECONDS
+from apexreplay.transport.sockets import Context, Reader, bind, prepare
+from apexreplay.transport.timing import GOODBYE_SECONDS
+from apexreplay.wire.header import Frame, WireError
 
 PULL, ROUTER = zmq.PULL, zmq.ROUTER
 

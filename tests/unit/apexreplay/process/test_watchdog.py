@@ -9,8 +9,8 @@ import sys
 import pytest
 from support.clocks import Clock
 
-from apex.runtime.lifecycle import Stop
-from apex.runtime.watchdog import START_FACTOR, Listener, Pulse, StuckDetector, is_traced, take_notifier
+from apexreplay.process.lifecycle import Stop
+from apexreplay.process.watchdog import START_FACTOR, Listener, Pulse, StuckDetector, is_traced, take_notifier
 
 
 class Process:

@@ -10,10 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from apex.transport.header import Frame, Header, MessageKind, WireError, checksum, pack, require_field, unpack
-from apex.transport.json_codec import decode_json, encode_json
-from apex.transport.messages.results import EvaluationResult
-from apex.types import Parameters
 from apexreplay.frame_blob import BlobError, check_table, table_bytes
 from apexreplay.types import (
     Array,
@@ -26,6 +22,7 @@ from apexreplay.types import (
     batch_record_dtype,
     record_dtype,
 )
+from apexreplay.wire.header import Frame, Header, MessageKind, WireError, checksum, pack, require_field, unpack
 
 _SEGMENT = struct.Struct("<QI")  # base, version
 _RECEIPT = struct.Struct("<QQ")  # store incarnation, bitmap
@@ -34,7 +31,6 @@ _BATCH = struct.Struct("<Q")  # number of transitions in the store
 MAX_RECORDS = 4_096  # maximum transitions in a segment
 MAX_FRAMES = 8_192  # maximum frames in a segment
 MAX_PRIORITIES = 65_536  # maximum priorities in a message
-MAX_VERSION = 2**32 - 1
 _NUMBERS = 2**63  # Segment numbers and incarnations must be smaller, because the store keeps them as int64.
 _LEAST_PROBABILITY = 2.0**-1000  # For a smaller probability P, 1 / P could overflow to infinity.
 
@@ -139,40 +135,6 @@ class Codec:
         priorities = np.frombuffer(body, "<f4", count, 8 * count)
         return PriorityUpdate(header.shard, header.incarnation, header.sender, header.number, keys, priorities)
 
-    def encode_parameters(self, parameters: Parameters) -> list[bytes]:
-        """Returns one frame, because a subscriber with ZMQ_CONFLATE keeps only the last frame of a message."""
-        body = parameters.values.astype("<f4", copy=False).tobytes()
-        return self._seal(MessageKind.PARAMETERS, Stream(0, 0), parameters.version, len(parameters.values), body)
-
-    def decode_parameters(self, frames: Sequence[Frame], num_parameters: int) -> Parameters:
-        """Decodes what `encode_parameters` wrote: exactly `num_parameters` finite values."""
-        header, (body,) = self._check(frames, MessageKind.PARAMETERS, 1)
-        header.require_zero("shard", "sender", "incarnation")
-        version, count = _version(header.number), header.num_items
-        require_field(count == num_parameters, "count", f"{count} parameter values, expected {num_parameters}")
-        require_field(len(body) == 4 * count, "length", f"{len(body)} bytes, expected 4 for each of {count} parameters")
-        return Parameters(version, _finite(body))
-
-    def encode_evaluation(self, result: EvaluationResult, parameters: Parameters | None) -> list[bytes]:
-        """Returns one frame: header, values of the evaluated parameters (empty for None), result as JSON."""
-        values = b"" if parameters is None else parameters.values.astype("<f4", copy=False).tobytes()
-        version = 0 if parameters is None else parameters.version
-        body = values + encode_json(result)
-        return self._seal(MessageKind.EVALUATION, Stream(0, 0), version, len(values) // 4, body)
-
-    def decode_evaluation(
-        self, frames: Sequence[Frame], num_parameters: int
-    ) -> tuple[EvaluationResult, Parameters | None]:
-        """Decodes what `encode_evaluation` wrote."""
-        header, (body,) = self._check(frames, MessageKind.EVALUATION, 1)
-        header.require_zero("shard", "sender", "incarnation")
-        count, cut = header.num_items, 4 * header.num_items
-        require_field(count in (0, num_parameters), "count", f"{count} parameters, expected 0 or {num_parameters}")
-        require_field(len(body) >= cut, "length", f"{len(body)} bytes cannot hold {count} parameter values")
-        version = _version(header.number)
-        result: EvaluationResult = decode_json(body[cut:], EvaluationResult)
-        return result, Parameters(version, _finite(body[:cut])) if count else None
-
     def _seal(
         self, kind: MessageKind, stream: Stream, number: int, count: int, body: bytes, *more: Frame, shard: int = 0
     ) -> list[Any]:
@@ -241,14 +203,3 @@ def _require_all(valid: Array, reason: str, text: str) -> None:
 
 def _is_share(values: Array) -> Array:
     return (values >= 0) & (values <= 1)  # False for NaN.
-
-
-def _version(number: int) -> int:
-    require_field(number <= MAX_VERSION, "number", f"parameter version {number} is above {MAX_VERSION}")
-    return number
-
-
-def _finite(body: memoryview) -> Array:
-    values = np.frombuffer(body, "<f4")
-    _require_all(np.isfinite(values), "values", "a parameter value is not finite")
-    return values

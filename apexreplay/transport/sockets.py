@@ -15,15 +15,13 @@ from typing import Any, TypeVar
 
 import zmq
 
-from apex.config import TransportConfig
-from apex.errors import AddressError
-from apex.runtime.lifecycle import POLL_SECONDS
-from apex.transport import timing
-from apex.transport.curve.key_store import ENDPOINTS, Keys
-from apex.transport.curve.zap_handler import ZapHandler
-from apex.transport.handshakes import FailedHandshakes
-from apex.transport.header import Frame, WireError
-from apexreplay.errors import UsageError, require
+from apexreplay.errors import AddressError, require
+from apexreplay.process.lifecycle import POLL_SECONDS
+from apexreplay.transport import timing
+from apexreplay.transport.curve.key_store import Keys
+from apexreplay.transport.curve.zap_handler import ZapHandler
+from apexreplay.transport.handshakes import FailedHandshakes
+from apexreplay.wire.header import Frame, WireError
 
 CURVE_BYTES = 1_024  # above the 33 bytes that CURVE adds to a message, and above its longest handshake message
 BIND_SECONDS = 3.0  # maximum time to retry a bind, because the program that had the port may just be ending
@@ -98,16 +96,16 @@ class ReconnectBackoff:
 
 
 def bind(socket: Any, endpoint: str, socket_name: str) -> None:
-    """Binds a socket; raises AddressError with the address and the reason. `socket_name`: the socket's `ENDPOINTS` key.
+    """Binds a socket; raises AddressError with the address and the reason. `socket_name`: its name in `Keys.endpoints`.
 
     If the port is in use, tries again for BIND_SECONDS.
 
-    With keys, only the roles that `ENDPOINTS` lists for the socket can connect, and only while the authenticator runs.
+    With keys, only the roles that `Keys.endpoints` lists for the socket can connect, while the authenticator runs.
     """
     context = socket.context
     if context.keys is not None:
         role = context.keys.role
-        require(ENDPOINTS[socket_name].bound_by == role, f"the {role} does not bind {socket_name}")
+        require(context.keys.endpoints[socket_name].bound_by == role, f"the {role} does not bind {socket_name}")
         if context.authenticator is None:
             context.authenticator = ZapHandler(context, context.keys)
         socket.curve_server = 1
@@ -128,7 +126,7 @@ def bind(socket: Any, endpoint: str, socket_name: str) -> None:
                 continue
             socket.close(0)
             if taken:
-                remedy = "stop the program that listens there, or set --transport.port-offset"
+                remedy = "stop the program that listens there, or choose another port"
                 raise AddressError(f"{endpoint} is in use", remedy) from error
             raise AddressError(f"cannot bind {endpoint}: {error}") from error
     if context.authenticator is not None:
@@ -192,8 +190,10 @@ class Reader:
 class InsecureBindWarning:
     """Warns every minute while other hosts can reach this program's sockets without keys."""
 
-    def __init__(self, transport: TransportConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._address = "" if transport.is_loopback or transport.keys else transport.bind
+    def __init__(self, address: str, remedy: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`address`: where the sockets are bound without keys; "" if other hosts cannot reach them or keys are used."""
+        self._address = address
+        self._remedy = remedy
         self._clock = clock
         self._warn_at = clock()
 
@@ -202,8 +202,9 @@ class InsecureBindWarning:
         if self._address and self._clock() >= self._warn_at:
             self._warn_at = self._clock() + WARN_SECONDS
             log.warning(
-                "--insecure-no-auth: anyone who reaches %s can read and change this run; run apex keys new",
+                "--insecure-no-auth: anyone who reaches %s can read and change this run; %s",
                 self._address,
+                self._remedy,
             )
 
 
@@ -220,22 +221,13 @@ def receive(socket: Any, timeout: float, *, copy: bool = True) -> list[Any] | No
     return None
 
 
-def reachable_address(transport: TransportConfig, peer: str) -> str:
-    """Returns the address at which `peer` and other hosts reach the sockets that this program binds.
+def reachable_address(bound: str, peer: str) -> str:
+    """Returns the address at which `peer` and other hosts reach the sockets that this program binds to `bound`.
 
-    If they are bound to all addresses, it is the one from which this host sends packets to `peer`. Sends no packet.
+    If they are bound to all addresses (""), it is the one from which this host sends to `peer`. Sends no packet.
     """
-    if not transport.binds_to_all:
-        return transport.bind
+    if bound:
+        return bound
     with network.socket(network.AF_INET, network.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))
         return str(probe.getsockname()[0])
-
-
-def split_address(text: str, default_port: int) -> tuple[str, int]:
-    """Parses HOST or HOST:PORT; raises UsageError for anything else."""
-    host, _, port = text.partition(":")
-    number = port or str(default_port)
-    if not host or not number.isdecimal() or not 0 < int(number) < 65_536:
-        raise UsageError(f"--learner must be HOST or HOST:PORT with a port from 1 to 65535, got {text!r}")
-    return host, int(number)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from apex.transport.sockets import open_context
+from apexreplay.transport.sockets import open_context
 
 
 @pytest.fixture

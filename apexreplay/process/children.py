@@ -16,23 +16,26 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from apex.config import RunConfig
-from apex.errors import ChildDiedError, ChildRefusedError, describe_exception
-from apex.facts import Waiting
-from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait, stop_on_signals
-from apex.runtime.logs import RoleFormatter
-from apex.runtime.spawn import belong_to
-from apex.runtime.text import clean
-from apex.runtime.watchdog import Pulse, StuckDetector, abort
-from apexreplay.errors import FAILED, REFUSED, ApexError, UsageError
+from apexreplay.errors import (
+    FAILED,
+    REFUSED,
+    ApexError,
+    ChildDiedError,
+    ChildRefusedError,
+    UsageError,
+    describe_exception,
+)
+from apexreplay.facts import Waiting
 from apexreplay.files.file_lock import FileLock
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait, stop_on_signals
+from apexreplay.process.spawn import belong_to
+from apexreplay.process.text import clean
+from apexreplay.process.watchdog import Pulse, StuckDetector, abort
 
 KILL_SECONDS = 1.0  # maximum time until a process has ended after SIGKILL
 MAX_ERROR_BYTES = 2_000  # maximum size of the error that a child tells its parent
 
 log = logging.getLogger("apex")
-if logging.lastResort is not None:  # prints the waits of a command that has no log yet
-    logging.lastResort.setFormatter(RoleFormatter())
 _fork = multiprocessing.get_context("fork")  # Children share the parent's loaded libraries and its mapped memory.
 
 
@@ -132,7 +135,7 @@ def call_in_child(
     function: Callable[[Stop], dict[str, Any]],
     stop: Stop,
     *,
-    stuck_seconds: float = RunConfig().stuck_seconds,
+    stuck_seconds: float = 0.0,
 ) -> dict[str, Any]:
     """Runs `function(stop)` in a separate child process and returns its result, passed as JSON.
 

@@ -1,6 +1,6 @@
 """`spawn` starts a program with the given folder, environment and outputs."""
 
-from apex.runtime.spawn import spawn
+from apexreplay.process.spawn import spawn
 
 
 def test_a_program_has_the_folder_and_the_variables_it_was_given(tmp_path):

@@ -9,12 +9,12 @@ from support.builders import CONTINUOUS, MASKED, PIXELS, RUN, VECTORS, make_batc
 from support.messages import RESULT, as_json
 from support.sealing import reseal, with_body, with_json
 
-from apex.transport.codec import Codec
-from apex.transport.header import HEADER, TOPIC_BYTES, MessageKind, WireError, peek_kind, receipt_topic
+from apex.transport.run_codec import RunCodec
 from apex.types import Parameters
 from apexreplay.types import PriorityUpdate, Receipt, Stream
+from apexreplay.wire.header import HEADER, TOPIC_BYTES, MessageKind, WireError, peek_kind, receipt_topic
 
-CODEC = Codec(RUN, PIXELS)
+CODEC = RunCodec(RUN, PIXELS)
 UPDATE = PriorityUpdate(0, 77, 1, 9, np.arange(5), np.linspace(0, 1, 5, dtype=np.float32))
 PARAMETERS = Parameters(12, np.linspace(-1, 1, 10, dtype=np.float32))
 
@@ -28,7 +28,7 @@ def refusal(decode, *arguments):
 
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS, CONTINUOUS, MASKED])
 def test_segments_survive_encoding(schema):
-    codec, segment = Codec(RUN, schema), make_segment(schema)
+    codec, segment = RunCodec(RUN, schema), make_segment(schema)
     back = codec.decode_segment(codec.encode_segment(segment))
     assert back[:3] == segment[:3]
     assert back.base == segment.base
@@ -40,7 +40,7 @@ def test_segments_survive_encoding(schema):
 
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS, CONTINUOUS, MASKED])
 def test_batches_survive_encoding(schema):
-    codec, batch = Codec(RUN, schema), make_batch(schema)
+    codec, batch = RunCodec(RUN, schema), make_batch(schema)
     back = codec.decode_batch(codec.encode_batch(batch), 4)
     assert back[:5] == batch[:5]
     assert bytes(back.blob) == batch.blob
@@ -50,7 +50,7 @@ def test_batches_survive_encoding(schema):
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS])
 def test_receipts_survive_encoding_and_begin_with_their_topic(schema):
     receipt = Receipt(Stream(5, 8), 2**62 + 1, 40, 0b1011)
-    frames = Codec(RUN, schema).encode_receipt(receipt, shard=2)
+    frames = RunCodec(RUN, schema).encode_receipt(receipt, shard=2)
     assert CODEC.decode_receipt(frames) == receipt
     assert frames[0][:TOPIC_BYTES] == receipt_topic(RUN, 2, 5)
     assert receipt_topic(RUN, 2, 5) not in (receipt_topic(RUN, 2, 6), receipt_topic(RUN, 1, 5))
@@ -162,7 +162,7 @@ def test_invalid_records_are_refused(records, reason):
     ],
 )
 def test_invalid_actions_and_masks_are_refused(schema, name, value, reason):
-    codec = Codec(RUN, schema)
+    codec = RunCodec(RUN, schema)
     segment = codec.encode_segment(make_segment(schema, records=bad(name, value, schema)))
     batch = make_batch(schema)
     records = batch.records.copy()
@@ -172,7 +172,7 @@ def test_invalid_actions_and_masks_are_refused(schema, name, value, reason):
 
 
 def test_masks_may_be_empty_if_the_discount_is_zero():
-    codec, records = Codec(RUN, MASKED), make_records(MASKED, 5)
+    codec, records = RunCodec(RUN, MASKED), make_records(MASKED, 5)
     records["discount"][2], records["next_mask"][2] = 0, 0
     back = codec.decode_segment(codec.encode_segment(make_segment(MASKED, records=records)))
     assert not back.records["next_mask"][2].any()
@@ -203,7 +203,7 @@ def test_vectors_that_are_not_finite_are_refused():
     segment = make_segment(VECTORS)
     blob = bytearray(segment.blob)
     blob[-4:] = np.float32(np.nan).tobytes()
-    codec = Codec(RUN, VECTORS)
+    codec = RunCodec(RUN, VECTORS)
     assert refusal(codec.decode_segment, codec.encode_segment(segment._replace(blob=bytes(blob)))) == "blob"
 
 

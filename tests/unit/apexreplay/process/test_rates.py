@@ -2,7 +2,7 @@
 
 import pytest
 
-from apex.runtime.rates import WINDOW_SECONDS, Rates
+from apexreplay.process.rates import WINDOW_SECONDS, Rates
 
 
 def test_bursts_have_a_constant_rate():

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from apex.errors import StoppedError
-from apex.facts import Waiting
-from apex.runtime.lifecycle import Helper, Stop, Wait, reports_errors, stop_on_signals
+from apexreplay.facts import Waiting
+from apexreplay.process.lifecycle import Helper, Stop, Wait, reports_errors, stop_on_signals
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -16,8 +16,8 @@ from typing import NoReturn, ParamSpec
 
 from msgspec.structs import replace
 
-from apex.facts import Waiting
 from apexreplay.errors import FINISHED, REFUSED, ApexError
+from apexreplay.facts import Waiting
 
 KILLED_BY_CTRL_C = 130  # exit status after SIGINT, as in a shell
 POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second after a stop request.

@@ -11,11 +11,10 @@ import time
 import pytest
 from support.waiting import DEADLINE
 
-from apex.errors import ChildDiedError, ChildRefusedError
-from apex.runtime import lifecycle
-from apex.runtime.children import call_in_child, check_children, start_child, stop_children
-from apex.runtime.lifecycle import Stop
-from apexreplay.errors import UsageError
+from apexreplay.errors import ChildDiedError, ChildRefusedError, UsageError
+from apexreplay.process import lifecycle
+from apexreplay.process.children import call_in_child, check_children, start_child, stop_children
+from apexreplay.process.lifecycle import Stop
 
 
 def wait_until_stopped(stop, ready=None):
@@ -179,7 +178,7 @@ def test_a_stop_ends_a_call_in_a_child():
 def test_a_parent_ends_without_stopping_its_children():
     program = (
         "import signal, time\n"
-        "from apex.runtime.children import start_child\n"
+        "from apexreplay.process.children import start_child\n"
         "start_child('child', lambda stop: [signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(100)])\n"
         "raise SystemExit(3)\n"
     )
@@ -189,7 +188,7 @@ def test_a_parent_ends_without_stopping_its_children():
 def test_a_child_ends_with_its_killed_parent():
     program = (
         "import time\n"
-        "from apex.runtime.children import start_child\n"
+        "from apexreplay.process.children import start_child\n"
         "child = start_child('child', lambda stop: time.sleep(100))\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(100)\n"

@@ -1,0 +1,192 @@
+"""Both sides of the sockets for experience, receipts, batches and priorities. docs/protocol.md describes each."""
+
+import logging
+from collections.abc import Sequence
+
+import zmq
+
+from apexreplay.transport.sockets import Context, Reader, Socket, bind, connect, prepare
+from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Schema, Stream, batch_record_dtype, record_dtype
+from apexreplay.wire.codec import Codec
+from apexreplay.wire.header import HEADER, WireError, receipt_topic
+
+log = logging.getLogger("apex")
+
+CONTROL_MARGIN = 4_096
+
+
+class ExperienceSender:
+    """Sends an actor's experience to a replay server.
+
+    The send window, not the socket's queue, limits the number of unacknowledged messages.
+    """
+
+    def __init__(self, context: Context, endpoint: str, *, num_messages: int) -> None:
+        """`num_messages`: maximum number of unacknowledged messages (streams x window); each may be queued twice."""
+        self._endpoint = endpoint
+        self._socket = context.socket(zmq.PUSH)
+        prepare(self._socket, high_water_mark=2 * num_messages + 8, reader_may_pause=True)
+        connect(self._socket, endpoint, "experience")
+
+    def reconnect(self) -> None:
+        """Renews the connection. Messages in the old one are lost; the send window sends them again."""
+        self._socket.disconnect(self._endpoint)
+        connect(self._socket, self._endpoint, "experience")
+
+    def send(self, message: list[bytes]) -> bool:
+        """Sends without waiting. Returns False if the queue is full; the send window then tries again."""
+        try:
+            self._socket.send_multipart(message, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+
+class ReceiptReceiver(Reader):
+    """Receives the receipts for the streams of one actor process.
+
+    One socket receives from all replay shards, so a single wait returns the first receipt from any shard. The topic of
+    a stream contains the stream's shard.
+    """
+
+    def __init__(self, context: Context, endpoints: Sequence[str], codec: Codec, streams: Sequence[Stream]) -> None:
+        """Connects. `endpoints`: one per shard, in the order of the shards."""
+        super().__init__()
+        self._codec = codec
+        self._socket = context.socket(zmq.SUB)
+        prepare(self._socket, high_water_mark=10_000, max_bytes=HEADER.size + 64)
+        for stream in streams:
+            self._socket.subscribe(receipt_topic(codec.run_id, stream.shard(len(endpoints)), stream.actor_id))
+        for endpoint in endpoints:
+            connect(self._socket, endpoint, "receipts")
+
+    def receive(self, timeout: float = 0.0) -> list[Receipt]:
+        """Returns all receipts that have arrived. Waits up to `timeout` seconds for the first."""
+        receipts: list[Receipt] = []
+        if timeout and not self._socket.poll(int(timeout * 1000)):
+            return receipts
+        while True:
+            try:
+                receipts.append(self._codec.decode_receipt(self._socket.recv_multipart(zmq.NOBLOCK)))
+            except zmq.Again:
+                return receipts
+            except WireError as error:
+                self.refuse(error)
+
+
+class ReceiptPublisher:
+    """Sends the receipts of a replay server to the actors."""
+
+    def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
+        self._codec = codec
+        self._socket = context.socket(zmq.PUB)  # An XPUB would queue each subscription until it is read.
+        prepare(self._socket, high_water_mark=10_000, max_bytes=1_024)
+        bind(self._socket, endpoint, "receipts")
+
+    def publish(self, receipt: Receipt, shard: int = 0) -> None:
+        """Sends a receipt to the subscriber of its stream. If the receipt is lost, the next one replaces it."""
+        self._socket.send_multipart(self._codec.encode_receipt(receipt, shard), zmq.NOBLOCK)
+
+
+class BatchSender:
+    """Sends a sampler's batches to the loaders in turn. Skips loaders whose queue is full."""
+
+    def __init__(self, context: Context, endpoints: Sequence[str], codec: Codec) -> None:
+        """Connects. `endpoints`: one per loader."""
+        self._codec = codec
+        self._endpoints = endpoints
+        self._socket = context.socket(zmq.PUSH)
+        prepare(self._socket, high_water_mark=2, reader_may_pause=True)
+        self._socket.immediate = True  # Queues no batch for a loader without a connection.
+        for endpoint in endpoints:
+            connect(self._socket, endpoint, "batches")
+
+    def reconnect(self) -> None:
+        """Renews the connections. Batches in the old ones are lost."""
+        for endpoint in self._endpoints:
+            self._socket.disconnect(endpoint)
+            connect(self._socket, endpoint, "batches")
+
+    def send(self, batch: BatchMessage, timeout: float) -> bool:
+        """Sends a batch to one loader. Returns False if no loader can take the batch within `timeout` seconds."""
+        if not self._socket.poll(int(timeout * 1000), zmq.POLLOUT):
+            return False
+        self._socket.send_multipart(self._codec.encode_batch(batch), copy=False)
+        return True
+
+
+class BatchReceiver(Reader):
+    """Receives batches, or parts of batches, for a loader. Samplers connect to the socket and keep a few in flight."""
+
+    def __init__(
+        self, context: Context, endpoint: str, codec: Codec, *, batch_size: int, max_bytes: int, num_shards: int = 1
+    ) -> None:
+        """Binds the socket. `batch_size`: transitions per message; `max_bytes`: maximum bytes per message part."""
+        super().__init__()
+        self._codec = codec
+        self._batch_size = batch_size
+        self._num_shards = num_shards
+        self._socket = context.socket(zmq.PULL)
+        prepare(self._socket, high_water_mark=2, max_bytes=max_bytes, reader_may_pause=True)
+        bind(self._socket, endpoint, "batches")
+
+    @property
+    def num_refused(self) -> int:
+        """Number of messages that were not valid batches."""
+        return sum(self.refused.values())
+
+    def receive(self, timeout: float) -> BatchMessage | None:
+        """Returns the next batch, or None after `timeout` seconds or for an invalid message, which is counted."""
+        decode = self._codec.decode_batch
+        return self.read(self._socket, timeout, lambda frames: decode(frames, self._batch_size, self._num_shards))
+
+    def refuse(self, error: WireError) -> None:
+        """Counts one more invalid message; warns when the count is 1, 2, 4, 8 ..."""
+        super().refuse(error)
+        if self.num_refused.bit_count() == 1:
+            counts = dict(self.refused)
+            log.warning("dropped %d messages that are not valid batches; by reason: %s", self.num_refused, counts)
+
+
+class PrioritySender:
+    """Sends the learner's new priorities, with one socket per shard. If a message is lost, old priorities remain."""
+
+    def __init__(self, context: Context, codec: Codec) -> None:
+        self._context = context
+        self._codec = codec
+        self._sockets: dict[int, Socket] = {}
+        self._endpoints: dict[int, str] = {}
+        self.num_dropped = 0
+
+    def connect(self, endpoint: str, shard: int = 0) -> None:
+        """Connects to `endpoint` for a shard, and disconnects from the shard's earlier endpoint."""
+        if shard in self._sockets:
+            self._sockets[shard].disconnect(self._endpoints[shard])
+        else:
+            self._sockets[shard] = self._context.socket(zmq.PUSH)
+            prepare(self._sockets[shard], high_water_mark=64)
+        self._endpoints[shard] = endpoint
+        connect(self._sockets[shard], endpoint, "priorities")
+
+    def send(self, update: PriorityUpdate) -> None:
+        """Sends without waiting. Drops and counts the update if the queue is full or the shard is not connected."""
+        socket = self._sockets.get(update.shard)
+        try:
+            if socket is None:
+                raise zmq.Again
+            socket.send_multipart(self._codec.encode_priorities(update), zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self.num_dropped += 1
+
+
+def max_segment_bytes(schema: Schema, segment_length: int) -> int:
+    """Returns the maximum size of a segment message in bytes. Episodes of a single step have two frames per step."""
+    num_records = segment_length + schema.n_step
+    frames = (2 * num_records + schema.stack) * (schema.max_frame_bytes + 4)
+    return HEADER.size + CONTROL_MARGIN + num_records * record_dtype(schema).itemsize + frames
+
+
+def max_batch_bytes(schema: Schema, batch_size: int) -> int:
+    """Returns the maximum size in bytes of one part of a batch message."""
+    frames = (2 * schema.stack + schema.n_step) * (schema.max_frame_bytes + 4)
+    return HEADER.size + CONTROL_MARGIN + batch_size * (batch_record_dtype(schema).itemsize + frames)
