@@ -195,7 +195,7 @@ class Segment(NamedTuple):
     records: Array  # record_dtype[M]
     blob: FrameBlob  # uint32[F + 1] byte offsets of the frames, then the frames; see `make_blob`
     base: int = 0  # all segments with lower numbers were acknowledged, by this store or an earlier one
-    # From the message, (initial, final): final = zlib.crc32(blob, zlib.crc32(records, initial)).
+    # From the message, (initial, final): final = crc32(blob, crc32(records, initial)).
     checksum: tuple[int, int] | None = None
 
 

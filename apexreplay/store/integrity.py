@@ -4,7 +4,6 @@ A killed writer may leave one row that is not valid yet, and half-written weight
 The cell TORN says so. Everything else must be exact; if TORN is 0, everything must be.
 """
 
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from apexreplay.crc32 import crc32
 from apexreplay.errors import DamagedMemoryError
 from apexreplay.frame_blob import as_words, measure_blobs
 from apexreplay.store.layout import BLOB_ALIGNMENT, COMMIT, TORN, Regions
@@ -112,7 +112,7 @@ def _checksums(regions: Regions, schema: Schema, slots: NDArray[np.int64], segme
     table = np.stack([initials, segments.begins, ends, segments.starts, segments.stops], axis=1)
     return np.array(
         [
-            zlib.crc32(regions.arena[start:stop], zlib.crc32(received[slots[begin:end]].tobytes(), initial))
+            crc32(regions.arena[start:stop], crc32(received[slots[begin:end]].tobytes(), initial))
             for initial, begin, end, start, stop in table.tolist()
         ],
         np.uint32,

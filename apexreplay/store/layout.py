@@ -8,7 +8,6 @@ file. All numbers are little-endian.
 
 import mmap
 import struct
-import zlib
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from apexreplay.crc32 import crc32
 from apexreplay.store.sum_tree import SumTree
 from apexreplay.types import Array, Schema, padded, record_dtype
 
@@ -147,7 +147,7 @@ class Regions:
 
     def checksum_row(self, row: Sequence[int]) -> int:
         """Returns the checksum of a row, which also protects the store's incarnation."""
-        return zlib.crc32(_SEALED_ROW.pack(int(self.header["store_incarnation"][0]), *row))
+        return crc32(_SEALED_ROW.pack(int(self.header["store_incarnation"][0]), *row))
 
     def checksum_rows(self, rows: Array) -> NDArray[np.uint32]:
         """Returns the checksums of all rows in both versions. `rows`: STREAM_ROW[num_streams, 2]."""

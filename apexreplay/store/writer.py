@@ -1,7 +1,6 @@
 """Writes the replay memory: the only process that stores segments and changes priorities."""
 
 import os
-import zlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from apexreplay.crc32 import crc32
 from apexreplay.errors import LostMemoryError, require
 from apexreplay.files.atomic_files import Steps, uninterrupted
 from apexreplay.files.file_lock import LOCK_ATTEMPTS, FileLock
@@ -178,7 +178,7 @@ class StoreWriter(Store):
         evicted = range(self.first_key, self._first_key_after(len(keys), end))
         records = _stored_records(segment, keys, start, regions.records.dtype)
         weights = self._priority_weights.of(records["priority"])
-        initial, final = segment.checksum or (0, zlib.crc32(blob, zlib.crc32(segment.records.tobytes())))
+        initial, final = segment.checksum or (0, crc32(blob, crc32(segment.records.tobytes())))
 
         cells[TORN] = True
         self._before("watermark")

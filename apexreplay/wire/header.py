@@ -1,11 +1,11 @@
 """The header at the beginning of every message: kind, sender, length, checksum and more. See docs/protocol.md."""
 
 import struct
-import zlib
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from apexreplay.crc32 import crc32
 from apexreplay.types import Stream
 
 MAGIC = b"ApeX"
@@ -112,9 +112,9 @@ def unpack(frames: Sequence[Frame], kind: MessageKind, num_frames: int) -> tuple
 
 def checksum(header: Frame, bodies: Sequence[Frame]) -> int:
     """Returns the CRC-32 of a header, without its own field `crc`, and of the bodies."""
-    crc = zlib.crc32(header[:_CRC_OFFSET])
+    crc = crc32(header[:_CRC_OFFSET])
     for body in bodies:
-        crc = zlib.crc32(body, crc)
+        crc = crc32(body, crc)
     return crc
 
 
