@@ -51,7 +51,7 @@ ensure_venv() {
   # pip's cache keeps this fast.
   if [[ -e $unfinished || ! -x $venv/bin/python ]] || ! grep -qsF "$venv/bin/python" "$venv/bin/pip"; then
     update=
-    echo "Installing PyTorch, the Atari emulator and other packages${extra:+, and those of the extra $extra,} into $venv (once, about a minute)" >&2
+    echo "Installing PyTorch, the Atari emulator and other packages${extra:+, and those of the extra $extra,} into $venv (once: a minute, or several on a slow connection)" >&2
     find_python
     mkdir -p "$venv"
     touch "$unfinished"
@@ -61,6 +61,8 @@ ensure_venv() {
   if [[ $update ]]; then echo "Updating $venv${extra:+ for the extra $extra}" >&2; fi
   touch "$unfinished"
   rm -f "$stamp"
+  : >"$log"
+  if [[ ! -t 2 ]]; then echo "Follow it: tail -f $log" >&2; fi
   if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
     --constraint "$root/constraints.txt" --editable "$root/apexreplay" --editable "$root${extra:+[$extra]}" 2>&1 | show_progress >"$log"; then
     tail -n 20 "$log" >&2

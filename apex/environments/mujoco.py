@@ -38,7 +38,7 @@ def prepare(name: str, *, draws: bool, pictures: bool) -> None:
         import_module("mujoco").set_mju_user_warning(_warn)  # Otherwise it writes MUJOCO_LOG.TXT to the current folder.
     except ImportError as error:
         extra = "dm-control" if is_dm_control else "mujoco"
-        remedy = f"run .venv/bin/pip install -e '.[{extra}]'"
+        remedy = f"in the checkout, run .venv/bin/pip install -e ./apexreplay -e '.[{extra}]'"
         raise UsageError(f"environment.id {name!r} needs the extra {extra} ({error})", remedy) from error
     finally:
         if not (has_choice or pictures):

@@ -63,7 +63,7 @@ class Machines:
 
     def command(self, name, script):
         where = ["nsenter", "--target", str(self.pid(name)), "--net", "--mount", "--uts"]
-        return [*where, "sh", "-c", f"cd {self.home(name)} && {script}"]
+        return [*where, "sh", "-c", f"cd {self.home(name)} && export PATH=$PWD/.venv/bin:$PATH && {script}"]
 
     def run(self, name, script):
         """Runs the script there and waits for its end."""

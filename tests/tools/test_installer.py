@@ -16,7 +16,7 @@ esac
 
 @pytest.fixture
 def install(tmp_path):
-    """Installs a package without content; returns standard error. `install.calls` are the arguments of pip."""
+    """Installs a package without content; returns standard error. `calls`: arguments of pip; `log`: its output."""
     root, calls = tmp_path / "root", tmp_path / "calls"
     for name in (
         "pyproject.toml",
@@ -39,13 +39,16 @@ def install(tmp_path):
         assert ended.returncode == 0, ended.stderr
         return ended.stderr
 
+    run.log = root / ".venv" / "install.log"
     run.calls = lambda: calls.read_text().splitlines()
     return run
 
 
 def test_an_update_names_the_extra_and_the_new_packages(install):
-    assert "PyTorch" in install("")
-    told = install("docs")
+    first, told = install(""), install("docs")
+    assert "PyTorch" in first
+    for text in (first, told):  # Standard error is no terminal here, so it shows no progress.
+        assert f"tail -f {install.log}" in text
     assert "docs" in told
     assert "furo-1.0 sphinx-2.0" in told
     assert "PyTorch" not in told

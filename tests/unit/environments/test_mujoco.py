@@ -91,7 +91,7 @@ def test_missing_extra_is_reported_with_its_command(monkeypatch, name, module, e
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UsageError, match=rf"'{name}'.*\b{extra}\b") as refused:
         describe(make_config(name), 3)
-    assert f"pip install -e '.[{extra}]'" in refused.value.remedy
+    assert f"pip install -e ./apexreplay -e '.[{extra}]'" in refused.value.remedy
 
 
 def test_other_environments_do_not_import_mujoco():
