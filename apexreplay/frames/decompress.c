@@ -1,4 +1,4 @@
-/* Decompresses the frames of a batch in one call: from a blob, or directly from the replay memory.
+/* Decompresses the frames of a batch in one call: from a received blob, or directly from the replay memory.
  *
  * The caller passes the function LZ4_decompress_safe of liblz4. This file contains only the loop around it. In Python,
  * the loop takes two thirds of the time of the decompression (docs/performance.md). The installation builds this file
@@ -37,7 +37,7 @@ int64_t apex_decompress(lz4_decompress decompress, const char *blob, const int64
 
 #define MOST_FRAMES 255 /* maximum frames of one transition */
 
-/* The place of one transition's frames in the arena. Frame numbers count from the first frame of the transition. */
+/* The place of one transition's frames in the arena, or in a received blob (0). Frame numbers count from the first frame of the transition. */
 struct located {
     int64_t row;         /* row of the stacks to write to */
     int64_t blob;        /* position of the segment's blob in the arena, in bytes */
@@ -51,7 +51,7 @@ struct memory {
     const char *arena;
     int64_t arena_bytes;
     int64_t max_frame_bytes; /* maximum size of a compressed frame */
-    char *scratch;           /* MOST_FRAMES x max_frame_bytes */
+    char *scratch;           /* MOST_FRAMES x max_frame_bytes; NULL: no other process writes to the arena */
 };
 
 struct stacks {
@@ -78,7 +78,9 @@ static int decode_one(lz4_decompress decompress, const struct memory *memory, co
     int64_t first_byte = table[0], bytes = (int64_t)table[num] - first_byte;
     if (!within(bytes, num * memory->max_frame_bytes) || t->blob + first_byte + bytes > end)
         return 0;
-    memcpy(memory->scratch, memory->arena + t->blob + first_byte, (size_t)bytes);
+    const char *frames = memory->arena + t->blob + first_byte;
+    if (memory->scratch)
+        frames = memcpy(memory->scratch, frames, (size_t)bytes);
 
     char *now = stacks->rows + t->row * stack * size, *later = now + stacks->batch * stack * size;
     memset(now, 0, (size_t)((stack - t->depth) * size)); /* frames before the start of the episode are zero */
@@ -92,7 +94,7 @@ static int decode_one(lz4_decompress decompress, const struct memory *memory, co
         if (!place)
             continue;
         if (start < 0 || start > stop || stop > bytes ||
-            decompress(memory->scratch + start, place, (int)(stop - start), (int)size) != size)
+            decompress(frames + start, place, (int)(stop - start), (int)size) != size)
             return 0;
         if (first && second)
             memcpy(second, first, (size_t)size);
@@ -103,7 +105,8 @@ static int decode_one(lz4_decompress decompress, const struct memory *memory, co
 /* Decodes transitions from the arena into rows of stacks; good[i] is 1 if transition i could be decoded, else 0.
  *
  * The writer may overwrite the arena at the same time. Therefore the data is copied first, and then checked. The caller
- * finds out afterwards whether the data was overwritten.
+ * finds out afterwards whether the data was overwritten. A received blob is an arena that nobody overwrites: its frames
+ * are not copied. Nothing outside of the arena is read, whatever arena and transitions contain.
  */
 void apex_decode_stored(lz4_decompress decompress, const struct memory *memory, const struct located *transitions,
                         int64_t count, const struct stacks *stacks, uint8_t *good)
@@ -113,7 +116,7 @@ void apex_decode_stored(lz4_decompress decompress, const struct memory *memory, 
 }
 
 /* Version of the functions' arguments. lz4_blocks.py uses only this version, so it never calls an outdated build. */
-const int64_t apex_interface = 2;
+const int64_t apex_interface = 3;
 
 /* SHA-256 of this file, set by setup.py. native.py compares it. */
 #ifndef APEX_SOURCE

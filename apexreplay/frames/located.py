@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.frame_blob import as_words, find_frames, join_blob, table_bytes
+from apexreplay.frame_blob import FrameBlob, as_words, find_frames, join_blob, table_bytes
 from apexreplay.types import Array
 
 # One transition, with frames counted from its first frame; `struct located` of decompress.c.
@@ -24,14 +24,15 @@ LOCATED = np.dtype(
 
 
 class Arena:
-    """The memory with the compressed frames of all segments, read-only."""
+    """The memory with the compressed frames of all segments, read-only; or one blob that was received."""
 
-    def __init__(self, memory: memoryview, max_frame_bytes: int) -> None:
-        """`max_frame_bytes`: maximum size of one compressed frame in bytes."""
+    def __init__(self, memory: memoryview, max_frame_bytes: int, *, is_shared: bool = True) -> None:
+        """`max_frame_bytes`: maximum size of one compressed frame. `is_shared`: another process may write to it."""
         self.memory = memory
         self.words = as_words(memory)
         self.bytes = np.frombuffer(memory, np.uint8, len(memory))
         self.max_frame_bytes = max_frame_bytes
+        self.is_shared = is_shared
 
 
 class Located(NamedTuple):
@@ -39,6 +40,15 @@ class Located(NamedTuple):
 
     arena: Arena
     entries: Array  # LOCATED[M]; `row` is set by the decoder
+
+    @classmethod
+    def received(cls, records: Array, blob: FrameBlob, max_frame_bytes: int) -> Located:
+        """Returns the places of the frames of `records`, batch_record_dtype[M], in the blob of their message."""
+        entries = np.zeros(len(records), LOCATED)
+        for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
+            entries[name] = records[name]
+        entries["first_frame"] = np.cumsum(entries["num_frames"]) - entries["num_frames"]
+        return cls(Arena(memoryview(blob), max_frame_bytes, is_shared=False), entries)
 
     def copy(self) -> CopiedFrames:
         """Copies the frames, each of them once. A transition whose offset table makes no sense gets empty frames."""

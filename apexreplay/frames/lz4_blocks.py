@@ -18,7 +18,7 @@ from apexreplay.native import NativeError, open_native
 from apexreplay.types import Array
 
 MOST_FRAMES = 255  # maximum frames of one transition for the native code
-INTERFACE = 2  # must equal `apex_interface` of decompress.c
+INTERFACE = 3  # must equal `apex_interface` of decompress.c
 LIBRARY = "liblz4.so.1"  # installed on most hosts, because apt and systemd depend on it
 
 log = logging.getLogger("apex")
@@ -109,15 +109,14 @@ class NativeBlocks(Blocks):
         """Decodes frames from the arena into the target, whose rows form stacks [2, B, S].
 
         Returns bool[M]: which transitions were decoded. The rows of the others are undefined. Another process may write
-        to the arena at the same time.
+        to the arena at the same time if the arena `is_shared`.
         """
         arena, entries = located
-        if len(self._scratch) < MOST_FRAMES * arena.max_frame_bytes:
+        if arena.is_shared and len(self._scratch) < MOST_FRAMES * arena.max_frame_bytes:
             self._scratch = np.empty(MOST_FRAMES * arena.max_frame_bytes, np.uint8)
+        scratch = _address(self._scratch) if arena.is_shared else 0
         # `struct memory` and `struct stacks` of decompress.c: all of their fields take 8 bytes.
-        memory = np.array(
-            [_address(arena.bytes), len(arena.bytes), arena.max_frame_bytes, _address(self._scratch)], np.int64
-        )
+        memory = np.array([_address(arena.bytes), len(arena.bytes), arena.max_frame_bytes, scratch], np.int64)
         batch_size = len(self._target) // (2 * stack)
         stacks = np.array([_address(self._target), batch_size, stack, self._frame_bytes], np.int64)
         good = np.zeros(len(entries), np.bool_)

@@ -22,6 +22,7 @@ class StackDecoder:
         self._places = stacks.reshape(-1, *schema.frame_shape)
         self._blocks = make_blocks(stacks.reshape(len(self._places), -1).view(np.uint8), schema.codec)
         self._few_frames = self._stack + schema.n_step <= MOST_FRAMES
+        self._max_frame_bytes = schema.max_frame_bytes
 
     def decode(self, records: Array, blob: FrameBlob, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Decodes `records` (batch_record_dtype[M] or LOCATED[M]) and their blob into `rows`, int64[M], of the stacks.
@@ -29,6 +30,8 @@ class StackDecoder:
         Returns bool[M]: which were decoded. The rows of the others are undefined. `Codec.decode_batch` or
         `Located.copy` must have checked all lengths and counts.
         """
+        if isinstance(self._blocks, NativeBlocks) and self._few_frames:
+            return self.decode_located(Located.received(records, blob, self._max_frame_bytes), rows)
         newest = np.stack([records["frame"], records["next_frame"]], axis=1).astype(np.int64)
         depths = np.stack([records["depth"], records["next_depth"]], axis=1).astype(np.int64)
         # One past the last place of each stack: [M, 2], for s_t and s_{t+m}.

@@ -37,6 +37,7 @@ from apex.runs.metrics.writer import MetricsWriter
 from apex.transport.json_codec import decode_answer, encode_control
 from apex.transport.messages.control import ActorHeartbeat, Heartbeat
 from apex.types import Exploration
+from apexreplay.frames import lz4_blocks
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.store.layout import StoreSettings
@@ -223,16 +224,28 @@ def test_training_continues_after_accepted_segments(side, by_socket, accepted_se
     learning.writer.close()
 
 
-def test_accepted_batches_can_be_decoded():
-    decoders = {}
+def make_decoders():
+    """Returns the stacks and the decoder of each side, for batches of 3."""
+    made = {}
     for name, side in SIDES.items():
         schema = side.codec.schema
         stacks = np.zeros((2, 3, schema.stack, *schema.frame_shape), schema.frame_dtype)
-        decoders[name] = StackDecoder(schema, stacks)
+        made[name] = stacks, StackDecoder(schema, stacks)
+    return made
+
+
+def test_accepted_batches_are_decoded_as_by_the_python_loop(monkeypatch):
+    made = make_decoders()
+    monkeypatch.setattr(lz4_blocks, "load_native", lambda: None)
+    twins = make_decoders()
     decoded = broken = 0
     for seed, batch in accepted_messages("batch", 8_000, seed=1):
-        sound = decoders[seed.side].decode(batch.records, batch.blob, np.arange(len(batch.records))).all()
-        decoded, broken = decoded + sound, broken + (not sound)
+        (stacks, decoder), (twin_stacks, twin) = made[seed.side], twins[seed.side]
+        rows = np.arange(len(batch.records))
+        good = decoder.decode(batch.records, batch.blob, rows)
+        assert good.tolist() == twin.decode(batch.records, batch.blob, rows).tolist()
+        np.testing.assert_array_equal(stacks[:, rows[good]], twin_stacks[:, rows[good]])
+        decoded, broken = decoded + good.all(), broken + (not good.all())
     assert decoded > 500
     assert broken > 50
 

@@ -1,14 +1,17 @@
 """Stacks are decoded exactly, with shared frames and zero frames; invalid frames are refused."""
 
+import mmap
+import os
+
 import numpy as np
 import pytest
 from support.builders import PIXELS, VECTORS, make_batch, make_frames
 
 from apex.acting.segment_builder import COMPRESS
 from apexreplay.frame_blob import make_blob
-from apexreplay.frames import stack_decoder
+from apexreplay.frames import lz4_blocks
 from apexreplay.frames.located import LOCATED, Arena, Located
-from apexreplay.frames.lz4_blocks import Blocks, NativeBlocks, load_native
+from apexreplay.frames.lz4_blocks import load_native
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.types import batch_record_dtype
 
@@ -43,9 +46,19 @@ def empty_stacks(schema, count):
     return stacks
 
 
+@pytest.fixture(params=["native", "python"])
+def make_decoder(request, monkeypatch):
+    """Creates a decoder with the native code, or one in Python, which copies the frames out of an arena first."""
+    if request.param == "python":
+        monkeypatch.setattr(lz4_blocks, "load_native", lambda: None)
+    elif load_native() is None:
+        pytest.skip("installed without a C compiler, or there is no liblz4")
+    return StackDecoder
+
+
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS])
 @pytest.mark.parametrize("seed", range(5))
-def test_matches_the_definition(schema, seed):
+def test_matches_the_definition(make_decoder, schema, seed):
     rng = np.random.default_rng(seed)
     records = random_records(schema, rng, 17)
     frames = [
@@ -53,18 +66,18 @@ def test_matches_the_definition(schema, seed):
     ]
     blob = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
     stacks = empty_stacks(schema, 17)
-    decoder = StackDecoder(schema, stacks)
+    decoder = make_decoder(schema, stacks)
     for _ in range(2):  # A slot is used several times.
         assert decoder.decode(records, blob, np.arange(17)).all()
         np.testing.assert_array_equal(stacks, naive_stacks(schema, records, frames))
 
 
-def test_refuses_frames_that_do_not_decompress_to_a_frame():
+def test_refuses_frames_that_do_not_decompress_to_a_frame(make_decoder):
     batch = make_batch(PIXELS, 1)
     short = COMPRESS["lz4"](np.zeros((3, 5), np.uint8))
     for frame in (short, b"\xff" * 20, b"\x00"):
         compressed = [COMPRESS["lz4"](frame) for frame in make_frames(PIXELS, 5)]
-        decoder = StackDecoder(PIXELS, empty_stacks(PIXELS, 1))
+        decoder = make_decoder(PIXELS, empty_stacks(PIXELS, 1))
         assert decoder.decode(batch.records, make_blob([frame, *compressed]), np.arange(1)).tolist() == [False]
 
 
@@ -84,10 +97,10 @@ def test_frame_that_begins_like_a_length_is_decoded():
 
 
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS])
-def test_parts_of_a_batch_are_decoded_into_their_own_rows(schema):
+def test_parts_of_a_batch_are_decoded_into_their_own_rows(make_decoder, schema):
     rng = np.random.default_rng(3)
     stacks, expected = empty_stacks(schema, 11), empty_stacks(schema, 11)
-    decoder = StackDecoder(schema, stacks)
+    decoder = make_decoder(schema, stacks)
     for first, count in ((7, 4), (2, 5)):
         records = random_records(schema, rng, count)
         frames = [
@@ -98,16 +111,6 @@ def test_parts_of_a_batch_are_decoded_into_their_own_rows(schema):
         decoder.decode(records, blob, np.arange(first, first + count))
         expected[:, first : first + count] = naive_stacks(schema, records, frames)
         np.testing.assert_array_equal(stacks.view(np.uint8), expected.view(np.uint8))
-
-
-@pytest.fixture(params=[NativeBlocks, Blocks])
-def make_decoder(request, monkeypatch):
-    """Creates a decoder with the native code, or one that copies the frames out of the arena first."""
-    if request.param is Blocks:
-        monkeypatch.setattr(stack_decoder, "make_blocks", lambda target, codec: Blocks(target))
-    elif load_native() is None:
-        pytest.skip("installed without a C compiler, or there is no liblz4")
-    return lambda stacks: StackDecoder(PIXELS, stacks)
 
 
 def arena_of(seed, count=9, blob_at=64):
@@ -131,7 +134,7 @@ def test_located_frames_are_decoded_by_the_definition(make_decoder, seed):
     records, frames, located, _ = arena_of(seed)
     stacks = empty_stacks(PIXELS, 17)
     rows = np.random.default_rng(seed).permutation(17)[: len(records)]
-    assert make_decoder(stacks).decode_located(located, rows).all()
+    assert make_decoder(PIXELS, stacks).decode_located(located, rows).all()
     np.testing.assert_array_equal(stacks[:, rows], naive_stacks(PIXELS, records, frames))
     assert (np.delete(stacks.view(np.uint8), rows, axis=1) == 0xEE).all()
 
@@ -176,7 +179,7 @@ def test_only_the_transition_with_an_impossible_table_is_refused(make_decoder, l
     stacks = empty_stacks(PIXELS, 9)
     end = located.entries["blob"][8] + 4 * (located.entries["first_frame"][8] + records["num_frames"][8])
     arena[end : end + 4].view("<u4")[:] = last
-    assert make_decoder(stacks).decode_located(located, np.arange(9)).tolist() == [True] * 8 + [False]
+    assert make_decoder(PIXELS, stacks).decode_located(located, np.arange(9)).tolist() == [True] * 8 + [False]
     np.testing.assert_array_equal(stacks[:, :8], naive_stacks(PIXELS, records, frames)[:, :8])
 
 
@@ -184,7 +187,7 @@ def test_an_overwritten_arena_never_leads_to_writes_outside_the_rows(make_decode
     rng = np.random.default_rng(2)
     records, _, located, intact = arena_of(2)
     stacks = empty_stacks(PIXELS, 11)
-    decoder = make_decoder(stacks)
+    decoder = make_decoder(PIXELS, stacks)
     num_refused = 0
     for _ in range(2_000):
         torn = intact.copy()
@@ -219,3 +222,41 @@ def test_table_that_changes_between_two_reads_spoils_no_other_transition():
     decoder, others = StackDecoder(PIXELS, stacks), np.arange(9) != 4
     assert decoder.decode(located.entries, located.copy().blob, np.arange(9)).tolist() == others.tolist()
     np.testing.assert_array_equal(stacks[:, others], naive_stacks(PIXELS, records, frames)[:, others])
+
+
+def fenced(num_bytes):
+    """Returns memory before a page whose access ends the process."""
+    size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    descriptor = os.memfd_create("fenced")
+    os.truncate(descriptor, size + mmap.PAGESIZE)
+    memory = mmap.mmap(descriptor, size + mmap.PAGESIZE)
+    os.truncate(descriptor, size)
+    os.close(descriptor)
+    return np.frombuffer(memory, np.uint8)[size - num_bytes : size]
+
+
+def test_a_damaged_message_never_leads_to_access_outside_blob_and_rows():
+    """Records and table are not checked before."""
+    if load_native() is None:
+        pytest.skip("installed without a C compiler, or there is no liblz4")
+    rng = np.random.default_rng(4)
+    sound, _, _, arena = arena_of(4, blob_at=0)
+    num_entries = int(sound["num_frames"].sum()) + 1
+    intact = arena[: arena[: 4 * num_entries].view("<u4")[-1]]
+    memory, stacks = fenced(len(intact)), empty_stacks(PIXELS, 11)
+    decoder = StackDecoder(PIXELS, stacks)
+    num_decoded = 0
+    for _ in range(4_000):
+        records, length = sound.copy(), len(intact) - int(rng.choice([0, rng.integers(len(intact) // 2)]))
+        blob = memory[len(memory) - length :]
+        blob[:] = intact[:length]
+        for entry in rng.integers(0, num_entries, int(rng.integers(0, 4))).tolist():
+            value = int(rng.integers(0, 2 ** int(rng.choice([8, 12, 16, 32]))))
+            blob[4 * entry : 4 * entry + 4] = np.frombuffer(value.to_bytes(4, "little"), np.uint8)
+        if rng.random() < 0.5:  # LZ4 reads a length from all of these bytes.
+            blob[int(rng.integers(length // 2, length + 1)) :] = 0xFF
+        name = rng.choice(["num_frames", "frame", "next_frame", "depth", "next_depth"])
+        records[name][rng.integers(0, 9)] = rng.integers(0, np.iinfo(records[name].dtype).max + 1)
+        num_decoded += decoder.decode(records, blob.data, 1 + np.arange(9)).sum()
+    assert 4_000 < num_decoded < 32_000
+    assert (stacks[:, [0, 10]].view(np.uint8) == 0xEE).all()
