@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from apex.config.arguments import Parser, non_negative_int
-from apex.replay_memory.open_store import predecessor_is_dead
-from apex.replay_memory.service import run_service
+from apex.replay_memory.service import predecessor_is_dead, run_service
 from apex.runs.live import find_route
 from apex.runtime.logs import configure_logging
 from apex.transport.hello import add_route_options, greet, greet_in_child

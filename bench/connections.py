@@ -19,7 +19,6 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
-from apex.acting.reliable_sender import ReliableSender
 from apex.config import Config
 from apex.config.arguments import positive_float, value_of
 from apex.config.role_command import role_command
@@ -28,6 +27,7 @@ from apex.runs.folder import RunFolder
 from apex.runtime.ports import choose_ports, is_free
 from apex.transport.hello import Route, greet, split_address
 from apex.types import Role
+from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.errors import require
 from apexreplay.process.children import check_children, start_child, stop_children
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop

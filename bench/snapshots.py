@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from apex.replay_memory.snapshot_process import SnapshotProcess
 from apexreplay.frame_blob import make_blob
 from apexreplay.process.children import start_child, stop_children
 from apexreplay.process.lifecycle import Stop
+from apexreplay.server.snapshot_process import SnapshotProcess
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.restore import restore
 from apexreplay.snapshots.writer import SnapshotWriter

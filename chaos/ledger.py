@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.acting.reliable_sender import Outlet, Receipts
+from apexreplay.client.reliable_sender import Outlet, Receipts
 from apexreplay.types import Receipt, Segment, Stream
 from chaos.digests import digest_segment
 

@@ -19,7 +19,7 @@ import msgspec
 from apex.config import Config
 from apex.facts import ProgramEvent
 from apex.learning.run_save import snapshot_folder
-from apex.replay_memory.open_store import store_settings
+from apex.replay_memory.settings import store_settings
 from apex.runs.folder import KEYS, RunFolder
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys

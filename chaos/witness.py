@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from apex.acting import worker
-from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
+from apexreplay.client.reliable_sender import Outlet, Receipts, ReliableSender
 from apexreplay.types import Stream
 from apexreplay.wire.codec import Codec
 from chaos.environment import PacedEnvironment

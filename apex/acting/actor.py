@@ -6,7 +6,6 @@ from typing import Protocol
 
 import numpy as np
 
-from apex.acting.reliable_sender import ReliableSender
 from apex.acting.segment_builder import SegmentBuilder
 from apex.algorithms.interface import Agent, Mask, check_allowed
 from apex.algorithms.parameters import load_parameters
@@ -15,6 +14,7 @@ from apex.environments.interface import VectorEnvironment
 from apex.transport.messages.results import ActorScores, MetricSum, Scores, ScoreSums
 from apex.transport.timing import DRAIN_SECONDS
 from apex.types import Exploration, Parameters, Step
+from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import POLL_SECONDS, Wait
 from apexreplay.types import Array, Stream

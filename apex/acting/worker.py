@@ -10,7 +10,6 @@ import torch
 
 from apex.acting.actor import ActingPolicy, Actor, NewestParameters
 from apex.acting.host import WorkerReports
-from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
 from apex.acting.segment_builder import SegmentBuilder
 from apex.acting.shared_parameters import SharedParameters
 from apex.algorithms.interface import make_algorithm
@@ -23,6 +22,7 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Welcome
 from apex.transport.timing import REPORT_SECONDS
 from apex.types import Role
+from apexreplay.client.reliable_sender import Outlet, Receipts, ReliableSender
 from apexreplay.process.lifecycle import Stop
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apexreplay.transport.sockets import open_context

@@ -19,7 +19,6 @@ from apex.launch.resume import find_saved, report_losses
 from apex.launch.start import RunOutcome, Start, judge
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import open_view, print_line
-from apex.replay_memory.open_store import reclaim
 from apex.runs.folder import KEYS, RunFolder
 from apex.runs.lock import hold
 from apex.runtime.logs import LogTail, log_to
@@ -33,6 +32,7 @@ from apex.transport.hello import local_host
 from apex.types import Role
 from apexreplay.errors import UsageError
 from apexreplay.process.lifecycle import Stop
+from apexreplay.server.open_store import reclaim
 from apexreplay.store.location import claim_run, store_path
 from apexreplay.transport.sockets import open_context
 

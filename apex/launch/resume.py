@@ -16,7 +16,6 @@ from apex.config.arguments import Parser
 from apex.environments.inspection import Inspector
 from apex.facts import EndReason, LossCause, Missing, OtherVersion, Restored
 from apex.metric_tags import shard_tag
-from apex.replay_memory.open_store import require_snapshot
 from apex.runs.folder import RunFolder
 from apex.runtime.provenance import describe_checkout
 from apex.runtime.trust import add_allow
@@ -24,6 +23,7 @@ from apex.sentences import describe
 from apex.types import Role
 from apex.version import VERSION
 from apexreplay.errors import DamagedMemoryError, require
+from apexreplay.server.open_store import require_snapshot
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.restore import require_room
 from apexreplay.store.file import is_whole, open_file

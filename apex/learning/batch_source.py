@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from apex.learning.batch_ring import BatchSlot
-from apex.replay_memory.batch_drawer import BatchDrawer
+from apexreplay.server.batch_drawer import BatchDrawer
 from apexreplay.store.reader import MAX_ATTEMPTS
 from apexreplay.types import Array, BatchMessage
 

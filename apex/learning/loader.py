@@ -16,15 +16,16 @@ from apex.config import Config
 from apex.learning.batch_ring import BatchRing, BatchSlot
 from apex.learning.batch_source import LocalSource, RemoteSource
 from apex.learning.random_shift import RandomShift
-from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
-from apex.replay_memory.sampler import IDLE_SECONDS
-from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
+from apex.replay_memory.settings import counter_rows, draw_settings
 from apex.transport.curve.key_store import read_keys
 from apex.types import Role
 from apexreplay.errors import UsageError
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.process.children import start_child
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.server.batch_drawer import BatchDrawer
+from apexreplay.server.sampler import IDLE_SECONDS
+from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.store.location import counters_path, has_owner, store_path
 from apexreplay.store.reader import StoreReader
 from apexreplay.transport.endpoints import BatchReceiver, max_batch_bytes
@@ -133,7 +134,7 @@ class StoreMonitor:
             log.info("the replay memory is not ready: %s", error)
             return None
         counters = SamplerCounters(counter_rows(config.replay, config.learner), counters_path(self._path))
-        settings = DrawSettings.configured(config.replay, self._shard, config.learner.batch_size)
+        settings = draw_settings(config.replay, self._shard, config.learner.batch_size)
         rng = np.random.default_rng([config.seed, row, inode])
         return LocalSource(BatchDrawer(reader, counters, row, settings, rng))
 

@@ -23,6 +23,7 @@ from apex.types import Role
 from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
 from apexreplay.process.watchdog import StuckDetector
+from apexreplay.server.status import ReplayStatus
 from apexreplay.transport.sockets import open_context
 
 STUCK_FACTOR = 1.25  # factor on `run.stuck_seconds`: above 1, so that a supervisor, which can report more, acts first
@@ -51,7 +52,7 @@ class Session:
         welcome: Welcome,
         role: Role,
         stop: Stop,
-        status: Callable[[], RoleStatus],
+        status: Callable[[], RoleStatus | ReplayStatus],
         endpoints: dict[str, str] | None = None,
         shard: int = 0,
         *,

@@ -5,11 +5,11 @@ import time
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from apex.acting.reliable_sender import Outlet, ReliableSender
 from apex.config import Config
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Route, greet
 from apex.types import Role
+from apexreplay.client.reliable_sender import Outlet, ReliableSender
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apexreplay.transport.sockets import open_context

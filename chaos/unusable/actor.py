@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from apex import actor
-from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
 from apex.acting.worker import WorkerTask
 from apex.acting.worker import run_worker as act
+from apexreplay.client.reliable_sender import Outlet, Receipts, ReliableSender
 from apexreplay.process.lifecycle import Stop
 from apexreplay.wire.codec import Codec
 from chaos.unusable.spoil import SpoilingSender

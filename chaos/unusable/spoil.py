@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from apex.acting.reliable_sender import ReliableSender
+from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.types import Cut
 
 NO_FRAME = 0xFF  # LZ4 cannot decompress a block of these bytes.

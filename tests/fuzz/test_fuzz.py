@@ -16,7 +16,6 @@ import torch
 from msgspec.structs import replace
 from support.builders import make_segment
 
-from apex.acting.send_window import SendWindow
 from apex.algorithms.interface import make_algorithm
 from apex.algorithms.parameters import flatten_parameters
 from apex.config import ActorConfig, Config, LearnerConfig, NetworkConfig, RunConfig
@@ -30,16 +29,17 @@ from apex.learning.coordinator.status import summarize
 from apex.learning.loader import Loader
 from apex.learning.random_shift import RandomShift
 from apex.learning.trainer import Trainer
-from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
-from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter
 from apex.transport.json_codec import decode_answer, encode_control
 from apex.transport.messages.control import ActorHeartbeat, Heartbeat
 from apex.types import Exploration
+from apexreplay.client.send_window import SendWindow
 from apexreplay.frames import lz4_blocks
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.rate_limiter import RateLimiter
+from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter

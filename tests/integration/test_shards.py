@@ -13,9 +13,9 @@ from apex.learning.batch_ring import BatchRing
 from apex.learning.batch_source import LocalSource
 from apex.learning.loader import Loader
 from apex.learning.random_shift import RandomShift
-from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
-from apex.replay_memory.sampler_counters import SamplerCounters
 from apexreplay.rate_limiter import RateLimiter
+from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter

@@ -18,14 +18,14 @@ from .mutations import Mutation, find, mutate
 ROOT = Path(__file__).parents[2]
 COPIED = ("apex", "apexreplay", "tests", "bench", "chaos", "docs", "examples", "pyproject.toml")
 MODULES = (  # modules of learning, store and protocol
-    "apex/acting/segment_builder", "apex/acting/send_window", "apex/acting/reliable_sender", "apex/acting/actor",
-    "apex/acting/shared_parameters", "apex/algorithms/n_step", "apex/dqn/losses", "apex/algorithms/exploration",
-    "apex/dqn/autograd_update", "apex/algorithms/optimizers", "apex/algorithms/losses",
+    "apex/acting/segment_builder", "apexreplay/client/send_window", "apexreplay/client/reliable_sender",
+    "apex/acting/actor", "apex/acting/shared_parameters", "apex/algorithms/n_step", "apex/dqn/losses",
+    "apex/algorithms/exploration", "apex/dqn/autograd_update", "apex/algorithms/optimizers", "apex/algorithms/losses",
     "apex/algorithms/graph_update", "apex/algorithms/parameters", "apexreplay/frame_blob", "apex/learning/trainer",
     "apex/learning/skipped_batches", "apex/learning/batch_ring", "apex/learning/loader", "apex/learning/batch_source",
     "apex/learning/coordinator/leases", "apex/learning/coordinator/coordinator", "apexreplay/rate_limiter",
-    "apex/replay_memory/batch_drawer", "apex/replay_memory/sampler_counters", "apex/replay_memory/server",
-    "apex/replay_memory/open_store", "apexreplay/snapshots/writer", "apexreplay/snapshots/restore",
+    "apexreplay/server/batch_drawer", "apexreplay/server/sampler_counters", "apexreplay/server/server",
+    "apexreplay/server/open_store", "apexreplay/snapshots/writer", "apexreplay/snapshots/restore",
     "apexreplay/snapshots/folder", "apexreplay/frames/stack_decoder", "apexreplay/store/sum_tree",
     "apexreplay/store/writer", "apexreplay/store/reader", "apexreplay/store/deduplication",
     "apexreplay/store/priority_weights", "apexreplay/store/layout", "apexreplay/store/file", "apexreplay/wire/codec",

@@ -3,9 +3,9 @@
 from support.builders import RUN, VECTORS
 from support.messages import make_heartbeat
 
-from apex.acting.reliable_sender import ReliableSender, SupersededError
 from apex.transport.messages.control import Goodbye, RefusedAnswer, StateAnswer, WelcomeAnswer, generation_of
 from apex.types import Role
+from apexreplay.client.reliable_sender import ReliableSender, SupersededError
 from apexreplay.types import Cut
 from apexreplay.wire.codec import Codec
 

@@ -20,10 +20,10 @@ from support.store_builders import STEPS
 from support.trainers import NETWORK
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, TransportConfig, to_dict
-from apex.replay_memory.open_store import store_settings
-from apex.replay_memory.sampler_counters import SamplerCounters
+from apex.replay_memory.settings import store_settings
 from apex.runs.folder import RunFolder
 from apex.transport.hello import Route, Welcome
+from apexreplay.server.sampler_counters import SamplerCounters
 
 from .actor_host import ActorHost
 from .ledger import LEASE_SECONDS, Ledger, require
@@ -268,7 +268,7 @@ def _simulated(world):
         mock.patch("secrets.randbits", world.rng.getrandbits),
         mock.patch("secrets.randbelow", world.rng.randrange),
         # Without a file, which a real server keeps open until it ends.
-        mock.patch("apex.replay_memory.open_store.SamplerCounters", lambda num_rows, path: SamplerCounters(num_rows)),
+        mock.patch("apexreplay.server.open_store.SamplerCounters", lambda num_rows, path: SamplerCounters(num_rows)),
         mock.patch.object(log, "disabled", True),
     ):
         yield

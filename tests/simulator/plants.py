@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from apex.acting.send_window import SendWindow
 from apex.learning.coordinator.fence import Fence
 from apex.learning.coordinator.leases import LeaseTable
-from apex.replay_memory.server import ReplayServer
 from apex.runs.folder import RunFolder
+from apexreplay.client.send_window import SendWindow
 from apexreplay.files.atomic_files import digest
+from apexreplay.server.server import ReplayServer
 from apexreplay.snapshots.folder import SnapshotFile, SnapshotFolder
 from apexreplay.store import writer
 from apexreplay.store.deduplication import InsertOutcome, StreamRow

@@ -4,16 +4,16 @@ from errno import ENOSPC
 
 import numpy as np
 from support.builders import RUN, VECTORS
+from support.memory import open_memory
 from support.messages import make_heartbeat
 from support.steps import Crash
 
-from apex.replay_memory.open_store import open_store
-from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.server import ReplayServer
 from apex.transport.messages.control import Goodbye, RefusedAnswer, WaitAnswer, WelcomeAnswer
 from apex.types import Role
 from apexreplay.errors import LostMemoryError, SnapshotError, UsageError
 from apexreplay.rate_limiter import RateLimiter
+from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.server.server import ReplayServer
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.writer import SnapshotWriter
 from apexreplay.store.reader import StoreReader
@@ -71,7 +71,7 @@ class ReplayProgram(Program):
         world, existed, folder = self.world, self.path.exists(), SnapshotFolder(self.snapshots.path)
         newest = folder.newest()
         try:
-            store, _ = open_store(self.path, world.welcome, folder)
+            store, _ = open_memory(self.path, world.welcome, folder)
         except UsageError as error:
             if world.clock.now < world.full_until:
                 return self.end("tmpfs was full")

@@ -19,12 +19,12 @@ from support.waiting import until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apex.facts import EndReason
-from apex.replay_memory.open_store import reclaim
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
 from apex.runs.metrics.writer import read_curve
 from apex.sentences import PHASES
 from apexreplay.files.file_lock import is_owned
+from apexreplay.server.open_store import reclaim
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import COMMIT, Store
 from apexreplay.store.location import claim_path, memory_folder, store_path

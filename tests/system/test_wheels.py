@@ -18,6 +18,10 @@ STORE = """
 import sys, apexreplay.snapshots.restore, apexreplay.snapshots.writer, apexreplay.store.reader, apexreplay.store.writer
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"apex", "torch", "gymnasium", "matplotlib", "zmq"}))
 """
+SERVER = """
+import sys, apexreplay.client.reliable_sender, apexreplay.server.service
+print(*sorted({name.partition(".")[0] for name in sys.modules} & {"apex", "torch", "gymnasium", "matplotlib"}))
+"""
 
 
 def pip(python, *arguments):
@@ -68,8 +72,9 @@ def test_an_installed_wheel_has_every_module_and_data_file(wheels, python, packa
     assert len(list(installed.rglob("_*.so"))) == 1
 
 
-def test_the_replay_library_imports_nothing_of_the_trainer(python):
-    shown = subprocess.run([python, "-c", STORE], cwd="/", capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("program", [STORE, SERVER], ids=["store", "server"])
+def test_the_replay_library_imports_nothing_of_the_trainer(python, program):
+    shown = subprocess.run([python, "-c", program], cwd="/", capture_output=True, text=True, check=True)
     assert shown.stdout == "\n"
 
 

@@ -6,7 +6,6 @@ takes one step, and the finished segments are stored.
 
 import numpy as np
 
-from apex.acting.reliable_sender import ReliableSender
 from apex.acting.shared_parameters import SharedParameters
 from apex.acting.worker import make_actor, make_environments
 from apex.algorithms.interface import make_algorithm
@@ -15,10 +14,12 @@ from apex.learning.batch_ring import Batch, BatchRing
 from apex.learning.batch_source import LocalSource
 from apex.learning.loader import Loader
 from apex.learning.random_shift import RandomShift
-from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
-from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.server import ReplayServer
+from apex.replay_memory.settings import draw_settings
 from apex.runs.folder import RunFolder
+from apexreplay.client.reliable_sender import ReliableSender
+from apexreplay.server.batch_drawer import BatchDrawer
+from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.server.server import ReplayServer
 from apexreplay.store.location import store_path
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
@@ -57,7 +58,7 @@ class Experience:
         config, schema = folder.config, folder.schema
         self._codec = Codec(folder.run_id, schema)
         counters = SamplerCounters(1)
-        settings = DrawSettings.configured(config.replay, 0, config.learner.batch_size)
+        settings = draw_settings(config.replay, 0, config.learner.batch_size)
 
         def clock() -> float:  # Advances by one second for each row of the curves.
             return store.num_inserted / STEPS_PER_ROW

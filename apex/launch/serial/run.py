@@ -35,7 +35,7 @@ from apex.learning.loop import LearnerLoop, Reporter, describe_training
 from apex.learning.run_save import save_run
 from apex.learning.setup import make_trainer, prepare_torch
 from apex.learning.trainer import Trainer
-from apex.replay_memory.open_store import reclaim, store_settings
+from apex.replay_memory.settings import store_settings
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
 from apex.runtime.logs import LogTail, log_to
@@ -48,6 +48,7 @@ from apexreplay.errors import FAILED, FINISHED
 from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import Stop
 from apexreplay.process.rates import Rates
+from apexreplay.server.open_store import reclaim
 from apexreplay.store.location import claim_run, remove, store_path
 from apexreplay.store.writer import StoreWriter
 

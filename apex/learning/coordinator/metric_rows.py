@@ -19,9 +19,10 @@ from apex.metric_tags import (
 )
 from apex.runs.metrics.writer import MetricRow
 from apex.sentences import advise
-from apex.transport.messages.histogram import Histogram
 from apex.transport.messages.results import EvaluationResult, Scores
-from apex.transport.messages.status import LearnerStatus, ReplayStatus
+from apex.transport.messages.status import LearnerStatus
+from apexreplay.server.histogram import Histogram
+from apexreplay.server.status import ReplayStatus
 
 
 class MetricRows:

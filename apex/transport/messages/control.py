@@ -8,9 +8,10 @@ from msgspec import Meta
 from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U32, U63, U64, Endpoints
 from apex.transport.messages.results import Scores
 from apex.transport.messages.run_status import RunStatus
-from apex.transport.messages.status import ActorStatus, EvaluatorStatus, ReplayStatus, Resources
+from apex.transport.messages.status import ActorStatus, EvaluatorStatus, Resources
 from apex.types import Role
 from apexreplay.facts import Record, Text
+from apexreplay.server.status import ReplayStatus
 from apexreplay.types import Schema, Stream
 from apexreplay.wire.header import WIRE_VERSION
 

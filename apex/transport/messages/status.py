@@ -1,12 +1,9 @@
 """The status of each role. Programs send it with each heartbeat; the trainer sends it to the coordinator by a pipe."""
 
-from typing import Literal
-
 import msgspec
 
 from apex.transport.messages.fields import Figures
-from apex.transport.messages.histogram import Histogram
-from apexreplay.facts import Count, Counts, Number, Record, Text, Waiting
+from apexreplay.facts import Count, Number, Record, Waiting
 
 
 class Resources(Record, frozen=True, kw_only=True):
@@ -37,33 +34,6 @@ class ActorStatus(RoleStatus, frozen=True, kw_only=True):
     steps_per_second: Number
     wait_share: Number  # share of time that the workers waited since the last heartbeat
     parameter_bytes_per_second: Number
-
-
-class ReplayStatus(RoleStatus, frozen=True, kw_only=True):
-    """Status of one replay server, or of all shards together. Rates are averages over some seconds."""
-
-    num_inserted: Count  # transitions inserted since the store was created
-    num_drawn: Count  # transitions drawn by all samplers
-    store_incarnation: Text
-    size: Count  # transitions in the store
-    bytes: Count  # bytes of compressed frames
-    max_bytes: Count
-    inserts_per_second: Number
-    samples_per_second: Number
-    busy_share: Number  # share of time that the writer worked since the last heartbeat; the highest of all shards
-    stale_priorities: Count  # number of priorities ignored because their transitions were already overwritten
-    duplicate_segments: Count
-    refused: Count  # number of invalid messages
-    refusals: Counts  # number of invalid messages by reason
-    refused_connections: Counts  # number of connections by socket and reason
-    samplers_wait_for: Literal["", "inserts", "learner"]
-    inserts_wait: bool  # whether inserts wait for the learner, to keep the replay ratio
-    priority_histogram: Histogram | None  # histogram of |TD error|, without the priority exponent
-
-    @property
-    def samples_per_insert(self) -> float:
-        """Transitions drawn per inserted transition."""
-        return self.num_drawn / max(self.num_inserted, 1)
 
 
 class LearnerStatus(Record, frozen=True, kw_only=True):

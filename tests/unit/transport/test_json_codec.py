@@ -19,8 +19,8 @@ from apex.transport.messages.control import (
     WelcomeAnswer,
 )
 from apex.transport.messages.fields import MAX_TEXT, printable
-from apex.transport.messages.histogram import Histogram
 from apex.transport.messages.results import MAX_SCORES, ActorScores, MetricSum, Scores, ScoreSums
+from apexreplay.server.histogram import Histogram
 from apexreplay.types import Stream
 from apexreplay.wire.header import WIRE_VERSION, WireError
 

@@ -27,11 +27,11 @@ from support.store_builders import (
 )
 from support.waiting import until
 
-from apex.replay_memory.snapshot_process import SnapshotProcess, take_snapshots
 from apexreplay.errors import SnapshotError, UsageError
 from apexreplay.files.atomic_files import uninterrupted
 from apexreplay.process.children import stop_children
 from apexreplay.process.lifecycle import Stop
+from apexreplay.server.snapshot_process import SnapshotProcess, take_snapshots
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.restore import restore
 from apexreplay.snapshots.writer import SnapshotWriter

@@ -12,9 +12,9 @@ import pytest
 from support.users import OWNER, STRANGER, as_user, in_own_tmpfs, needs_root
 from support.waiting import until
 
-from apex.replay_memory.open_store import reclaim
 from apexreplay.errors import DataError
 from apexreplay.files.file_lock import FileLock
+from apexreplay.server.open_store import reclaim
 from apexreplay.store.location import (
     MEMORY,
     beside,

@@ -13,12 +13,12 @@ from support.store_builders import SCHEMA as LZ4
 
 from apex.learning.batch_ring import BatchRing, BatchSlot
 from apex.learning.batch_source import LocalSource
-from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
-from apex.replay_memory.sampler_counters import SamplerCounters
 from apexreplay.files.atomic_files import uninterrupted
 from apexreplay.frame_blob import make_blob
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.rate_limiter import RateLimiter
+from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter

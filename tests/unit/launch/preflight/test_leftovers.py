@@ -12,8 +12,8 @@ from apex.launch.preflight.leftovers import (
     find_leftovers,
     find_orphans,
 )
-from apex.replay_memory.sampler_counters import SamplerCounters
 from apexreplay.files.file_lock import FileLock
+from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.store.location import beside, claim_path, counters_path
 
 pytestmark = pytest.mark.programs

@@ -11,10 +11,10 @@ from apex.facts import EndReason
 from apex.learning.coordinator.metric_rows import MetricRows
 from apex.learning.coordinator.state import RunState
 from apex.runs.metrics.writer import MetricsWriter, read_curve
-from apex.transport.messages.histogram import Histogram, bin_edges
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Exploration
 from apexreplay.facts import Waiting
+from apexreplay.server.histogram import Histogram, bin_edges
 
 DAY = 86_400.0
 

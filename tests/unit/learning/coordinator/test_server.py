@@ -24,7 +24,7 @@ from apex.facts import EndReason
 from apex.launch.status import ask
 from apex.learning.coordinator.link import CoordinatorLink, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
-from apex.replay_memory.open_store import predecessor_is_dead
+from apex.replay_memory.service import predecessor_is_dead
 from apex.runs.checkpoints.policy_file import BEST, PlayedGames, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve

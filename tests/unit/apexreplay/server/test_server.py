@@ -5,16 +5,17 @@ import resource
 import numpy as np
 import pytest
 from support.builders import PIXELS, RUN, make_segment
+from support.memory import open_memory
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
-from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
-from apex.replay_memory.open_store import open_store, reclaim
-from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.server import ReplayServer
 from apex.transport.hello import Route, Welcome
 from apexreplay.errors import LostMemoryError, UsageError
 from apexreplay.files.file_lock import FileLock
 from apexreplay.rate_limiter import RateLimiter
+from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.server.open_store import reclaim
+from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.server.server import ReplayServer
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.writer import SnapshotWriter
 from apexreplay.store.deduplication import InsertOutcome
@@ -306,24 +307,24 @@ def make_welcome():
 def test_store_is_created_then_attached_then_restored(tmp_path, caplog):
     caplog.set_level("INFO")
     path, folder, welcome = tmp_path / "store", SnapshotFolder(tmp_path / "snapshots"), make_welcome()
-    store, counters = open_store(path, welcome, folder)
+    store, counters = open_memory(path, welcome, folder)
     store.insert(make_segment(PIXELS, number=0, base=0))
     counters.note_sent(1, 12)
     store.close()
-    attached, counters = open_store(path, welcome, folder)
+    attached, counters = open_memory(path, welcome, folder)
     assert (attached.num_inserted, counters.num_drawn) == (5, 12)
     assert attached.store_incarnation == store.store_incarnation
     SnapshotWriter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: counters.num_drawn).take()
     attached.close()
     path.unlink()  # As after a restart of the host: old counters are not used.
-    restored, counters = open_store(path, welcome, folder)
+    restored, counters = open_memory(path, welcome, folder)
     assert (restored.num_inserted, counters.num_drawn) == (5, 12)
     assert restored.store_incarnation != store.store_incarnation
     steps = ["allocating", "created", "attached", "allocating", "restored"]
     assert [record.getMessage().split()[0] for record in caplog.records] == steps
     restored.close()
     path.unlink()
-    without, counters = open_store(path, welcome)
+    without, counters = open_memory(path, welcome)
     assert (without.num_inserted, counters.num_drawn) == (0, 0)
     without.close()
 
@@ -338,19 +339,19 @@ def test_store_is_created_then_attached_then_restored(tmp_path, caplog):
 )
 def test_damaged_store_is_removed_only_if_there_is_a_snapshot(tmp_path, caplog, damage):
     path, folder, welcome = tmp_path / "store", SnapshotFolder(tmp_path / "snapshots"), make_welcome()
-    store, _ = open_store(path, welcome, folder)
+    store, _ = open_memory(path, welcome, folder)
     store.insert(make_segment(PIXELS, number=0, base=0))
     whole = path.read_bytes()
     damage(open_file(path, PIXELS, writable=True))
     store.close()
     for snapshots in (None, folder):
         with pytest.raises(UsageError, match=r"\b1 of [58]\b"):
-            open_store(path, welcome, snapshots)
+            open_memory(path, welcome, snapshots)
     damaged = path.read_bytes()
     path.write_bytes(whole)
     SnapshotWriter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: 12).take()
     path.write_bytes(damaged)
-    restored, counters = open_store(path, welcome, folder)
+    restored, counters = open_memory(path, welcome, folder)
     assert (restored.num_inserted, counters.num_drawn) == (5, 12)
     assert restored.store_incarnation != store.store_incarnation
     assert (
@@ -367,9 +368,9 @@ def test_incomplete_memory_is_removed_and_logged(tmp_path, caplog, num_bytes):
     path.chmod(0o600)
     owner = FileLock(path)
     with pytest.raises(UsageError, match="not a replay memory"):
-        open_store(path, make_welcome())  # Another process has the lock.
+        open_memory(path, make_welcome())  # Another process has the lock.
     owner.release()
-    store, _ = open_store(path, make_welcome())
+    store, _ = open_memory(path, make_welcome())
     assert store.num_inserted == 0
     (message,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert message.startswith(f"removed {path}")

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from apex.acting.send_window import SendWindow
+from apexreplay.client.send_window import SendWindow
 from apexreplay.transport.sockets import ReconnectBackoff
 from apexreplay.types import Cut, Receipt, Segment, Stream
 from apexreplay.wire.codec import Codec

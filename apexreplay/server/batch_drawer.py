@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
-from apex.config import ReplayConfig
-from apex.replay_memory.sampler_counters import SamplerCounters
 from apexreplay.frame_blob import FrameBlob
 from apexreplay.rate_limiter import RateLimiter
+from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.store.reader import StoreReader
 from apexreplay.transport.timing import CREDIT_SECONDS
 from apexreplay.types import Array, BatchMessage
@@ -23,18 +22,6 @@ class DrawSettings(NamedTuple):
     part_size: int  # transitions in a part of a batch
     batches_in_flight: int  # parts that one sampler or loader may have in flight
     limiter: RateLimiter
-
-    @classmethod
-    def configured(cls, replay: ReplayConfig, shard: int, batch_size: int) -> Self:
-        """Returns the settings of one shard. A batch of `batch_size` transitions has one part from each shard.
-
-        Each shard applies the replay ratio to its own inserts and samples.
-        """
-        own = replay.per_shard()
-        tolerance = own.samples_per_insert_tolerance
-        limiter = RateLimiter(own.min_size_to_sample, own.samples_per_insert, tolerance, own.inserts_wait)
-        part_size = batch_size // replay.num_shards
-        return cls(shard, replay.num_shards, part_size, replay.batches_in_flight, limiter)
 
 
 class BatchDrawer:

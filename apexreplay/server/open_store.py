@@ -9,33 +9,35 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from apex.config import ReplayConfig
-from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
-from apex.transport.hello import Welcome, host_name
-from apex.transport.messages.control import WaitAnswer
 from apexreplay.errors import DamagedMemoryError, UsageError
 from apexreplay.process.limits import read_available_memory, read_space
 from apexreplay.process.text import size
+from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.restore import restore
 from apexreplay.store import location
 from apexreplay.store.file import is_whole
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.writer import StoreWriter
+from apexreplay.types import Schema
 
 log = logging.getLogger("apex")
 
 
 def open_store(
-    path: Path, welcome: Welcome, snapshots: SnapshotFolder | None = None
+    path: Path,
+    schema: Schema,
+    settings: StoreSettings,
+    num_rows: int,
+    *,
+    run_id: int,
+    snapshots: SnapshotFolder | None = None,
 ) -> tuple[StoreWriter, SamplerCounters]:
     """Attaches to the run's store if it exists and is sound; else restores the newest snapshot; else creates a store.
 
-    Returns the store and the samplers' counters. Raises UsageError if the store is damaged and there is no snapshot.
+    Returns the store and the samplers' counters, with `num_rows` rows. Raises UsageError if the store is damaged and
+    there is no snapshot.
     """
-    config, schema = welcome.config, welcome.schema
-    settings = store_settings(config.replay, config.actor.num_actors)
-    num_rows = counter_rows(config.replay, config.learner)
     if path.exists() and not is_whole(path) and not location.has_owner(path):
         log.error("removed %s: it was incomplete, because its creation was interrupted", path)
         location.remove(path)
@@ -54,7 +56,7 @@ def open_store(
     log.info("allocating %.1f GB in %s; restoring a snapshot if there is one", settings.max_bytes / 1e9, path)
     restored = None
     if snapshots is not None:
-        restored = restore(snapshots, path, schema, settings, run_id=welcome.run_id, store_incarnation=incarnation)
+        restored = restore(snapshots, path, schema, settings, run_id=run_id, store_incarnation=incarnation)
     if restored is None:
         store = StoreWriter.create(path, schema, settings, store_incarnation=incarnation)
         log.info("created %s", path)
@@ -70,12 +72,6 @@ def require_snapshot(damage: DamagedMemoryError, snapshots: SnapshotFolder | Non
     if snapshots is None or snapshots.newest() is None:
         remedy = "remove the file to start with no transitions"
         raise UsageError(f"{damage}, and there is no snapshot", remedy) from damage
-
-
-def store_settings(replay: ReplayConfig, num_streams: int) -> StoreSettings:
-    """Returns the settings of one shard's store. They are the same for all shards."""
-    own = replay.per_shard()
-    return StoreSettings(own.capacity, own.max_bytes, num_streams, own.priority_exponent, own.min_priority)
 
 
 def reclaim(own: Path, num_bytes: int) -> None:
@@ -109,13 +105,3 @@ def reclaim(own: Path, num_bytes: int) -> None:
 def _missing_bytes(folder: Path, num_bytes: int) -> int:
     """Returns how many bytes tmpfs, or the memory of this host, lacks for a store of this size and its counters."""
     return num_bytes + mmap.PAGESIZE - min(read_space(folder).free, read_available_memory())
-
-
-def predecessor_is_dead(shard: int, answer: WaitAnswer) -> bool:
-    """Returns whether the previous replay server of this shard ran on this host, died and left its memory.
-
-    `answer`: the learner's answer that the shard already has a replay server.
-    """
-    path = location.store_path(answer.run_id, shard)
-    left = path.exists() or location.beside(path).exists()
-    return answer.host == host_name() and left and not location.has_owner(path)

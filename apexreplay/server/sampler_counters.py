@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from apex.config import LearnerConfig, ReplayConfig
 from apexreplay.errors import UsageError
 from apexreplay.rate_limiter import RateLimiter
 
@@ -122,8 +121,3 @@ class SamplerCounters:
             row = self._rows[sampler]
             if row["acknowledged"] <= number < row["sent"]:
                 row["acknowledged"] = number + 1
-
-
-def counter_rows(replay: ReplayConfig, learner: LearnerConfig) -> int:
-    """Returns the number of rows: one per sampler process, then one per loader."""
-    return replay.num_samplers + max(1, learner.num_loaders)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from apex.acting.send_window import MOST_RESEND_SECONDS, RESEND_SECONDS, SendWindow
+from apexreplay.client.send_window import MOST_RESEND_SECONDS, RESEND_SECONDS, SendWindow
 from apexreplay.types import Receipt, Stream
 
 STREAM = Stream(3, 9)

@@ -3,8 +3,8 @@
 import pytest
 from support.builders import PIXELS, RUN, make_segment
 
-from apex.acting.reliable_sender import ReliableSender, SupersededError
-from apex.acting.send_window import RESEND_SECONDS
+from apexreplay.client.reliable_sender import ReliableSender, SupersededError
+from apexreplay.client.send_window import RESEND_SECONDS
 from apexreplay.transport.timing import RENEW_SECONDS
 from apexreplay.types import Cut, Receipt, Stream
 from apexreplay.wire.codec import Codec

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from apex.transport.messages.histogram import BINS_PER_DECADE, LOWEST_DECADE, Histogram, bin_edges
+from apexreplay.server.histogram import BINS_PER_DECADE, LOWEST_DECADE, Histogram, bin_edges
 from apexreplay.store.layout import Store
 
 PERIOD = 10.0  # minimum seconds between two histograms

@@ -1,17 +1,17 @@
 """A sampler process: draws from the shared store without a lock and sends parts of batches to the learner."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
-from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.transport.curve.key_store import read_keys
-from apex.types import Role
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.store.reader import StoreReader
+from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import BatchSender
 from apexreplay.transport.sockets import ReconnectBackoff, open_context
 from apexreplay.types import Schema
@@ -28,13 +28,13 @@ class SamplerTask(NamedTuple):
     path: Path  # file of the store
     counters: SamplerCounters
     settings: DrawSettings
-    keys: str  # folder of keys
+    read_keys: Callable[[], Keys | None]
     endpoints: list[str]  # addresses of the learner's loaders, which receive the batches
 
 
 def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedSequence) -> None:
     """Runs sampler process number `index`: draws parts of batches and sends them until `stop` is requested."""
-    with open_context(read_keys(task.keys, Role.REPLAY)) as context:
+    with open_context(task.read_keys()) as context:
         reader = StoreReader(task.path, task.schema)
         drawer = BatchDrawer(reader, task.counters, index, task.settings, np.random.default_rng(seed))
         sender = BatchSender(context, task.endpoints, Codec(task.run_id, task.schema))

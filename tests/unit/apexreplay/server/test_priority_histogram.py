@@ -5,9 +5,9 @@ import pytest
 from support.store_builders import create, make_segment, make_update
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from apex.replay_memory.priority_histogram import MOST_KEYS, PERIOD, PriorityHistogram
 from apex.runs.metrics.writer import MetricRow, MetricsWriter
-from apex.transport.messages.histogram import BINS_PER_DECADE
+from apexreplay.server.histogram import BINS_PER_DECADE
+from apexreplay.server.priority_histogram import MOST_KEYS, PERIOD, PriorityHistogram
 from apexreplay.store.priority_weights import MAX_STORED_PRIORITY
 
 

@@ -5,12 +5,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from apex.replay_memory.priority_histogram import PriorityHistogram
-from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.transport.messages.status import ReplayStatus
 from apexreplay.facts import Waiting
 from apexreplay.process.rates import Rates
 from apexreplay.rate_limiter import RateLimiter
+from apexreplay.server.priority_histogram import PriorityHistogram
+from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.server.status import ReplayStatus
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.writer import StoreWriter
 from apexreplay.transport.timing import STREAM_LIFE_SECONDS

@@ -1,0 +1,241 @@
+"""Serves one shard: runs its store, samplers, snapshot process and sockets until the run ends."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError
+from apexreplay.facts import Waiting
+from apexreplay.process.children import check_children, start_child, stop_children
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
+from apexreplay.server.batch_drawer import DrawSettings
+from apexreplay.server.open_store import open_store, reclaim
+from apexreplay.server.sampler import SamplerTask, run_sampler
+from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.server.server import ReplayServer
+from apexreplay.server.snapshot_process import SnapshotProcess
+from apexreplay.snapshots.folder import SnapshotFolder
+from apexreplay.snapshots.writer import SnapshotWriter
+from apexreplay.store.layout import StoreSettings
+from apexreplay.store.location import remove
+from apexreplay.store.writer import StoreWriter
+from apexreplay.transport.async_receiver import PULL, AsyncReceiver
+from apexreplay.transport.curve.key_store import Keys
+from apexreplay.transport.endpoints import ReceiptPublisher
+from apexreplay.transport.sockets import Context, InsecureBindWarning, open_context
+from apexreplay.transport.timing import RECEIPT_SECONDS
+from apexreplay.types import Receipt, Schema
+from apexreplay.wire.codec import Codec
+
+LIMITER_SECONDS = 0.005  # seconds between two checks whether inserts may continue
+LOST_SNAPSHOT_SECONDS = 120.0  # maximum seconds for a snapshot after the file of the memory was removed
+
+log = logging.getLogger("apex")
+
+
+class ServerSettings(NamedTuple):
+    """What the server of one shard needs to know."""
+
+    schema: Schema
+    run_id: int
+    path: Path  # file of the store
+    store: StoreSettings
+    draw: DrawSettings
+    num_rows: int  # rows of the counters: one per sampler process, then one per reader on this host
+    num_samplers: int  # sampler processes; 0: readers on this host draw by themselves
+    batch_endpoints: list[str]  # addresses to which the samplers send
+    seed: int
+    snapshots: SnapshotFolder | None  # from which the memory is restored and in which it is saved; None: no snapshots
+    snapshot_seconds: float  # between two snapshots
+    endpoints: Mapping[str, str]  # addresses to bind, by name of the socket: experience, priorities, receipts
+    max_segments: int  # unacknowledged segments of all streams
+    max_segment_bytes: int
+    read_keys: Callable[[], Keys | None]
+    stuck_seconds: float  # without a heartbeat, after which a child process is killed; 0: never
+    warning: InsecureBindWarning
+
+
+class Link(Protocol):
+    """The connection to the run that the server belongs to."""
+
+    inserts_wanted: bool  # whether samplers of another shard wait for inserts
+    finished: bool  # whether the run has ended
+    lost: bool  # whether the run has another server for this shard
+
+    def check(self) -> None:
+        """Raises the exception that ended the connection, if any."""
+
+    def close(self) -> None:
+        """Ends the connection."""
+
+
+Join = Callable[[ReplayServer, Context], Link]  # called when the sockets are bound
+
+
+def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
+    """Serves one shard until the run ends or `stop` is requested; returns the exit status.
+
+    Raises UsageError if the memory cannot be created, and ChildDiedError if a sampler or the snapshot process dies.
+    """
+    path, schema, run_id = settings.path, settings.schema, settings.run_id
+    reclaim(path, settings.store.sizes.file_bytes(schema))
+    store, counters = open_store(
+        path, schema, settings.store, settings.num_rows, run_id=run_id, snapshots=settings.snapshots
+    )
+    counters.rebase(store.num_inserted)
+    children = _start_samplers(settings, store, counters)
+    snapshot_process: SnapshotProcess | None = None
+    if settings.snapshots is not None:
+        snapshotter = partial(
+            SnapshotWriter, path, schema, settings.snapshots, run_id=run_id, num_drawn=lambda: counters.num_drawn
+        )
+        snapshot_process = SnapshotProcess(snapshotter, settings.snapshot_seconds)
+        children.append(snapshot_process.process)
+    draw = settings.draw
+    server = ReplayServer(store, Codec(run_id, schema), counters, draw.limiter, shard=draw.shard)
+    link: Link | None = None
+    try:
+        with _left_in_order(store, path, snapshot_process), open_context(settings.read_keys()) as context:
+            sockets = ReplaySockets(context, settings, server)
+            link = join(server, context)
+            _run_tasks(
+                sockets.take_experience(stop, link),
+                sockets.take_priorities(stop),
+                sockets.repeat_receipts(stop),
+                _watch(settings, context, children, link, stop),
+            )
+        if link.lost:
+            return NEIGHBOUR_GONE
+        if not link.finished:
+            log.info("keeping the memory in %s for the run's next replay server", path)
+            return FINISHED
+        store.close()
+        if snapshot_process is not None and (cause := snapshot_process.take_last()):
+            log.warning("no last snapshot (%s); keeping the memory in %s until the run is resumed", cause, path)
+            return FINISHED
+        remove(path)
+        return FINISHED
+    finally:
+        stop_children(children)
+        if link is not None:
+            link.close()
+
+
+def _start_samplers(settings: ServerSettings, store: StoreWriter, counters: SamplerCounters) -> list[BaseProcess]:
+    """Starts the sampler processes."""
+    draw = settings.draw
+    seeds = np.random.SeedSequence([settings.seed, store.num_inserted, draw.shard]).spawn(settings.num_samplers)
+    task = SamplerTask(
+        settings.schema, settings.run_id, settings.path, counters, draw, settings.read_keys, settings.batch_endpoints
+    )
+    return [start_child(f"sampler-{index}", run_sampler, index, task, seed) for index, seed in enumerate(seeds)]
+
+
+@contextmanager
+def _left_in_order(store: StoreWriter, path: Path, snapshots: SnapshotProcess | None) -> Iterator[None]:
+    """On an error: if the file of the memory was removed, takes a snapshot; if nothing was stored, removes the file."""
+    try:
+        yield
+    except LostMemoryError:
+        if snapshots is not None and not snapshots.take_last(LOST_SNAPSHOT_SECONDS):
+            log.warning("saved all stored transitions in a snapshot; the next replay server restores it")
+        else:
+            log.error("no snapshot contains the newest transitions; the next replay server starts without them")
+        raise
+    except BaseException:
+        if store.num_inserted == 0:
+            store.close()
+            remove(path)
+        raise
+
+
+class ReplaySockets:
+    """The sockets for experience, priorities and receipts of one shard, with the tasks that serve them."""
+
+    def __init__(self, context: Context, settings: ServerSettings, server: ReplayServer) -> None:
+        """Binds the sockets; raises AddressError if an address cannot be bound."""
+        self._server = server
+        self._inserts_wait = settings.draw.limiter.inserts_wait
+        self._experience = AsyncReceiver(
+            context,
+            PULL,
+            settings.endpoints["experience"],
+            "experience",
+            high_water_mark=2 * settings.max_segments + 8,
+            max_bytes=settings.max_segment_bytes,
+            may_pause=True,
+        )
+        self._priorities = AsyncReceiver(
+            context,
+            PULL,
+            settings.endpoints["priorities"],
+            "priorities",
+            high_water_mark=1_000,
+            max_bytes=12 * settings.draw.part_size + 1_024,
+        )
+        codec = Codec(settings.run_id, settings.schema)
+        self._receipts = ReceiptPublisher(context, settings.endpoints["receipts"], codec)
+
+    async def take_experience(self, stop: Stop, link: Link) -> None:
+        """Stores segments and publishes receipts; waits while the rate limiter does not allow inserts."""
+        wait = Wait("replay")
+        while not stop.poll():
+            messages = await self._experience.burst(POLL_SECONDS)
+            # If inserts may wait, stores one segment at a time, so that a wait does not delay receipts of stored ones.
+            step = 1 if self._inserts_wait else max(1, len(messages))
+            for first in range(0, len(messages), step):
+                while not self._server.check_limiter(inserts_wanted=link.inserts_wanted):
+                    if stop.poll():
+                        return
+                    wait.on(Waiting("samples"))
+                    await asyncio.sleep(LIMITER_SECONDS)
+                wait.over()
+                self._publish(self._server.insert(messages[first : first + step]))
+
+    async def take_priorities(self, stop: Stop) -> None:
+        """Applies new priorities until `stop`."""
+        while not stop.poll():
+            self._server.update_priorities(await self._priorities.burst(POLL_SECONDS))
+
+    async def repeat_receipts(self, stop: Stop) -> None:
+        """Publishes the receipts of all active streams every RECEIPT_SECONDS."""
+        while not stop.poll():
+            await asyncio.sleep(RECEIPT_SECONDS)
+            self._publish(self._server.receipts())
+
+    def _publish(self, receipts: list[Receipt]) -> None:
+        for receipt in receipts:
+            self._receipts.publish(receipt, self._server.shard)
+
+
+async def _watch(
+    settings: ServerSettings, context: Context, children: Sequence[BaseProcess], link: Link, stop: Stop
+) -> None:
+    """Watches the authenticator, the child processes and the link, and raises the error if one of them fails."""
+    while not stop.poll():
+        await asyncio.sleep(POLL_SECONDS)
+        context.check()
+        settings.warning.check()
+        check_children(children, settings.stuck_seconds)
+        link.check()
+
+
+def _run_tasks(*tasks: Coroutine[Any, Any, None]) -> None:
+    """Runs all tasks until they return. If a task raises an exception, cancels the other tasks and raises it again."""
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(task)
+
+    try:
+        asyncio.run(run())
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from group  # The tasks raise no groups themselves.
