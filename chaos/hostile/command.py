@@ -28,6 +28,7 @@ from apex.config import (
     EnvironmentConfig,
     LearnerConfig,
     ReplayConfig,
+    RunConfig,
     TransportConfig,
 )
 from apex.config.arguments import Parser, positive_float, positive_int, value_of
@@ -265,7 +266,7 @@ def _record(folder: Path, config: Config, schema: Schema, stop: Stop) -> Recordi
         policy = lambda observation: rng.integers(schema.num_actions, size=len(observation))  # noqa: E731
         return record(child_stop, place, config, schema, policy, NUM_FRAMES)
 
-    facts = call_in_child("recorder", play, stop)
+    facts = call_in_child("recorder", play, stop, stuck_seconds=RunConfig().stuck_seconds)
     if stop.poll():
         raise KeyboardInterrupt
     return load(place, schema, facts)

@@ -64,6 +64,7 @@ def test_a_wait_is_logged_after_ten_seconds_and_whenever_it_has_doubled(caplog):
     logged = [Waiting("receipts", who="actor 3", seconds=seconds) for seconds in (10.0, 20.0, 40.0)]
     assert [record.msg for record in caplog.records] == logged
     assert wait.waiting == Waiting("receipts", who="actor 3", seconds=44.0)
+    assert all(word in str(wait.waiting) for word in ("actor 3", "receipts", "44"))
     wait.over()
     assert wait.waiting is None
     wait.on(Waiting("parameters"))
