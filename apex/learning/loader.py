@@ -22,6 +22,7 @@ from apex.types import Role
 from apexreplay.errors import UsageError
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.process.children import start_child
+from apexreplay.process.freed_memory import keep_freed_memory
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.server.batch_drawer import BatchDrawer
 from apexreplay.server.sampler import IDLE_SECONDS
@@ -151,6 +152,7 @@ def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
     The first shard that has joined, but has no replay memory on this host, makes the loader bind its socket for the
     samplers of other hosts. Until then it listens on no port.
     """
+    keep_freed_memory()
     ring, transport = task.ring, task.config.transport
     loader = Loader(task.schema, ring, RandomShift.configured(task.config, index))
     monitors = [StoreMonitor(task, index, shard) for shard in range(ring.num_shards)]

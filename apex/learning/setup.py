@@ -1,6 +1,5 @@
 """Prepares a learner for its first update: device, trainer, restored state."""
 
-import ctypes
 import logging
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ from apex.runs.folder import RunFolder
 from apex.types import Parameters, Progress
 from apexreplay.errors import UsageError
 from apexreplay.process.children import call_in_child
+from apexreplay.process.freed_memory import keep_freed_memory
 from apexreplay.process.lifecycle import Stop
 
 log = logging.getLogger("apex")
@@ -53,19 +53,6 @@ def prepare_torch(config: LearnerConfig, device: torch.device) -> None:
         torch.set_flush_denormal(True)
         torch.zeros(1 << 20).add_(1)  # starts the threads
         torch.set_flush_denormal(False)
-
-
-def keep_freed_memory() -> None:
-    """Makes this process reuse large freed blocks instead of returning them to the kernel. Needs glibc.
-
-    By default, glibc maps each block above 32 MB again, for example the activations of a batch of 512, and the kernel
-    clears its pages. With this setting, used memory stays at its peak, which every update reaches anyway.
-    """
-    trim_threshold, mmap_max = -1, -4  # constants of malloc.h
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has no such function.
-    if set_option is not None:
-        set_option(mmap_max, 0)
-        set_option(trim_threshold, 2**31 - 1)
 
 
 def make_trainer(

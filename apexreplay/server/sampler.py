@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from apexreplay.process.freed_memory import keep_freed_memory
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
 from apexreplay.server.sampler_counters import SamplerCounters
@@ -34,6 +35,7 @@ class SamplerTask(NamedTuple):
 
 def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedSequence) -> None:
     """Runs sampler process number `index`: draws parts of batches and sends them until `stop` is requested."""
+    keep_freed_memory()
     with open_context(task.read_keys()) as context:
         reader = StoreReader(task.path, task.schema)
         drawer = BatchDrawer(reader, task.counters, index, task.settings, np.random.default_rng(seed))
