@@ -1,5 +1,7 @@
 """Leases of actor ids: the highest first, to one session, until a goodbye or silence."""
 
+import secrets
+
 import numpy as np
 import pytest
 
@@ -63,9 +65,11 @@ def test_an_id_that_was_leased_again_is_not_renewed():
     assert not table.renew(1, [Stream(-1, 1)], 20.0)
 
 
-def test_a_restarted_learner_keeps_leases_and_repeats_no_incarnation():
+def test_a_restarted_learner_keeps_leases_and_repeats_no_incarnation(monkeypatch):
+    monkeypatch.setattr(secrets, "randbelow", lambda bound: bound - 1)
     before = LeaseTable(3, 10.0, epoch=1)
     held = before.claim(1, 1, 0.0)
+    monkeypatch.setattr(secrets, "randbelow", lambda bound: 0)  # Only the epoch makes the next incarnation higher.
     after = LeaseTable(3, 10.0, epoch=2)
     assert after.renew(1, held, 0.0)
     (other,) = after.claim(2, 1, 0.0)
