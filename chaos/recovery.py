@@ -16,6 +16,7 @@ from chaos.run import ChaosRun
 
 # time after which a run counts as stuck; on a busy machine a program needs a minute to start again
 LIMIT_SECONDS = 180.0
+VICTIM_SECONDS = 30.0  # time for a victim that is restarting to appear; without one, nothing is killed
 CHECK_BITS = 2  # bits that are flipped in open connections with each cut
 
 
@@ -49,7 +50,7 @@ class FaultInjector:
         match fault.kind:
             case "kill" | "pair":
                 for victim in target.split(" + "):
-                    self.kill(victim)
+                    self._kill_when_there(victim)
             case "hangup":
                 for process in self._find(target):
                     send(process.pid, signal.SIGHUP)
@@ -177,6 +178,12 @@ class FaultInjector:
             return updates
         newest = run.newest_incarnation
         return lambda: run.newest_incarnation > newest
+
+    def _kill_when_there(self, target: str) -> None:
+        until = time.monotonic() + VICTIM_SECONDS
+        while not self.kill(target) and time.monotonic() < until:
+            self._run.tick()
+            self.tick()
 
     def _kill_again(self, target: str) -> None:
         self.kill(target)

@@ -77,6 +77,7 @@ def random_faults(
     calm_down = _calm_down(run, proxy, injector)
     return [
         Figure("faults", len(faults)),
+        *_kill_figures(injector),
         Figure("resumes after a launcher's death", run.num_resumes, "times"),
         Figure("acknowledged under faults", acknowledged, "transitions"),
         Figure("updates without faults", calm, "/s"),
@@ -100,7 +101,7 @@ def kills(
         reporter.say(f"{number:4d}  kill -9 {victim}: {came}")
         if number % AUDIT_EVERY == 0:
             reporter.say(f"      audit {run.look().judge().sentence()}")
-    rows = [Figure(f"kill -9 of {target}", count) for target, count in sorted(injector.kills.items())]
+    rows = _kill_figures(injector)
     calm = _calm_down(run, proxy, injector)
     aborts = Figure(ABORTS, run.count_aborts(), "", "= 0")
     return [*rows, *recovery_figures(times, {}), aborts, *calm]
@@ -300,6 +301,10 @@ OPTIONS: dict[str, tuple[str, ...]] = {  # options of `apex train` that differ f
     "slow-actors": ("--actors", "32", "--env", PACED_ID),
     "soak": ("--replay.capacity", "100000"),
 }
+
+
+def _kill_figures(injector: FaultInjector) -> list[Figure]:
+    return [Figure(f"kill -9 of {target}", count) for target, count in sorted(injector.kills.items())]
 
 
 def _more_acknowledged(run: ChaosRun) -> Callable[[], bool]:

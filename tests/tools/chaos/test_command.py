@@ -36,6 +36,7 @@ def test_a_short_run_under_faults_loses_nothing_and_leaves_nothing(tmp_path):
     figures = {figure["name"]: figure["value"] for figure in report["figures"]}
     assert report["passed"]
     assert figures["faults"] == 4
+    assert figures["kill -9 of replay"] == 1
     assert figures["resumes after a launcher's death"] == 1
     assert figures["acknowledged, alive"] > 500
     for count in ("lost", "twice", "never sent"):

@@ -181,6 +181,16 @@ def test_a_pair_is_killed_at_once(run):
     assert injector.kills == {"replay": 1, "actor": 1}
 
 
+@pytest.mark.parametrize(("seconds", "kills"), [(60.0, {"replay": 1}), (0.0, {})])
+def test_a_kill_waits_for_a_victim_that_restarts(run, monkeypatch, seconds, kills):
+    monkeypatch.setattr(recovery, "VICTIM_SECONDS", seconds)
+    there = run.processes
+    monkeypatch.setattr(run, "processes", lambda: there() if run.num_stored > 2 else [])
+    injector = FaultInjector(run, Links(), 0)
+    injector.do(Fault(0.0, "kill", "replay"))
+    assert injector.kills == kills
+
+
 @pytest.mark.parametrize(("target", "resumes"), [("a living run", True), ("a killed run", False)])
 def test_a_second_run_ends_before_a_killed_run_is_resumed(run, monkeypatch, target, resumes):
     @contextmanager
