@@ -104,7 +104,7 @@ class SerialCoordinator:
 
     def receive(self) -> EndReason | None:
         """Does the work that is due; returns why the run should end, or None if it should continue."""
-        self._state.steps.count(0, self._store.num_inserted, str(self._store.store_incarnation))
+        self._state.count_steps(0, self._store.num_inserted, str(self._store.store_incarnation))
         if self._state.num_steps >= self._row_at:
             self._row_at = self._state.num_steps - self._state.num_steps % STEPS_PER_ROW + STEPS_PER_ROW
             self.write_rows()

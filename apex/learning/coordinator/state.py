@@ -22,6 +22,8 @@ from apex.transport.timing import TRAINER_SILENCE_SECONDS
 from apex.types import Exploration, Progress
 from apexreplay.facts import Waiting
 
+MAX_STARTUP_SECONDS = 120.0  # a run whose actors never come ends this long after its limit of minutes at the latest
+
 log = logging.getLogger("apex")
 
 
@@ -71,6 +73,9 @@ class RunState:
         self.exploration = exploration
         self._clock = clock
         self._started_at = clock() - elapsed_seconds
+        self._began_at = clock()  # of this start
+        self._first_step_at: float | None = None  # of this start; None: no transition has come
+        self._steps_before = 0  # steps of the run before this start
         self._learner_seen_at = clock()
 
     def update(self, heartbeat: AnyHeartbeat) -> None:
@@ -78,7 +83,13 @@ class RunState:
         self.members.update(heartbeat)
         if isinstance(heartbeat, ReplayHeartbeat):
             status = heartbeat.status
-            self.steps.count(heartbeat.shard, status.num_inserted, status.store_incarnation)
+            self.count_steps(heartbeat.shard, status.num_inserted, status.store_incarnation)
+
+    def count_steps(self, shard: int, num_inserted: int, store_incarnation: str) -> None:
+        """Records how many transitions the store of a shard has ever stored."""
+        self.steps.count(shard, num_inserted, store_incarnation)
+        if self._first_step_at is None and self.num_steps > self._steps_before:
+            self._first_step_at = self._clock()
 
     def update_learner(self, status: LearnerStatus) -> None:
         """Stores the status that the learner's trainer sends about once a second."""
@@ -87,6 +98,7 @@ class RunState:
     def restore(self, progress: Progress) -> None:
         """Continues the run's counters and clock from `progress`, with which the learner resumes the run."""
         self.steps.num_steps, self.num_episodes = progress.num_steps, progress.num_episodes
+        self._steps_before = progress.num_steps
         self._started_at = self._clock() - progress.elapsed_seconds
 
     @property
@@ -98,6 +110,12 @@ class RunState:
     def elapsed_seconds(self) -> float:
         """Seconds that the run has taken, over all its starts."""
         return self._clock() - self._started_at
+
+    @property
+    def startup_seconds(self) -> float:
+        """Seconds of this start until its first transition, which do not count towards `run.max_minutes`."""
+        first = self._clock() if self._first_step_at is None else self._first_step_at
+        return min(first - self._began_at, MAX_STARTUP_SECONDS)
 
     @property
     def progress(self) -> Progress:
@@ -112,7 +130,7 @@ class RunState:
             return EndReason("score", run.stop_score)
         if run.max_steps and self.num_steps >= run.max_steps:
             return EndReason("steps", run.max_steps)
-        if run.max_minutes and self.elapsed_seconds >= 60 * run.max_minutes:
+        if run.max_minutes and self.elapsed_seconds - self.startup_seconds >= 60 * run.max_minutes:
             return EndReason("minutes", run.max_minutes)
         return None
 

@@ -91,7 +91,7 @@ def test_a_jump_of_the_wall_clock_changes_neither_end_nor_curves(tmp_path, monke
     curve = read_curve(tmp_path / "curves" / "learner.jsonl")
     assert [row["scalars"]["learner/updates"] for row in curve] == list(range(60))
     assert [row["steps"] for row in curve] == list(range(0, 6_000, 100))
-    now[0] = 600.0
+    now[0] = 601.0  # the first step came after 1 second
     assert state.reached_limit() == EndReason("minutes", 10.0)
 
 

@@ -11,7 +11,7 @@ from support.messages import RESULT, make_heartbeat
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, RunConfig, flatten
 from apex.facts import INTERRUPTED, EndReason, Part
 from apex.learning.coordinator.members import MAX_MEMBERS, MAX_ROWS
-from apex.learning.coordinator.state import RunState
+from apex.learning.coordinator.state import MAX_STARTUP_SECONDS, RunState
 from apex.learning.coordinator.status import summarize
 from apex.runtime.resources import HostUse
 from apex.transport.hello import host_name
@@ -190,9 +190,29 @@ def test_steps_minutes_or_a_confirmed_score_end_a_run():
     state.evaluation = None
     report_all(state, replay={"num_inserted": 501})
     assert state.reached_limit() == EndReason("steps", 501)
-    clock.now += 61
+
+
+def test_minutes_count_from_the_first_step_of_each_start():
+    clock = Clock()
     state = make_state(clock, max_minutes=1.0)
-    clock.now += 60
+    state.restore(Progress(100, 0, 40))
+    clock.now += 50
+    report_all(state, replay={"num_inserted": 100})  # what the memory had before
+    assert (state.startup_seconds, state.reached_limit()) == (50.0, None)
+    clock.now += 10
+    report_all(state, replay={"num_inserted": 101})
+    clock.now += 19
+    assert (state.startup_seconds, state.elapsed_seconds, state.reached_limit()) == (60.0, 119.0, None)
+    clock.now += 1
+    assert state.reached_limit() == EndReason("minutes", 1.0)
+
+
+def test_a_run_whose_actors_never_come_ends():
+    clock = Clock()
+    state = make_state(clock, max_minutes=1.0)
+    clock.now += 60 + MAX_STARTUP_SECONDS - 1
+    assert state.reached_limit() is None
+    clock.now += 1
     assert state.reached_limit() == EndReason("minutes", 1.0)
 
 
