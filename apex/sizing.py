@@ -8,11 +8,11 @@ from apex.config import ActorConfig, Config, LearnerConfig
 from apex.config.algorithm_choice import is_wide
 from apex.config.validation import require_setting
 from apex.runtime.hardware import Machine
+from apex.schema import Schema
 from apexreplay import frame_blob
 from apexreplay.facts import Record
 from apexreplay.process.text import size
 from apexreplay.store.layout import BLOB_ALIGNMENT, fixed_bytes
-from apexreplay.types import Schema
 
 # Atari steps/s of one core: 764 with 1 stream, 2,300 with 16, 2,500 with 32. More than 16 mainly delay segments.
 ENVS_PER_PROCESS = 16
@@ -115,12 +115,12 @@ def bytes_per_transition(config: Config, schema: Schema) -> int:
     steps = config.actor.segment_length
     # One frame per step, plus the first stack, the n-step window at the end, and final states of episodes.
     frames = steps + schema.stack + schema.n_step + _divide_up(steps, STEPS_PER_EPISODE)
-    return _divide_up(frames * schema.max_frame_bytes + frame_blob.table_bytes(frames) + BLOB_ALIGNMENT, steps)
+    return _divide_up(frames * schema.table.max_entry_bytes + frame_blob.table_bytes(frames) + BLOB_ALIGNMENT, steps)
 
 
 def table_bytes(config: Config, schema: Schema) -> int:
     """Returns the size in bytes of records and sum-tree. It depends on the capacity, not on the content."""
-    return config.replay.num_shards * fixed_bytes(config.replay.per_shard().capacity, schema)
+    return config.replay.num_shards * fixed_bytes(config.replay.per_shard().capacity, schema.table)
 
 
 def _size_actors(config: Config, machine: Machine) -> ActorConfig:

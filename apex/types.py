@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.types import Array
+from apexreplay.table import Array
 
 
 class Role(StrEnum):

@@ -27,9 +27,9 @@ from apex.environments.factory import describe, make_environment
 from apex.runs.folder import RunFolder
 from apex.runtime.hardware import read_bfloat16
 from apex.runtime.ports import choose_ports, is_free
+from apex.schema import Schema
 from apex.types import Role
 from apexreplay.process.lifecycle import Stop
-from apexreplay.types import Schema
 from bench.harness.command import Figures, make_parser, measure_in_child, read_config, run_bench
 from bench.harness.programs import control_address, map_stores, measure_rates, open_programs
 from bench.harness.report import ReportRow, print_rows

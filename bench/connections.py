@@ -26,6 +26,7 @@ from apex.environments.factory import describe
 from apex.runs.folder import RunFolder
 from apex.runtime.ports import choose_ports, is_free
 from apex.transport.hello import Route, greet, split_address
+from apex.transport.run_codec import RunCodec
 from apex.types import Role
 from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.errors import require
@@ -36,7 +37,6 @@ from apexreplay.store.location import store_path
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apexreplay.transport.sockets import open_context
 from apexreplay.types import Cut, Stream
-from apexreplay.wire.codec import Codec
 from bench.harness.command import Figures, make_parser, read_config, record_games, run_bench
 from bench.harness.programs import Programs, control_address, map_stores, open_programs
 from bench.harness.recording import Compressor, Recording
@@ -121,7 +121,7 @@ def measure(config: Config, folder: Path, connections: int, seconds: float, stop
             programs.start("learner", role_command(Role.LEARNER, run_folder=run.path))
             server = programs.start("replay", role_command(Role.REPLAY, learner=control_address(config)))
             programs.wait_for(lambda: map_stores(run), "replay memory")
-            ledger = SegmentLedger(open_file(store_path(run.run_id), schema, writable=False))
+            ledger = SegmentLedger(open_file(store_path(run.run_id), schema.table, writable=False))
             for pipe in pipes:
                 programs.wait_for(pipe.poll, "sender")
                 pipe.recv_bytes()
@@ -270,7 +270,7 @@ def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Conne
         return
     require(len(welcome.streams) == count, f"{count} actor ids are needed, but only {len(welcome.streams)} are free")
     (replay,), window = welcome.replay, welcome.config.actor.window
-    codec = Codec(welcome.run_id, welcome.schema)
+    codec = RunCodec(welcome.run_id, welcome.schema)
 
     def connect(stream: Stream) -> Connected:
         sender = ExperienceSender(context, replay["experience"], num_messages=window)

@@ -18,8 +18,10 @@ import numpy as np
 
 from apex.config import Config
 from apex.runtime.ports import choose_ports, is_free
+from apex.schema import Schema
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
+from apex.transport.run_codec import RunCodec
 from apex.types import Role
 from apexreplay.frame_blob import make_blob
 from apexreplay.process.children import check_children, start_child, stop_children
@@ -27,8 +29,7 @@ from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.transport.async_receiver import PULL, AsyncReceiver
 from apexreplay.transport.endpoints import ExperienceSender, max_segment_bytes
 from apexreplay.transport.sockets import open_context
-from apexreplay.types import Schema, Segment, Stream, record_dtype
-from apexreplay.wire.codec import Codec
+from apexreplay.types import Segment, Stream
 from bench.harness.command import Figures, make_parser, run_bench
 from bench.harness.report import ReportRow, print_rows
 
@@ -92,7 +93,7 @@ def _rate(folder: str, seconds: float, stop: Stop) -> float:
 
 def _receive(stop: Stop, folder: str, endpoint: str, seconds: float, pipe: Connection) -> None:
     async def receive() -> float:
-        codec, limit = Codec(RUN_ID, SCHEMA), max_segment_bytes(SCHEMA, TRANSITIONS)
+        codec, limit = RunCodec(RUN_ID, SCHEMA), max_segment_bytes(SCHEMA.table, TRANSITIONS)
         with open_context(read_keys(folder, Role.REPLAY)) as context:
             receiver = AsyncReceiver(context, PULL, endpoint, "experience", high_water_mark=WINDOW, max_bytes=limit)
             while not stop.poll() and not await receiver.burst(POLL_SECONDS, limit=1):
@@ -107,7 +108,7 @@ def _receive(stop: Stop, folder: str, endpoint: str, seconds: float, pipe: Conne
 
 
 def _send(stop: Stop, folder: str, endpoint: str) -> None:
-    codec, segment = Codec(RUN_ID, SCHEMA), _make_segment()
+    codec, segment = RunCodec(RUN_ID, SCHEMA), _make_segment()
     with open_context(read_keys(folder, Role.ACTOR)) as context:
         sender = ExperienceSender(context, endpoint, num_messages=WINDOW // 2)
         while not stop.poll():
@@ -119,7 +120,7 @@ def _send(stop: Stop, folder: str, endpoint: str) -> None:
 def _make_segment() -> Segment:
     """Returns the first steps of an episode, with frames that cannot be compressed."""
     rng, steps = np.random.default_rng(0), np.arange(TRANSITIONS)
-    records = np.zeros(TRANSITIONS, record_dtype(SCHEMA))
+    records = np.zeros(TRANSITIONS, SCHEMA.table.record)
     records["frame"], records["next_frame"] = steps, steps + 1
     records["depth"] = np.minimum(steps + 1, SCHEMA.stack)
     records["next_depth"] = np.minimum(steps + 2, SCHEMA.stack)

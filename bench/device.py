@@ -28,8 +28,8 @@ from apex.environments.factory import describe
 from apex.learning.batch_ring import BatchRing
 from apex.learning.device_transfer import lock_memory
 from apex.learning.setup import choose_device, prepare_torch
+from apex.schema import Schema
 from apexreplay.process.lifecycle import Stop
-from apexreplay.types import Schema
 from bench.harness.command import Figures, make_parser, measure_in_child, read_config, run_bench
 from bench.harness.report import ReportRow, print_rows
 from bench.learner import Nowhere, Resident, make_bench_trainer

@@ -30,8 +30,10 @@ from apex.learning.batch_ring import Batch, BatchPart, BatchRing
 from apex.learning.device_transfer import lock_memory
 from apex.learning.setup import choose_device, prepare_torch
 from apex.learning.trainer import BatchProvider, Trainer
+from apex.schema import Schema
 from apexreplay.process.lifecycle import Stop
-from apexreplay.types import Array, PriorityUpdate, Schema
+from apexreplay.table import Array
+from apexreplay.types import PriorityUpdate
 from bench.harness.command import (
     NUM_STREAMS,
     Figures,

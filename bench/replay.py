@@ -27,7 +27,6 @@ from apexreplay.errors import UsageError, require
 from apexreplay.process.lifecycle import Stop
 from apexreplay.store.layout import stored_record_dtype
 from apexreplay.store.sum_tree import SumTree
-from apexreplay.types import record_dtype
 from bench.harness.command import GAME, NUM_STREAMS, Figures, VerificationError, make_parser, record_games, run_bench
 from bench.harness.recording import Recording
 from bench.harness.replay_fixture import LinkKind, ReplayFixture, open_replay_fixture
@@ -256,7 +255,7 @@ def _both(bed: ReplayFixture, seconds: float) -> Figures:
 
 def _memory(bed: ReplayFixture, transitions: int, image_bytes: float) -> Figures:
     whole, shared = read_memory(bed.processes)
-    stored = stored_record_dtype(bed.schema).itemsize + image_bytes
+    stored = stored_record_dtype(bed.schema.table).itemsize + image_bytes
     tables = 8 * SumTree.num_nodes(PAPER_CAPACITY)
     extrapolated = whole - shared + PAPER_CAPACITY * stored + tables
     return {
@@ -264,7 +263,7 @@ def _memory(bed: ReplayFixture, transitions: int, image_bytes: float) -> Figures
         "memory_transitions": transitions,
         "memory_bytes_2m": whole if transitions == PAPER_CAPACITY else extrapolated,
         "store_bytes_per_transition": stored + tables / PAPER_CAPACITY,
-        "record_bytes_per_transition_on_wire": record_dtype(bed.schema).itemsize,
+        "record_bytes_per_transition_on_wire": bed.schema.table.record.itemsize,
     }
 
 

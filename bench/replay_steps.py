@@ -14,6 +14,8 @@ import numpy as np
 from apex.config import Config
 from apex.learning.batch_ring import BatchRing
 from apex.runtime.ports import OFFSET_STEP, is_free
+from apex.schema import Schema
+from apex.transport.run_codec import RunCodec
 from apexreplay.frame_blob import make_blob, read_table
 from apexreplay.frames.lz4_blocks import make_blocks
 from apexreplay.frames.stack_decoder import StackDecoder
@@ -25,8 +27,7 @@ from apexreplay.store.sum_tree import SumTree
 from apexreplay.store.writer import StoreWriter
 from apexreplay.transport.endpoints import BatchReceiver, BatchSender, max_batch_bytes
 from apexreplay.transport.sockets import open_context
-from apexreplay.types import BatchMessage, PriorityUpdate, Schema, Segment, Stream, record_dtype
-from apexreplay.wire.codec import Codec
+from apexreplay.types import BatchMessage, PriorityUpdate, Segment, Stream
 
 TINY = Schema(frame_shape=(1,), frame_dtype="uint8", stack=1, num_actions=1, n_step=1, codec="raw")
 SEGMENT_RECORDS = 4_096  # small stores, in which only the tree is measured
@@ -48,7 +49,7 @@ def time_store(num_slots: int, batch_size: int) -> StoreTimes:
     length = min(SEGMENT_RECORDS, num_slots)
     writer = StoreWriter.create(
         path,
-        TINY,
+        TINY.table,
         StoreSettings(
             capacity=num_slots,
             max_bytes=64 * (num_slots // length + 2),
@@ -59,13 +60,13 @@ def time_store(num_slots: int, batch_size: int) -> StoreTimes:
         store_incarnation=1,
     )
     try:
-        records = np.zeros(length, record_dtype(TINY))
+        records = np.zeros(length, TINY.table.record)
         records["next_frame"] = records["depth"] = records["next_depth"] = 1
         blob = make_blob([b"\0", b"\1"])
         for number in range(num_slots // length):
             records["priority"] = rng.random(length)
             writer.insert(Segment(Stream(0, 1), number, 0, records, blob, number))
-        tree = open_file(path, TINY, writable=False).tree
+        tree = open_file(path, TINY.table, writable=False).tree
         priorities = rng.random(batch_size).astype(np.float32)
 
         def update() -> None:
@@ -91,7 +92,7 @@ def time_draw(tree: SumTree, batch_size: int, rng: np.random.Generator) -> float
 def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
     """Returns the milliseconds of one batch by step, from the store at `store` to the trainer."""
     size, rng = config.learner.batch_size, np.random.default_rng(1)
-    reader, codec = StoreReader(store, schema), Codec(1, schema)
+    reader, codec = StoreReader(store, schema.table), RunCodec(1, schema)
     drawn = reader.sample(size, rng)
     if drawn is None:
         raise RuntimeError(f"nothing can be drawn from {store}")
@@ -99,9 +100,9 @@ def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
     batch = BatchMessage(0, 1, 0, 0, drawn.num_transitions, records, blob)
     message = codec.encode_batch(batch)
     stacks = np.empty((2, size, *schema.observation_shape), schema.frame_dtype)
-    decoder = StackDecoder(schema, stacks)
+    decoder = StackDecoder(schema.table, [stacks])
     calls = 20
-    times = {"draw": time_draw(open_file(store, schema, writable=False).tree, size, rng)}
+    times = {"draw": time_draw(open_file(store, schema.table, writable=False).tree, size, rng)}
     sample = median_ms(lambda: reader.sample(size, rng), calls)
     times["gather"] = sample - times["draw"]
     times["encode"] = median_ms(lambda: codec.encode_batch(batch), calls)
@@ -117,8 +118,8 @@ def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
 def time_direct(store: Path, config: Config, schema: Schema) -> float:
     """Returns the milliseconds to draw a batch and decode it from the store into the slots of a loader's ring."""
     size, rng = config.learner.batch_size, np.random.default_rng(1)
-    reader = StoreReader(store, schema)
-    decoders = cycle([StackDecoder(schema, stacks) for stacks in BatchRing(schema, size).stacks])
+    reader = StoreReader(store, schema.table)
+    decoders = cycle([StackDecoder(schema.table, [stacks]) for stacks in BatchRing(schema, size).stacks])
     rows = np.arange(size)
 
     def draw() -> None:
@@ -141,14 +142,14 @@ def median_ms(call: Callable[[], object], calls: int = CALLS, rounds: int = ROUN
     return 1e3 * float(np.median(times))
 
 
-def _time_travel(batch: BatchMessage, config: Config, codec: Codec, batch_size: int) -> float:
+def _time_travel(batch: BatchMessage, config: Config, codec: RunCodec, batch_size: int) -> float:
     """Returns the milliseconds from encoding to checking, over TCP within this process."""
     transport = config.transport
     first = transport.batches_port + transport.port_offset + OFFSET_STEP // 2
     port = next(port for port in range(first, first + 1_000) if is_free("127.0.0.1", port))
     endpoint = f"tcp://127.0.0.1:{port}"
     with open_context() as context:
-        limit = max_batch_bytes(codec.schema, batch_size)
+        limit = max_batch_bytes(codec.schema.table, batch_size)
         receiver = BatchReceiver(context, endpoint, codec, batch_size=batch_size, max_bytes=limit)
         sender = BatchSender(context, [endpoint], codec)
 

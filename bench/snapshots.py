@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from apex.schema import Schema
 from apexreplay.frame_blob import make_blob
 from apexreplay.process.children import start_child, stop_children
 from apexreplay.process.lifecycle import Stop
@@ -22,7 +23,8 @@ from apexreplay.store.layout import StoreSettings
 from apexreplay.store.location import memory_folder
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
-from apexreplay.types import Array, Schema, Segment, Stream, record_dtype
+from apexreplay.table import Array
+from apexreplay.types import Segment, Stream
 
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=18, n_step=3, codec="lz4")
 SEGMENT = 50  # transitions in the store
@@ -60,7 +62,7 @@ def measure_snapshot(
         try:
             _keep_inserting(insert, READY_SECONDS, lambda: longest[BEFORE] > 0)  # A busy machine needs more time.
             snapshot_process = SnapshotProcess(
-                lambda: SnapshotWriter(path, SCHEMA, snapshots, run_id=1, num_drawn=lambda: 0), seconds
+                lambda: SnapshotWriter(path, SCHEMA.table, snapshots, run_id=1, num_drawn=lambda: 0), seconds
             )
             children.append(snapshot_process.process)
             longest_insert = [_keep_inserting(insert, seconds, lambda: False)]
@@ -80,11 +82,11 @@ def measure_snapshot(
         num_bytes = sum(file.stat().st_size for file in folder.iterdir())
         store.close()
         began = time.monotonic()
-        StoreWriter.attach(path, SCHEMA, settings).close()
+        StoreWriter.attach(path, SCHEMA.table, settings).close()
         attach = time.monotonic() - began
         path.unlink()
         began = time.monotonic()
-        restored = restore(snapshots, path, SCHEMA, settings, run_id=1, store_incarnation=2)
+        restored = restore(snapshots, path, SCHEMA.table, settings, run_id=1, store_incarnation=2)
         return {
             "snapshot_transitions": num_transitions,
             "snapshot_s": took,
@@ -92,7 +94,7 @@ def measure_snapshot(
             "snapshot_of_a_twentieth_more_s": again if taken else None,
             "restore_s": time.monotonic() - began,
             "attach_s": attach,  # with a check of the whole memory
-            "memory_mb": settings.sizes.file_bytes(SCHEMA) / 1e6,
+            "memory_mb": settings.sizes.file_bytes(SCHEMA.table) / 1e6,
             "restored_transitions": restored.store.size if restored else 0,
             "longest_insert_ms_without": 1e3 * longest_insert[BEFORE],
             "longest_insert_ms": 1e3 * longest_insert[DURING],
@@ -103,7 +105,7 @@ def measure_snapshot(
 
 def _make_full_store(path: Path, settings: StoreSettings, frame_bytes: int) -> tuple[StoreWriter, Callable[[], None]]:
     """Returns a full store, and a function that inserts one more segment."""
-    store = StoreWriter.create(path, SCHEMA, settings, store_incarnation=1)
+    store = StoreWriter.create(path, SCHEMA.table, settings, store_incarnation=1)
     segments = _make_segments(frame_bytes)
     number = count()
 
@@ -118,7 +120,7 @@ def _make_full_store(path: Path, settings: StoreSettings, frame_bytes: int) -> t
 
 def _make_segments(frame_bytes: int) -> list[Segment]:
     rng = np.random.default_rng(0)
-    records: Array = np.zeros(SEGMENT, record_dtype(SCHEMA))
+    records: Array = np.zeros(SEGMENT, SCHEMA.table.record)
     records["frame"] = np.arange(SEGMENT)
     records["next_frame"] = np.arange(SEGMENT) + 3
     records["depth"] = np.minimum(np.arange(SEGMENT) + 1, 4)
@@ -150,7 +152,7 @@ def _keep_inserting(insert: Any, seconds: float, done: Any) -> float:
 
 
 def _sample(stop: Stop, path: Path, longest: Array, phase: Array) -> None:
-    reader, rng = StoreReader(path, SCHEMA), np.random.default_rng(os.getpid())
+    reader, rng = StoreReader(path, SCHEMA.table), np.random.default_rng(os.getpid())
     reader.sample(BATCH, rng)
     sample_at = time.monotonic()
     while not stop.poll():

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.schema import Schema
 from apexreplay.errors import UsageError
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import COMMIT, Regions
-from apexreplay.types import Schema
 from chaos.digests import digest_store, first_live
 from chaos.ledger import Entries
 
@@ -167,7 +167,7 @@ class Follower:
         try:
             facts = os.stat(self._path)
             if self._regions is None or (facts.st_dev, facts.st_ino) != self._file:
-                self._regions = open_file(self._path, self._schema, writable=False)
+                self._regions = open_file(self._path, self._schema.table, writable=False)
                 self._file = facts.st_dev, facts.st_ino
         except (OSError, UsageError):  # The store is missing or not complete yet.
             return None

@@ -22,6 +22,7 @@ import numpy as np
 import zmq
 
 from apex.config.arguments import Parser, positive_int
+from apex.schema import Schema
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ParameterPublisher, ParameterSubscriber
@@ -32,7 +33,6 @@ from apexreplay.process.lifecycle import reports_errors
 from apexreplay.transport.async_receiver import PULL, ROUTER, AsyncReceiver
 from apexreplay.transport.endpoints import BatchReceiver
 from apexreplay.transport.sockets import Context, connect, open_context, prepare
-from apexreplay.types import Schema
 
 MARK = 50  # high-water mark of sockets that accept one as an argument
 MESSAGE = bytes(2_000)

@@ -200,7 +200,7 @@ class ChaosRun:
         restored = restore(
             snapshot_folder(folder.checkpoints, config.replay.num_shards, shard),
             path,
-            folder.schema,
+            folder.schema.table,
             store_settings(config.replay, config.actor.num_actors),
             run_id=folder.run_id,
             store_incarnation=secrets.randbits(62) + 1,

@@ -23,7 +23,13 @@ def make(ledgers: str, **options: Any) -> PacedEnvironment:
 
 
 def witnessed(
-    folder: Path, streams: Sequence[Stream], codec: Codec, outlets: Sequence[Outlet], receipts: Receipts, *, window: int
+    folder: Path,
+    streams: Sequence[Stream],
+    codec: Codec,
+    outlets: Sequence[Outlet],
+    receipts: Receipts,
+    *,
+    window: int,
 ) -> ReliableSender:
     """A sender with a ledger between it and its sockets."""
     ledger = Ledger(folder)

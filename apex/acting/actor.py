@@ -17,7 +17,8 @@ from apex.types import Exploration, Parameters, Step
 from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import POLL_SECONDS, Wait
-from apexreplay.types import Array, Stream
+from apexreplay.table import Array
+from apexreplay.types import Stream
 
 
 class NewestParameters(Protocol):

@@ -1,26 +1,20 @@
 """Turns the steps of E environment streams into segments: transitions, and each frame they need once."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-import cramjam
 import numpy as np
 from numpy.typing import NDArray
 
 from apex.algorithms.n_step import NStep, n_step_returns, n_step_target, rescale, restore
 from apex.config import ActorConfig, EnvironmentConfig
+from apex.schema import Schema, pack_mask
 from apex.types import Step
 from apexreplay.errors import require
 from apexreplay.frame_blob import make_blob
-from apexreplay.types import Array, Cut, FrameCodec, Schema, pack_mask, record_dtype
+from apexreplay.frames.encoder import COMPRESS
+from apexreplay.table import Array
+from apexreplay.types import Cut
 
-
-def _lz4(frame: Array) -> bytes:
-    return bytes(cramjam.lz4.compress_block(frame.data, store_size=False))  # The schema defines the length.
-
-
-# C-contiguous frame -> bytes
-COMPRESS: dict[FrameCodec, Callable[[Array], bytes]] = {"lz4": _lz4, "raw": np.ndarray.tobytes}
 # The replay server refuses segments whose priorities are not finite.
 MAX_SENT_PRIORITY = float(np.finfo(np.float32).max)
 
@@ -170,7 +164,7 @@ class SegmentBuilder:
             new = new[rows.taken[new, stream]]
             if not new.size:
                 continue
-            records = np.empty(new.size, record_dtype(self._schema))
+            records = np.empty(new.size, self._schema.table.record)
             records["n_step_return"] = n_step.n_step_return[new, stream]
             records["discount"] = n_step.discount[new, stream]
             records["priority"] = priority[new, stream]

@@ -18,16 +18,17 @@ from apex.config.algorithm_choice import is_wide
 from apex.environments.factory import make_environment
 from apex.environments.interface import VectorEnvironment
 from apex.runtime.hardware import read_bfloat16
+from apex.schema import Schema
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Welcome
+from apex.transport.run_codec import RunCodec
 from apex.transport.timing import REPORT_SECONDS
 from apex.types import Role
 from apexreplay.client.reliable_sender import Outlet, Receipts, ReliableSender
 from apexreplay.process.lifecycle import Stop
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apexreplay.transport.sockets import open_context
-from apexreplay.types import Schema, Stream
-from apexreplay.wire.codec import Codec
+from apexreplay.types import Stream
 
 
 class WorkerTask(NamedTuple):
@@ -49,7 +50,7 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
     welcome, streams = task.welcome, task.streams
     config, schema = welcome.config, welcome.schema
     torch.set_num_threads(config.actor.num_threads)
-    codec = Codec(welcome.run_id, schema)
+    codec = RunCodec(welcome.run_id, schema)
     environment, rng = make_environments(config, streams)
     window, shards = config.actor.window, welcome.replay
     connect = connect or partial(ReliableSender, streams, codec, window=window)

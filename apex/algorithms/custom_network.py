@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from apex.algorithms.parameters import num_parameters
 from apex.runtime.importer import call_factory
+from apex.schema import Schema
 from apexreplay.errors import UsageError, describe_exception, require
-from apexreplay.types import Schema
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from apexreplay.types import Schema
+from apex.schema import Schema
 
 # The exported code does not import this package. The tests run it unchanged.
 BUILT_IN = """\

@@ -17,9 +17,10 @@ from apex.algorithms.gradient_step import Update
 from apex.config import Config
 from apex.config.algorithm_choice import choose_algorithm
 from apex.runtime.importer import call_factory
+from apex.schema import Schema
 from apex.types import Exploration
 from apexreplay.errors import require
-from apexreplay.types import Array, Schema
+from apexreplay.table import Array
 
 Mask = NDArray[np.bool_] | None  # [E, A]  whether each action is allowed; None: all are allowed
 

@@ -5,8 +5,8 @@ import torch
 
 from apex.algorithms.interface import make_algorithm
 from apex.config import Config
+from apex.schema import Schema
 from apexreplay.errors import UsageError, describe_exception, require
-from apexreplay.types import Schema
 
 ROWS = 2  # number of observations for which the agent decides
 

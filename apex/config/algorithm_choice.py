@@ -5,8 +5,8 @@ Does not import torch.
 
 from apex.config.codec import flatten
 from apex.config.tree import Config, NetworkConfig
+from apex.schema import Schema
 from apexreplay.errors import require
-from apexreplay.types import Schema
 
 CONTINUOUS = {"dqn": False, "dpg": True}  # built-in algorithm -> whether it learns continuous actions
 WIDE_ENOUGH = 0.5  # minimum width at which bfloat16 is faster on CPUs that support it: Pong, 26 ms instead of 29 ms

@@ -209,7 +209,7 @@ class RunConfig(Branch):
     stop_score: float | None = None  # end once the mean raw score is above this with 95 % confidence; none: never
     max_steps: NonNegativeInt = 0  # end after this many steps of all actors together; 0: no limit
     max_updates: NonNegativeInt = 0  # end after this many updates; 0: no limit
-    max_minutes: NonNegativeFloat = 0.0  # end after this many minutes of all starts, each from its first step; 0: no limit
+    max_minutes: NonNegativeFloat = 0.0  # minutes from the first step on, over all starts; 0: no limit
     head: bool = False  # run no actors here, other hosts run them; needs actor.num_actors > 0
     single_process: bool = False  # all roles in one process; the same seed gives the same curve
     stuck_seconds: Seconds = 300.0  # seconds without progress after which a process is killed; 0: never

@@ -18,8 +18,9 @@ from apex.config.algorithm_choice import require_actions
 from apex.dpg.exported import export
 from apex.dpg.networks import ActorCritic, make_network
 from apex.dpg.update import DpgUpdate
+from apex.schema import Schema
 from apex.types import Exploration
-from apexreplay.types import Array, Schema
+from apexreplay.table import Array
 
 
 class DpgAgent:

@@ -3,7 +3,7 @@
 from apex.algorithms.exported import Exported, begin_code, describe_input
 from apex.config import Config
 from apex.dpg.networks import LEAST_DEVIATION, MOST_DEVIATIONS, ActorCritic
-from apexreplay.types import Schema
+from apex.schema import Schema
 
 LOAD_POLICY = """\
 policy = make(schema).policy.eval()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from apex.algorithms.custom_network import CustomNetwork, seeded
 from apex.config import DpgConfig
-from apexreplay.types import Schema
+from apex.schema import Schema
 
 OUTPUT_WEIGHT = 3e-3  # largest initial weight of the policy's last layer: actions start near 0 [Lillicrap et al. 2016]
 MOST_DEVIATIONS = 10.0  # Normalized numbers are clipped to -10 ... 10.

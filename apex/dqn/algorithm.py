@@ -16,8 +16,9 @@ from apex.dqn.autograd_update import make_update
 from apex.dqn.exported import export
 from apex.dqn.manual_backward.update import make_forward
 from apex.dqn.networks import make_network, q_values
+from apex.schema import Schema
 from apex.types import Exploration
-from apexreplay.types import Array, Schema
+from apexreplay.table import Array
 
 
 class DqnAgent:

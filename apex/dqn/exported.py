@@ -4,7 +4,7 @@ from torch import nn
 
 from apex.algorithms.exported import Exported, begin_code, describe_input
 from apex.config import Config
-from apexreplay.types import Schema
+from apex.schema import Schema
 
 IMAGE_BODY = """\
     x = x.float() * (1 / 255)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from apex.algorithms.custom_network import CustomNetwork, seeded
 from apex.config import NetworkConfig
 from apex.dqn.kernels.pixel_convolution import PixelConvolution, scale
+from apex.schema import Schema
 from apexreplay.errors import require
-from apexreplay.types import Schema
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride of each layer [DQN]
 BALANCED_BIAS = 0.1  # added to the biases of hidden layers by initialization balanced

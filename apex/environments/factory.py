@@ -26,8 +26,8 @@ from apex.environments.observation_form import ObservationForm, read_observation
 from apex.environments.sync_vector import SyncVectorEnvironment
 from apex.runtime.importer import find_factory, import_module
 from apex.runtime.trust import allow, require_trusted
+from apex.schema import Schema
 from apexreplay.errors import UsageError, describe_exception, require
-from apexreplay.types import Schema
 
 gymnasium.register_envs(ale_py)  # Importing ale_py has registered its games; this marks the import as used.
 

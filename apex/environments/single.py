@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from apex.config import EnvironmentConfig
 from apex.environments.factory import make_environment
 from apex.environments.interface import VectorEnvironment
+from apex.schema import Schema
 from apexreplay.errors import require
-from apexreplay.types import Array, Schema
+from apexreplay.table import Array
 
 
 class AgentEnvironment(gymnasium.Env[Array, Any]):

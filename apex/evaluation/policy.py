@@ -23,8 +23,9 @@ from apex.runs.checkpoints.paths import MANIFEST
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy
 from apex.runs.folder import RunFolder
 from apex.runtime import trust
+from apex.schema import Schema
 from apexreplay.errors import UsageError, require
-from apexreplay.types import Array, Schema
+from apexreplay.table import Array
 
 EPSILON = "probability of a random action, 0.001 by default; continuous actions: standard deviation of noise, default 0"
 

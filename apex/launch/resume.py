@@ -19,6 +19,7 @@ from apex.metric_tags import shard_tag
 from apex.runs.folder import RunFolder
 from apex.runtime.provenance import describe_checkout
 from apex.runtime.trust import add_allow
+from apex.schema import Schema
 from apex.sentences import describe
 from apex.types import Role
 from apex.version import VERSION
@@ -30,7 +31,6 @@ from apexreplay.store.file import is_whole, open_file
 from apexreplay.store.integrity import require_sound
 from apexreplay.store.layout import Store
 from apexreplay.store.location import has_owner, store_path
-from apexreplay.types import Schema
 
 if TYPE_CHECKING:
     from apex.runs.checkpoints.checkpoint import ReplayPart
@@ -247,7 +247,7 @@ def _find_memory(
     snapshot = snapshots.load_latest() if config.checkpoint.replay else None
     if snapshot is not None:
         max_bytes = sizes.max_bytes or sys.maxsize  # If 0, the replay server chooses the size from its free memory.
-        require_room(snapshots, snapshot, folder.schema, capacity=sizes.capacity, max_bytes=max_bytes)
+        require_room(snapshots, snapshot, folder.schema.table, capacity=sizes.capacity, max_bytes=max_bytes)
         damaged = newest.size - snapshot.size if newest is not None and newest.number == snapshot.number else 0
         is_older = damaged > 0 or snapshot.number < snapshots.next_number() - 1
         is_oldest = saved is not None and snapshot.number < saved.number
@@ -271,8 +271,8 @@ def _open_memory(path: Path, schema: Schema, snapshots: SnapshotFolder | None) -
         log.warning("skipped %s: its creation was interrupted; the replay server will remove it", path)
         return "memory_incomplete"
     try:
-        regions = open_file(path, schema, writable=False)
-        require_sound(path, regions, schema)
+        regions = open_file(path, schema.table, writable=False)
+        require_sound(path, regions, schema.table)
     except DamagedMemoryError as error:
         require_snapshot(error, snapshots)
         log.warning("skipped: %s; the replay server will remove this file", error)

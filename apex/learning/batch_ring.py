@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.config import LearnerConfig
+from apex.schema import Schema, unpack_mask
 from apexreplay.frames.stack_decoder import StackDecoder
-from apexreplay.types import Array, BatchMessage, PriorityUpdate, Schema, unpack_mask
+from apexreplay.table import Array
+from apexreplay.types import BatchMessage, PriorityUpdate
 
 NUM_SLOTS = 3  # slots: one in training, one ready, one being filled; each further loader needs one more
 MAX_BEHIND = 2  # updates that a GPU may be behind: one being computed, one queued; their slots must not change

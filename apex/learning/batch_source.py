@@ -8,7 +8,8 @@ import numpy as np
 from apex.learning.batch_ring import BatchSlot
 from apexreplay.server.batch_drawer import BatchDrawer
 from apexreplay.store.reader import MAX_ATTEMPTS
-from apexreplay.types import Array, BatchMessage
+from apexreplay.table import Array
+from apexreplay.types import BatchMessage
 
 
 class LocalSource:

@@ -17,7 +17,9 @@ from apex.learning.batch_ring import BatchRing, BatchSlot
 from apex.learning.batch_source import LocalSource, RemoteSource
 from apex.learning.random_shift import RandomShift
 from apex.replay_memory.settings import counter_rows, draw_settings
+from apex.schema import Schema
 from apex.transport.curve.key_store import read_keys
+from apex.transport.run_codec import RunCodec
 from apex.types import Role
 from apexreplay.errors import UsageError
 from apexreplay.frames.stack_decoder import StackDecoder
@@ -31,8 +33,6 @@ from apexreplay.store.location import counters_path, has_owner, store_path
 from apexreplay.store.reader import StoreReader
 from apexreplay.transport.endpoints import BatchReceiver, max_batch_bytes
 from apexreplay.transport.sockets import Context, open_context
-from apexreplay.types import Schema
-from apexreplay.wire.codec import Codec
 
 LOOK_SECONDS = 0.5  # time between two checks for a new replay memory file
 
@@ -45,7 +45,7 @@ class Loader:
     def __init__(self, schema: Schema, ring: BatchRing, shift: RandomShift) -> None:
         self._ring = ring
         self._shift = shift
-        self._decoders = [StackDecoder(schema, stacks) for stacks in ring.stacks]
+        self._decoders = [StackDecoder(schema.table, [stacks]) for stacks in ring.stacks]
         self._slot: int | None = None
         self.missing = list(range(ring.num_shards))  # shards whose part is still missing in the slot
 
@@ -87,8 +87,8 @@ class LoaderTask(NamedTuple):
     def listen(self, context: Context, index: int) -> tuple[BatchReceiver, RemoteSource]:
         """Binds the socket of loader `index` for batches from other hosts; also returns the source of these batches."""
         replay, size, num_shards = self.config.replay, self.ring.part_size, self.ring.num_shards
-        endpoint, codec = self.config.transport.endpoint("batches", index=index), Codec(self.run_id, self.schema)
-        most = max_batch_bytes(self.schema, size)
+        endpoint, codec = self.config.transport.endpoint("batches", index=index), RunCodec(self.run_id, self.schema)
+        most = max_batch_bytes(self.schema.table, size)
         receiver = BatchReceiver(context, endpoint, codec, batch_size=size, max_bytes=most, num_shards=num_shards)
         credit = replay.num_samplers * replay.batches_in_flight
         return receiver, RemoteSource(receiver.receive, num_shards=num_shards, credit=credit)
@@ -130,7 +130,7 @@ class StoreMonitor:
         task, config = self._task, self._task.config
         row = config.replay.num_samplers + self._index
         try:
-            reader = StoreReader(self._path, task.schema)
+            reader = StoreReader(self._path, task.schema.table)
         except UsageError as error:
             log.info("the replay memory is not ready: %s", error)
             return None

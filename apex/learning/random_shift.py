@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from apex.config import Config
-from apexreplay.types import Array
+from apexreplay.table import Array
 
 
 class RandomShift:

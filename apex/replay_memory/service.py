@@ -12,6 +12,7 @@ from apex.transport.curve.key_store import KEYS_REMEDY, read_keys
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Welcome, host_name
 from apex.transport.messages.control import WaitAnswer
+from apex.transport.run_codec import RunCodec
 from apex.types import Role
 from apexreplay.process.lifecycle import Stop
 from apexreplay.server.server import ReplayServer
@@ -49,8 +50,7 @@ def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) ->
     is_shared = transport.shared_memory and welcome.memory == memory_id()
     loaders = range(max(1, config.learner.num_loaders))
     return ServerSettings(
-        schema=welcome.schema,
-        run_id=welcome.run_id,
+        codec=RunCodec(welcome.run_id, welcome.schema),
         path=store_path(welcome.run_id, shard),
         store=store_settings(config.replay, config.actor.num_actors),
         draw=draw_settings(config.replay, shard, config.learner.batch_size),
@@ -62,7 +62,7 @@ def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) ->
         snapshot_seconds=config.checkpoint.replay_period,
         endpoints={name: transport.endpoint(name, index=shard) for name in REPLAY_SOCKETS},
         max_segments=config.actor.window * config.actor.num_actors,
-        max_segment_bytes=max_segment_bytes(welcome.schema, config.actor.segment_length),
+        max_segment_bytes=max_segment_bytes(welcome.schema.table, config.actor.segment_length),
         read_keys=partial(read_keys, transport.keys, Role.REPLAY),
         stuck_seconds=config.run.stuck_seconds,
         warning=InsecureBindWarning(transport.insecure_address, KEYS_REMEDY),

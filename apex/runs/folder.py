@@ -33,9 +33,9 @@ from apex.facts import EndReason
 from apex.runs.checkpoints.paths import has_policy
 from apex.runs.new_folder import make_folder
 from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
+from apex.schema import Schema
 from apexreplay.errors import DataError, UsageError
 from apexreplay.files.atomic_files import replace_file, seal, unseal
-from apexreplay.types import Schema
 
 FORMAT = 3  # version of the manifest's format
 

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from apex.schema import Schema
 from apex.transport.json_codec import decode_json, encode_json
 from apex.transport.messages.results import EvaluationResult
 from apex.types import Parameters
-from apexreplay.types import Array, Stream
+from apexreplay.table import Array
+from apexreplay.types import Stream
 from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import Frame, MessageKind, require_field
 
@@ -16,6 +18,10 @@ MAX_VERSION = 2**32 - 1
 
 class RunCodec(Codec):
     """Encodes and decodes the messages of one run. Decoders raise WireError; the arrays that they return are views."""
+
+    def __init__(self, run_id: int, schema: Schema) -> None:
+        super().__init__(run_id, schema.table)
+        self.schema = schema
 
     def encode_parameters(self, parameters: Parameters) -> list[bytes]:
         """Returns one frame, because a subscriber with ZMQ_CONFLATE keeps only the last frame of a message."""
@@ -51,6 +57,37 @@ class RunCodec(Codec):
         result: EvaluationResult = decode_json(body[cut:], EvaluationResult)
         return result, Parameters(version, _finite(body[:cut])) if count else None
 
+    def _check_records(self, records: Array, num_steps: Array | int) -> None:
+        super()._check_records(records, num_steps)
+        _require_all(_is_share(records["discount"]), "discount", "a discount is outside [0, 1]")
+        if "step_discount" in (records.dtype.names or ()):
+            _require_all(_is_share(records["step_discount"]), "step_discount", "a step discount is outside [0, 1]")
+        self._check_actions(records)
+
+    def _check_actions(self, records: Array) -> None:
+        """Checks actions and masks. A mask must allow at least one action unless the discount is 0."""
+        schema, action = self.schema, records["action"]
+        if schema.action_size:
+            _require_all(np.abs(action) <= 1, "action", "an action has a component outside [-1, 1]")
+        else:
+            known = (action >= 0) & (action < schema.num_actions)
+            _require_all(known, "action", f"an action is not in 0 ... {schema.num_actions - 1}")
+        if schema.masked:
+            masks = records["next_mask"]
+            allowed = masks.any(axis=1) | (records["discount"] == 0)
+            _require_all(allowed, "mask", "a mask allows no action although the discount is not 0")
+            beyond = masks[:, -1] >> (schema.num_actions - 8 * (schema.mask_bytes - 1))
+            _require_all(beyond == 0, "mask", f"a mask allows actions above {schema.num_actions - 1}")
+
+
+def _require_all(valid: Array, reason: str, text: str) -> None:
+    """Raises WireError unless all elements of `valid` are True."""
+    require_field(bool(valid.all()), reason, text)
+
+
+def _is_share(values: Array) -> Array:
+    return (values >= 0) & (values <= 1)  # False for NaN.
+
 
 def _version(number: int) -> int:
     require_field(number <= MAX_VERSION, "number", f"parameter version {number} is above {MAX_VERSION}")
@@ -59,5 +96,5 @@ def _version(number: int) -> int:
 
 def _finite(body: memoryview) -> Array:
     values = np.frombuffer(body, "<f4")
-    require_field(bool(np.isfinite(values).all()), "values", "a parameter value is not finite")
+    _require_all(np.isfinite(values), "values", "a parameter value is not finite")
     return values

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexreplay.frame_blob import FrameBlob, as_words, find_frames, join_blob, table_bytes
-from apexreplay.types import Array
+from apexreplay.table import Array
 
-# One transition, with frames counted from its first frame; `struct located` of decompress.c.
+# The entries of one item, counted from its first; `struct located` of decompress.c, which reads windows of one entry.
 LOCATED = np.dtype(
     [
         (name, "<i8")
@@ -36,7 +36,7 @@ class Arena:
 
 
 class Located(NamedTuple):
-    """The places of the frames of M transitions."""
+    """The places of the entries of M items. A frame is an entry, such as the compressed image of one step."""
 
     arena: Arena
     entries: Array  # LOCATED[M]; `row` is set by the decoder
@@ -74,7 +74,7 @@ class CopiedFrames(NamedTuple):
     num_bytes: NDArray[np.int64]  # [M]  bytes of the frames of each transition
     blob: bytes  # offset table, then the frames
 
-    def take(self, kept: NDArray[np.bool_], num_frames: NDArray[np.uint16]) -> CopiedFrames:
+    def take(self, kept: NDArray[np.bool_], num_frames: NDArray[np.int64]) -> CopiedFrames:
         """Returns the frames of the transitions selected by `kept`, bool[M]. `num_frames`, [M]: per transition."""
         lengths, num_bytes = self.lengths[np.repeat(kept, num_frames)], self.num_bytes[kept]
         stops = table_bytes(len(self.lengths)) + np.cumsum(self.num_bytes)[kept]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from apexreplay.frame_blob import FrameBlob
 from apexreplay.frames.located import Located
 from apexreplay.native import NativeError, open_native
-from apexreplay.types import Array
+from apexreplay.table import Array
 
 MOST_FRAMES = 255  # maximum frames of one transition for the native code
 INTERFACE = 3  # must equal `apex_interface` of decompress.c
@@ -72,7 +72,7 @@ class Blocks:
 
 
 class RawFrames(Blocks):
-    """Copies frames that are not compressed. They must follow each other in the blob."""
+    """Copies frames that are not compressed."""
 
     def decompress(
         self, blob: FrameBlob, starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
@@ -80,7 +80,7 @@ class RawFrames(Blocks):
         """Copies blob[starts[i] : stops[i]]; see `Blocks.decompress`."""
         source, size = np.frombuffer(blob, np.uint8), self._frame_bytes
         good: NDArray[np.bool_] = (stops - starts == size) & (stops <= len(source))
-        if good.all():
+        if good.all() and (starts[1:] == stops[:-1]).all():  # The frames follow each other.
             body = source[starts[:1].sum() : stops[-1:].sum()].reshape(-1, size)
         else:
             body, places = source[starts[good][:, None] + np.arange(size)], places[good]

@@ -1,4 +1,6 @@
-"""Decodes compressed frames into the frame stacks that a network takes as input."""
+"""Decodes the entries of items into arrays, such as the frame stacks that a network takes as input."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,55 +8,71 @@ from numpy.typing import NDArray
 from apexreplay.frame_blob import FrameBlob, read_table
 from apexreplay.frames.located import Located
 from apexreplay.frames.lz4_blocks import MOST_FRAMES, NativeBlocks, make_blocks
-from apexreplay.types import Array, Schema
+from apexreplay.table import Array, Table
 
 
 class StackDecoder:
-    """Decodes the blobs of batches into the rows of preallocated stacks.
+    """Decodes the blobs of batches into the rows of preallocated arrays.
 
-    Each frame is decompressed once, directly into its place. If s_t and s_{t+m} share a frame (m < S), it is copied to
-    the second place. Frames before the start of an episode are zero.
+    Each entry is decompressed once, directly into its place. If both views of a window share a step (m < S), it is
+    copied to the second place. Steps before the start of an episode are zero.
     """
 
-    def __init__(self, schema: Schema, stacks: Array) -> None:
-        """`stacks`: frame_dtype[2, B, S, *F], contiguous; s_t in the first half, s_{t+m} in the second."""
-        _, self._batch_size, self._stack = stacks.shape[:3]
-        self._places = stacks.reshape(-1, *schema.frame_shape)
-        self._blocks = make_blocks(stacks.reshape(len(self._places), -1).view(np.uint8), schema.codec)
-        self._few_frames = self._stack + schema.n_step <= MOST_FRAMES
-        self._max_frame_bytes = schema.max_frame_bytes
+    def __init__(self, table: Table, targets: Sequence[Array]) -> None:
+        """`targets`: for each entry of a step, dtype[V, B, W, *shape], contiguous; s_t in the first view of a window,
+        s_{t+m} in the second."""
+        self._item = table.item
+        self._max_entry_bytes = table.max_entry_bytes
+        self._num_views, self._batch_size, self._width = targets[0].shape[:3]
+        self._places = [target.reshape(-1, *target.shape[3:]) for target in targets]
+        self._blocks = [
+            make_blocks(places.reshape(len(places), -1).view(np.uint8), entry.codec)
+            for places, entry in zip(self._places, table.entries, strict=True)
+        ]
+        is_native = table.item.kind == "window" and len(self._blocks) == 1 and table.item.max_steps <= MOST_FRAMES
+        self._is_native = is_native and isinstance(self._blocks[0], NativeBlocks)
 
     def decode(self, records: Array, blob: FrameBlob, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Decodes `records` (batch_record_dtype[M] or LOCATED[M]) and their blob into `rows`, int64[M], of the stacks.
+        """Decodes `records` (Table.batch_record[M]) and their blob into `rows`, int64[M], of the targets.
 
         Returns bool[M]: which were decoded. The rows of the others are undefined. `Codec.decode_batch` or
         `Located.copy` must have checked all lengths and counts.
         """
-        if isinstance(self._blocks, NativeBlocks) and self._few_frames:
-            return self.decode_located(Located.received(records, blob, self._max_frame_bytes), rows)
-        newest = np.stack([records["frame"], records["next_frame"]], axis=1).astype(np.int64)
-        depths = np.stack([records["depth"], records["next_depth"]], axis=1).astype(np.int64)
-        # One past the last place of each stack: [M, 2], for s_t and s_{t+m}.
-        ends = (rows[:, None] + [1, 1 + self._batch_size]) * self._stack
-        self._clear(ends, depths)
-        counts = records["num_frames"].astype(np.int64)
-        owner = np.repeat(np.arange(len(records)), counts)
-        frames = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-        age = newest[owner] - frames[:, None]  # [N, 2]  how many frames before the newest frame of the stack
-        places = np.where((age >= 0) & (age < depths[owner]), ends[owner] - 1 - age, -1)
-        table = read_table(blob, len(owner))
-        is_good = self._blocks.decompress(blob, table[:-1], table[1:], places)
-        decoded = np.ones(len(records), np.bool_)
-        decoded[owner[~is_good]] = False
-        return decoded
+        if self._is_native:
+            return self.decode_located(Located.received(records, blob, self._max_entry_bytes), rows)
+        return self._decode(records, records["num_frames"].astype(np.int64), blob, rows)
 
     def decode_located(self, located: Located, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Decodes frames that are in a store's arena, as `decode` does. The native code does so without a copy."""
-        if not isinstance(self._blocks, NativeBlocks) or not self._few_frames:
-            return self.decode(located.entries, located.copy().blob, rows)
-        located.entries["row"] = rows
-        return self._blocks.decode_located(located, self._stack)
+        """Decodes entries that are in a store's arena, as `decode` does. The native code does so without a copy."""
+        entries, blocks = located.entries, self._blocks[0]
+        if self._is_native and isinstance(blocks, NativeBlocks):
+            entries["row"] = rows
+            return blocks.decode_located(located, self._width)
+        return self._decode(entries, entries["num_frames"] // len(self._blocks), located.copy().blob, rows)
 
-    def _clear(self, ends: NDArray[np.int64], depths: NDArray[np.int64]) -> None:
-        back = np.arange(1, self._stack + 1)
-        self._places[(ends[..., None] - back)[back > depths[..., None]]] = 0
+    def _decode(
+        self, records: Array, counts: NDArray[np.int64], blob: FrameBlob, rows: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Decodes the `counts`, int64[M], steps of each item. `records` has the fields of the item's references."""
+        item, views = self._item, np.arange(self._num_views)
+        newest = np.stack([records[name] for name in item.positions], axis=1).astype(np.int64)  # [M, V]
+        depths = np.ones_like(newest)
+        for view, name in enumerate(item.depths):
+            depths[:, view] = records[name]
+        ends = (rows[:, None] + 1 + views * self._batch_size) * self._width  # [M, V]  one past the last place of a view
+        owner = np.repeat(np.arange(len(records)), counts)
+        steps = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        age = newest[owner] - steps[:, None]  # [N, V]  how many steps before the newest step of the view
+        places = np.full((len(owner), 2), -1)
+        places[:, : self._num_views] = np.where((age >= 0) & (age < depths[owner]), ends[owner] - 1 - age, -1)
+        back = np.arange(1, self._width + 1)
+        empty = (ends[..., None] - back)[back > depths[..., None]]
+        table = read_table(blob, len(owner) * len(self._blocks))
+        starts, stops = (offsets.reshape(-1, len(self._blocks)) for offsets in (table[:-1], table[1:]))
+        decoded = np.ones(len(records), np.bool_)
+        for index, (blocks, target) in enumerate(zip(self._blocks, self._places, strict=True)):
+            target[empty] = 0
+            first_bytes, last_bytes = (np.ascontiguousarray(offsets[:, index]) for offsets in (starts, stops))
+            is_good = blocks.decompress(blob, first_bytes, last_bytes, places)
+            decoded[owner[~is_good]] = False
+        return decoded

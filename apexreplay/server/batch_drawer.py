@@ -10,8 +10,9 @@ from apexreplay.frame_blob import FrameBlob
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.store.reader import StoreReader
+from apexreplay.table import Array
 from apexreplay.transport.timing import CREDIT_SECONDS
-from apexreplay.types import Array, BatchMessage
+from apexreplay.types import BatchMessage
 
 
 class DrawSettings(NamedTuple):

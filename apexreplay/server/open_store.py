@@ -19,14 +19,14 @@ from apexreplay.store import location
 from apexreplay.store.file import is_whole
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.writer import StoreWriter
-from apexreplay.types import Schema
+from apexreplay.table import Table
 
 log = logging.getLogger("apex")
 
 
 def open_store(
     path: Path,
-    schema: Schema,
+    table: Table,
     settings: StoreSettings,
     num_rows: int,
     *,
@@ -43,7 +43,7 @@ def open_store(
         location.remove(path)
     if path.exists():
         try:
-            store = StoreWriter.attach(path, schema, settings)
+            store = StoreWriter.attach(path, table, settings)
         except DamagedMemoryError as error:
             require_snapshot(error, snapshots)
             log.error("%s; removing the file and restoring the newest snapshot, without later transitions", error)
@@ -56,9 +56,9 @@ def open_store(
     log.info("allocating %.1f GB in %s; restoring a snapshot if there is one", settings.max_bytes / 1e9, path)
     restored = None
     if snapshots is not None:
-        restored = restore(snapshots, path, schema, settings, run_id=run_id, store_incarnation=incarnation)
+        restored = restore(snapshots, path, table, settings, run_id=run_id, store_incarnation=incarnation)
     if restored is None:
-        store = StoreWriter.create(path, schema, settings, store_incarnation=incarnation)
+        store = StoreWriter.create(path, table, settings, store_incarnation=incarnation)
         log.info("created %s", path)
         return store, SamplerCounters(num_rows, location.counters_path(path))
     store, counters = restored.store, SamplerCounters(num_rows, location.counters_path(path))

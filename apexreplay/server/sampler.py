@@ -15,7 +15,6 @@ from apexreplay.store.reader import StoreReader
 from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import BatchSender
 from apexreplay.transport.sockets import ReconnectBackoff, open_context
-from apexreplay.types import Schema
 from apexreplay.wire.codec import Codec
 
 IDLE_SECONDS = 0.001  # seconds between two checks whether drawing is allowed
@@ -24,8 +23,7 @@ IDLE_SECONDS = 0.001  # seconds between two checks whether drawing is allowed
 class SamplerTask(NamedTuple):
     """Arguments that all sampler processes of a replay server share."""
 
-    schema: Schema
-    run_id: int
+    codec: Codec
     path: Path  # file of the store
     counters: SamplerCounters
     settings: DrawSettings
@@ -37,9 +35,9 @@ def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedS
     """Runs sampler process number `index`: draws parts of batches and sends them until `stop` is requested."""
     keep_freed_memory()
     with open_context(task.read_keys()) as context:
-        reader = StoreReader(task.path, task.schema)
+        reader = StoreReader(task.path, task.codec.table)
         drawer = BatchDrawer(reader, task.counters, index, task.settings, np.random.default_rng(seed))
-        sender = BatchSender(context, task.endpoints, Codec(task.run_id, task.schema))
+        sender = BatchSender(context, task.endpoints, task.codec)
         backoff = ReconnectBackoff()
         while not stop.poll():
             if backoff.is_due(drawer.silence):

@@ -31,7 +31,7 @@ from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import ReceiptPublisher
 from apexreplay.transport.sockets import Context, InsecureBindWarning, open_context
 from apexreplay.transport.timing import RECEIPT_SECONDS
-from apexreplay.types import Receipt, Schema
+from apexreplay.types import Receipt
 from apexreplay.wire.codec import Codec
 
 LIMITER_SECONDS = 0.005  # seconds between two checks whether inserts may continue
@@ -43,8 +43,7 @@ log = logging.getLogger("apex")
 class ServerSettings(NamedTuple):
     """What the server of one shard needs to know."""
 
-    schema: Schema
-    run_id: int
+    codec: Codec  # of the run's messages; its checks decide which items are stored
     path: Path  # file of the store
     store: StoreSettings
     draw: DrawSettings
@@ -84,22 +83,22 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
 
     Raises UsageError if the memory cannot be created, and ChildDiedError if a sampler or the snapshot process dies.
     """
-    path, schema, run_id = settings.path, settings.schema, settings.run_id
-    reclaim(path, settings.store.sizes.file_bytes(schema))
+    path, table, run_id = settings.path, settings.codec.table, settings.codec.run_id
+    reclaim(path, settings.store.sizes.file_bytes(table))
     store, counters = open_store(
-        path, schema, settings.store, settings.num_rows, run_id=run_id, snapshots=settings.snapshots
+        path, table, settings.store, settings.num_rows, run_id=run_id, snapshots=settings.snapshots
     )
     counters.rebase(store.num_inserted)
     children = _start_samplers(settings, store, counters)
     snapshot_process: SnapshotProcess | None = None
     if settings.snapshots is not None:
         snapshotter = partial(
-            SnapshotWriter, path, schema, settings.snapshots, run_id=run_id, num_drawn=lambda: counters.num_drawn
+            SnapshotWriter, path, table, settings.snapshots, run_id=run_id, num_drawn=lambda: counters.num_drawn
         )
         snapshot_process = SnapshotProcess(snapshotter, settings.snapshot_seconds)
         children.append(snapshot_process.process)
     draw = settings.draw
-    server = ReplayServer(store, Codec(run_id, schema), counters, draw.limiter, shard=draw.shard)
+    server = ReplayServer(store, settings.codec, counters, draw.limiter, shard=draw.shard)
     link: Link | None = None
     try:
         with _left_in_order(store, path, snapshot_process), open_context(settings.read_keys()) as context:
@@ -132,9 +131,7 @@ def _start_samplers(settings: ServerSettings, store: StoreWriter, counters: Samp
     """Starts the sampler processes."""
     draw = settings.draw
     seeds = np.random.SeedSequence([settings.seed, store.num_inserted, draw.shard]).spawn(settings.num_samplers)
-    task = SamplerTask(
-        settings.schema, settings.run_id, settings.path, counters, draw, settings.read_keys, settings.batch_endpoints
-    )
+    task = SamplerTask(settings.codec, settings.path, counters, draw, settings.read_keys, settings.batch_endpoints)
     return [start_child(f"sampler-{index}", run_sampler, index, task, seed) for index, seed in enumerate(seeds)]
 
 
@@ -180,8 +177,7 @@ class ReplaySockets:
             high_water_mark=1_000,
             max_bytes=12 * settings.draw.part_size + 1_024,
         )
-        codec = Codec(settings.run_id, settings.schema)
-        self._receipts = ReceiptPublisher(context, settings.endpoints["receipts"], codec)
+        self._receipts = ReceiptPublisher(context, settings.endpoints["receipts"], settings.codec)
 
     async def take_experience(self, stop: Stop, link: Link) -> None:
         """Stores segments and publishes receipts; waits while the rate limiter does not allow inserts."""

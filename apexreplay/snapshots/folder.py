@@ -18,7 +18,7 @@ from apexreplay.errors import SnapshotError
 from apexreplay.files.atomic_files import Steps, uninterrupted
 from apexreplay.files.sealed_folder import SealedFile, SealedFolder, naming
 
-FORMAT = 3  # format of all files; increases when older programs cannot read them
+FORMAT = 4  # format of all files; increases when older programs cannot read them
 KEPT = 2  # number of snapshots kept; a file that both list is stored once
 
 log = logging.getLogger("apex")
@@ -39,7 +39,7 @@ class Snapshot(NamedTuple):
 
     number: int
     run_id: int
-    schema: int  # Schema.fingerprint
+    schema: int  # Table.fingerprint
     store_incarnation: int  # incarnation of the store that assigned these keys
     priority_exponent: float  # exponent of the saved weights
     num_streams: int

@@ -11,7 +11,7 @@ from apexreplay.errors import require
 from apexreplay.snapshots.folder import Snapshot, SnapshotFolder
 from apexreplay.store import layout
 from apexreplay.store.writer import StoreWriter
-from apexreplay.types import Schema
+from apexreplay.table import Table
 
 log = logging.getLogger("apex")
 
@@ -26,7 +26,7 @@ class Restored(NamedTuple):
 def restore(
     folder: SnapshotFolder,
     path: Path,
-    schema: Schema,
+    table: Table,
     settings: layout.StoreSettings,
     *,
     run_id: int,
@@ -44,16 +44,16 @@ def restore(
     where = f"the snapshot of the replay memory in {folder.path}"
     remedy = "choose another folder"
     require(snapshot.run_id == run_id, f"{where} belongs to another run ({snapshot.run_id:016x})", remedy=remedy)
-    problem = f"{where} has schema {snapshot.schema:08x}, but this run has schema {schema.fingerprint:08x}"
-    require(snapshot.schema == schema.fingerprint, problem, remedy=remedy)
+    problem = f"{where} has schema {snapshot.schema:08x}, but this run has schema {table.fingerprint:08x}"
+    require(snapshot.schema == table.fingerprint, problem, remedy=remedy)
     saved, exponent = snapshot.priority_exponent, settings.priority_exponent
     problem = f"{where} has priority_exponent {saved}, but replay.priority_exponent is {exponent}"
     require(saved == exponent, problem, remedy="use the same value")
     problem = f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {settings.num_streams}"
     require(snapshot.num_streams <= settings.num_streams, problem, remedy="raise it")
-    require_room(folder, snapshot, schema, capacity=settings.capacity, max_bytes=settings.max_bytes)
+    require_room(folder, snapshot, table, capacity=settings.capacity, max_bytes=settings.max_bytes)
     fill = partial(_fill, folder, snapshot)
-    store = StoreWriter.create(path, schema, settings, store_incarnation=store_incarnation, fill=fill)
+    store = StoreWriter.create(path, table, settings, store_incarnation=store_incarnation, fill=fill)
     try:  # Lists the files as a snapshot of the new store, so that the next one reuses them.
         folder.commit(snapshot._replace(number=folder.next_number(), store_incarnation=store_incarnation))
     except OSError as error:
@@ -61,11 +61,11 @@ def restore(
     return Restored(store, snapshot.num_drawn)
 
 
-def require_room(folder: SnapshotFolder, snapshot: Snapshot, schema: Schema, *, capacity: int, max_bytes: int) -> None:
+def require_room(folder: SnapshotFolder, snapshot: Snapshot, table: Table, *, capacity: int, max_bytes: int) -> None:
     """Raises UsageError if a memory with these limits cannot hold the snapshot. Reads the snapshot's oldest file."""
     needed = f"at least {snapshot.size}, the size of the snapshot"
     require(snapshot.size <= capacity, f"replay.capacity {capacity} must be {needed}", remedy="raise it")
-    oldest, dtype = snapshot.segments[0], layout.stored_record_dtype(schema)
+    oldest, dtype = snapshot.segments[0], layout.stored_record_dtype(table)
     records = np.frombuffer(folder.read(oldest), dtype, oldest.end_key - oldest.first_key)
     dead = int(records["segment"][max(0, snapshot.first_key - oldest.first_key)])  # bytes of blobs before `first_key`
     num_bytes = sum(file.num_bytes - dtype.itemsize * (file.end_key - file.first_key) for file in snapshot.segments)

@@ -21,7 +21,7 @@ from apexreplay.frame_blob import as_words, measure_blobs
 from apexreplay.snapshots.folder import Snapshot, SnapshotFile, SnapshotFolder
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import Store
-from apexreplay.types import Array, Schema
+from apexreplay.table import Array, Table
 
 FILE_BYTES = 8 << 20  # approximate bytes of blobs per file, which are copied at once
 ROW_ATTEMPTS = 1_000
@@ -47,7 +47,7 @@ class SnapshotWriter(Store):
     def __init__(
         self,
         path: Path,
-        schema: Schema,
+        table: Table,
         folder: SnapshotFolder,
         *,
         run_id: int,
@@ -56,8 +56,8 @@ class SnapshotWriter(Store):
         steps: Steps = uninterrupted,
     ) -> None:
         """`num_drawn` returns the number of transitions that samplers have drawn."""
-        super().__init__(open_file(path, schema, writable=False))
-        self._schema = schema
+        super().__init__(open_file(path, table, writable=False))
+        self._table = table
         self._folder = folder
         self._run_id = run_id
         self._num_drawn = num_drawn
@@ -101,7 +101,7 @@ class SnapshotWriter(Store):
         snapshot = Snapshot(
             number=number,
             run_id=self._run_id,
-            schema=self._schema.fingerprint,
+            schema=self._table.fingerprint,
             store_incarnation=self.store_incarnation,
             priority_exponent=self.priority_exponent,
             num_streams=len(rows),

@@ -11,15 +11,13 @@ from apexreplay.errors import DamagedMemoryError, DataError, require
 from apexreplay.files.file_lock import LOCK_ATTEMPTS, FileLock
 from apexreplay.store.layout import STORE_HEADER, Regions, Sizes, StoreSettings
 from apexreplay.store.location import beside, in_use, remove
-from apexreplay.types import Schema
+from apexreplay.table import Table
 
 MAGIC = int.from_bytes(b"ApeXrepl", "little")
-FORMAT = 3  # format of the file; increases when its regions or records change
+FORMAT = 4  # format of the file; increases when its regions or records change
 
 
-def create_file(
-    path: Path, schema: Schema, settings: StoreSettings, store_incarnation: int
-) -> tuple[Regions, FileLock]:
+def create_file(path: Path, table: Table, settings: StoreSettings, store_incarnation: int) -> tuple[Regions, FileLock]:
     """Creates a fully allocated file at `beside(path)`; returns its regions and the lock of its owner, this process.
 
     The caller renames the file to `path` once it is filled. Raises UsageError for bad settings, and DataError if the
@@ -43,9 +41,9 @@ def create_file(
         require(not path.exists(), f"the replay memory {path} already exists", remedy=remedy)
         ownership = FileLock(partial, LOCK_ATTEMPTS, in_use(partial))
         try:
-            num_bytes = sizes.file_bytes(schema)
+            num_bytes = sizes.file_bytes(table)
             _allocate(descriptor, path, num_bytes)
-            regions = Regions(mmap.mmap(descriptor, num_bytes), sizes, schema)
+            regions = Regions(mmap.mmap(descriptor, num_bytes), sizes, table)
         except BaseException:
             ownership.release()
             raise
@@ -57,7 +55,7 @@ def create_file(
     header = regions.header
     for name, value in settings.written().items():
         header[name] = value
-    header["format"], header["schema"] = FORMAT, schema.fingerprint
+    header["format"], header["schema"] = FORMAT, table.fingerprint
     header["store_incarnation"] = store_incarnation
     regions.streams["commit"][:, 1] = -1
     regions.row_checksums[:] = regions.checksum_rows(regions.streams)
@@ -65,7 +63,7 @@ def create_file(
     return regions, ownership
 
 
-def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
+def open_file(path: Path, table: Table, *, writable: bool) -> Regions:
     """Maps an existing file; raises UsageError unless it is a store of this format and schema.
 
     Raises DamagedMemoryError if the file is unusable with any configuration.
@@ -84,15 +82,15 @@ def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
             raise DamagedMemoryError(f"{path} is not a replay memory, or its creation was interrupted")
         mismatch = f"{path} has format {header['format']}, but this version uses format {FORMAT}"
         require(header["format"] == FORMAT, mismatch, remedy="remove the file")
-        found, expected = f"schema {header['schema']:08x}", f"schema {schema.fingerprint:08x}"
+        found, expected = f"schema {header['schema']:08x}", f"schema {table.fingerprint:08x}"
         mismatch = f"{path} has {found}, but this environment has {expected}"
         remedy = "use the same environment as before, or remove the file"
-        require(header["schema"] == schema.fingerprint, mismatch, remedy=remedy)
+        require(header["schema"] == table.fingerprint, mismatch, remedy=remedy)
         sizes = Sizes(*(int(header[name]) for name in Sizes._fields))
-        if min(sizes) < 1 or sizes.file_bytes(schema) != num_bytes:
+        if min(sizes) < 1 or sizes.file_bytes(table) != num_bytes:
             raise DamagedMemoryError(f"{path} is damaged: its size of {num_bytes} bytes does not match its header")
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        return Regions(mmap.mmap(descriptor, num_bytes, access=access), sizes, schema)
+        return Regions(mmap.mmap(descriptor, num_bytes, access=access), sizes, table)
     finally:
         os.close(descriptor)
 

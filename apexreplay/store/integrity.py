@@ -17,7 +17,7 @@ from apexreplay.errors import DamagedMemoryError
 from apexreplay.frame_blob import as_words, measure_blobs
 from apexreplay.store.layout import BLOB_ALIGNMENT, COMMIT, TORN, Regions
 from apexreplay.store.priority_weights import MAX_STORED_PRIORITY
-from apexreplay.types import Schema, record_dtype
+from apexreplay.table import Table
 
 
 class _Segments(NamedTuple):
@@ -29,23 +29,23 @@ class _Segments(NamedTuple):
     stops: NDArray[np.int64]  # end of the blob in the arena
 
 
-def require_sound(path: Path, regions: Regions, schema: Schema) -> None:
+def require_sound(path: Path, regions: Regions, table: Table) -> None:
     """Raises DamagedMemoryError unless every byte that is used is as a writer left it, even a killed one.
 
     No process may write at the same time. Reads the whole memory: 1 to 2 GB per second.
     """
     with _reports_damage(path):
         _check_rows(regions)
-        _check_segments(regions, schema)
+        _check_segments(regions, table)
         _check_weights(regions)
 
 
-def seal(path: Path, regions: Regions, schema: Schema) -> None:
+def seal(path: Path, regions: Regions, table: Table) -> None:
     """Sets the checksums of a store that was filled from a snapshot; raises DamagedMemoryError if frames overlap."""
     with _reports_damage(path):
         regions.row_checksums[:] = regions.checksum_rows(regions.streams)
         slots, segments = regions.live_slots(), _find_segments(regions)
-        regions.segment_checksums["final"][slots[segments.begins]] = _checksums(regions, schema, slots, segments)
+        regions.segment_checksums["final"][slots[segments.begins]] = _checksums(regions, table, slots, segments)
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def _check_rows(regions: Regions) -> None:
     _require_no(wrong & ~is_later, "rows of streams do not match their checksums")
 
 
-def _check_segments(regions: Regions, schema: Schema) -> None:
+def _check_segments(regions: Regions, table: Table) -> None:
     commit, first_key, *_ = regions.cells.tolist()
     in_range = max(0, commit - regions.sizes.capacity) <= first_key <= commit
     _require(in_range, f"the range of keys {first_key} ... {commit - 1} is invalid")
@@ -76,7 +76,7 @@ def _check_segments(regions: Regions, schema: Schema) -> None:
     _require_no(records["key"][slots] != np.arange(first_key, commit), "transitions have a wrong key")
     segments = _find_segments(regions)
     finals = regions.segment_checksums["final"][slots[segments.begins]]
-    _require_no(_checksums(regions, schema, slots, segments) != finals, "segments do not match their checksums")
+    _require_no(_checksums(regions, table, slots, segments) != finals, "segments do not match their checksums")
     versions = records["version"][slots]
     expected = np.repeat(versions[segments.begins], segments.counts)
     _require_no(versions != expected, "transitions have another version than their segment")
@@ -101,19 +101,19 @@ def _find_segments(regions: Regions) -> _Segments:
     return _Segments(begins, np.diff(begins, append=len(blobs)), starts, starts + lengths)
 
 
-def _checksums(regions: Regions, schema: Schema, slots: NDArray[np.int64], segments: _Segments) -> NDArray[np.uint32]:
+def _checksums(regions: Regions, table: Table, slots: NDArray[np.int64], segments: _Segments) -> NDArray[np.uint32]:
     """Computes the final checksum of each segment."""
-    record, stored = record_dtype(schema), regions.records.dtype
+    record, stored = table.record, regions.records.dtype
     end = stored.itemsize - stored["unused"].itemsize
     received = regions.records.view(np.uint8).reshape(-1, stored.itemsize)[:, end - record.itemsize : end]
     firsts = slots[segments.begins]
     initials = regions.segment_checksums["initial"][firsts] ^ regions.records["version"][firsts]
     ends = segments.begins + segments.counts
-    table = np.stack([initials, segments.begins, ends, segments.starts, segments.stops], axis=1)
+    spans = np.stack([initials, segments.begins, ends, segments.starts, segments.stops], axis=1)
     return np.array(
         [
             crc32(regions.arena[start:stop], crc32(received[slots[begin:end]].tobytes(), initial))
-            for initial, begin, end, start, stop in table.tolist()
+            for initial, begin, end, start, stop in spans.tolist()
         ],
         np.uint32,
     )

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from apexreplay.crc32 import crc32
 from apexreplay.store.sum_tree import SumTree
-from apexreplay.types import Array, Schema, padded, record_dtype
+from apexreplay.table import Array, Table, padded
 
 # Written once, `magic` last. All fields except `store_incarnation` must match when a writer opens the file again.
 STORE_HEADER = np.dtype(
     [
         ("magic", "<u8"),
         ("format", "<u4"),
-        ("schema", "<u4"),  # Schema.fingerprint
+        ("schema", "<u4"),  # Table.fingerprint
         ("store_incarnation", "<u8"),
         ("capacity", "<i8"),
         ("max_bytes", "<i8"),
@@ -53,23 +53,23 @@ SEGMENT_CHECKSUM = np.dtype([("initial", "<u4"), ("final", "<u4")])
 
 
 @cache
-def stored_record_dtype(schema: Schema) -> np.dtype[Any]:
+def stored_record_dtype(table: Table) -> np.dtype[Any]:
     """Returns the dtype of one transition, which is at slot key % capacity.
 
     `segment` is the byte number of the segment's blob. Byte numbers increase with the keys and are never reused. The
-    blob is at (byte number % arena size). The fields of `record_dtype` are unchanged from the segment; recovery uses
+    blob is at (byte number % arena size). The fields of `Table.record` are unchanged from the segment; recovery uses
     `priority`, the initial priority, to set a missing leaf.
     """
-    return padded([("key", "<i8"), ("segment", "<i8"), ("version", "<u4"), *record_dtype(schema).descr])
+    return padded([("key", "<i8"), ("segment", "<i8"), ("version", "<u4"), *table.record.descr])
 
 
-def fixed_bytes(capacity: int, schema: Schema) -> int:
+def fixed_bytes(capacity: int, table: Table) -> int:
     """Returns the bytes of records, checksums and the sum-tree. They depend on the capacity, not on the content."""
-    return _record_bytes(capacity, schema) + _node_bytes(capacity) + capacity * SEGMENT_CHECKSUM.itemsize
+    return _record_bytes(capacity, table) + _node_bytes(capacity) + capacity * SEGMENT_CHECKSUM.itemsize
 
 
-def _record_bytes(capacity: int, schema: Schema) -> int:
-    return capacity * stored_record_dtype(schema).itemsize
+def _record_bytes(capacity: int, table: Table) -> int:
+    return capacity * stored_record_dtype(table).itemsize
 
 
 def _node_bytes(capacity: int) -> int:
@@ -88,12 +88,12 @@ class Sizes(NamedTuple):
         """Returns `max_bytes` rounded down, as every blob begins at a multiple of BLOB_ALIGNMENT."""
         return self.max_bytes // BLOB_ALIGNMENT * BLOB_ALIGNMENT
 
-    def offsets(self, schema: Schema) -> list[int]:
+    def offsets(self, table: Table) -> list[int]:
         """Returns the offset of each region, aligned to a page, followed by the length of the file."""
         lengths = [
             mmap.PAGESIZE,
             2 * self.num_streams * STREAM_ROW.itemsize,
-            _record_bytes(self.capacity, schema),
+            _record_bytes(self.capacity, table),
             _node_bytes(self.capacity),
             self.arena_bytes,
             self.capacity * SEGMENT_CHECKSUM.itemsize,
@@ -101,9 +101,9 @@ class Sizes(NamedTuple):
         ]
         return list(accumulate((-(-n // mmap.PAGESIZE) * mmap.PAGESIZE for n in lengths), initial=0))
 
-    def file_bytes(self, schema: Schema) -> int:
+    def file_bytes(self, table: Table) -> int:
         """Returns the length of the file in bytes, which is all the memory that the store takes."""
-        return self.offsets(schema)[-1]
+        return self.offsets(table)[-1]
 
 
 class StoreSettings(NamedTuple):
@@ -128,14 +128,14 @@ class StoreSettings(NamedTuple):
 class Regions:
     """Arrays over the mapped file. The file stays mapped as long as one of these arrays exists."""
 
-    def __init__(self, buffer: mmap.mmap, sizes: Sizes, schema: Schema) -> None:
-        header, streams, records, nodes, arena, segment_checksums, row_checksums, _ = sizes.offsets(schema)
+    def __init__(self, buffer: mmap.mmap, sizes: Sizes, table: Table) -> None:
+        header, streams, records, nodes, arena, segment_checksums, row_checksums, _ = sizes.offsets(table)
         num_nodes = SumTree.num_nodes(sizes.capacity)
         self.sizes = sizes
         self.header = np.frombuffer(buffer, STORE_HEADER, 1, header)
         self.cells = np.frombuffer(buffer, np.int64, 5, header + CELLS_OFFSET)
         self.streams = np.frombuffer(buffer, STREAM_ROW, 2 * sizes.num_streams, streams).reshape(-1, 2)
-        self.records = np.frombuffer(buffer, stored_record_dtype(schema), sizes.capacity, records)
+        self.records = np.frombuffer(buffer, stored_record_dtype(table), sizes.capacity, records)
         self.tree = SumTree(np.frombuffer(buffer, np.float64, num_nodes, nodes), sizes.capacity)
         self.arena = memoryview(buffer)[arena : arena + sizes.arena_bytes]
         self.segment_checksums = np.frombuffer(buffer, SEGMENT_CHECKSUM, sizes.capacity, segment_checksums)

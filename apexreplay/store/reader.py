@@ -1,7 +1,7 @@
 """Draws from the replay memory without a lock, while the writer changes it."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,17 +10,15 @@ from apexreplay.files.atomic_files import Steps, uninterrupted
 from apexreplay.frames.located import LOCATED, Arena, CopiedFrames, Located
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import COMMIT, FIRST_BYTE, FIRST_KEY, Store
-from apexreplay.types import Array, Schema, batch_record_dtype
+from apexreplay.table import Array, Table
 
 MAX_ATTEMPTS = 16  # draws of a batch until the writer has overwritten none of it
-
-_COPIED = ("key", "n_step_return", "discount", "action", "version", "depth", "next_depth")  # copied unchanged
 
 
 class Draw(NamedTuple):
     """M transitions drawn from the store. Decode or copy their frames, then call `StoreReader.still_live`."""
 
-    records: Array  # batch_record_dtype[M]
+    records: Array  # Table.batch_record[M]
     frames: Located
     segments: NDArray[np.int64]  # [M]  byte number of the blob of each transition's segment
 
@@ -29,7 +27,7 @@ class Sample(NamedTuple):
     """A batch of transitions with a copy of their frames."""
 
     num_transitions: int  # live transitions when the batch was drawn
-    records: Array  # batch_record_dtype[B]
+    records: Array  # Table.batch_record[B]
     blob: bytes  # frames of all transitions, see `frame_blob`
 
 
@@ -41,14 +39,15 @@ class StoreReader(Store):
     again.
     """
 
-    def __init__(self, path: Path, schema: Schema, *, steps: Steps = uninterrupted) -> None:
-        """Raises UsageError unless there is a store for `schema` at `path`."""
-        super().__init__(open_file(path, schema, writable=False))
+    def __init__(self, path: Path, table: Table, *, steps: Steps = uninterrupted) -> None:
+        """Raises UsageError unless there is a store for `table` at `path`."""
+        super().__init__(open_file(path, table, writable=False))
         self._before = steps
-        self._batch_record = batch_record_dtype(schema)
+        self._table = table
+        self._num_entries = len(table.entries)  # of a step
         # The records viewed as rows of int64, because copying these is faster than copying records.
         self._rows = self._regions.records.view(np.int64).reshape(self.capacity, -1)
-        self._arena = Arena(self._regions.arena, schema.max_frame_bytes)
+        self._arena = Arena(self._regions.arena, table.max_entry_bytes)
 
     def sample(self, batch_size: int, rng: np.random.Generator, *, max_attempts: int = MAX_ATTEMPTS) -> Sample | None:
         """Draws a batch of `batch_size` transitions and copies their frames.
@@ -64,7 +63,10 @@ class StoreReader(Store):
             copied, copies = draw.records, draw.frames.copy()
             live = self.still_live(draw)
             if not live.all():
-                copied, copies = copied[live], copies.take(live, copied["num_frames"])
+                copied, copies = (
+                    copied[live],
+                    copies.take(live, copied["num_frames"].astype(np.int64) * self._num_entries),
+                )
             records.append(copied)
             frames.append(copies)
             missing -= len(copied)
@@ -89,10 +91,10 @@ class StoreReader(Store):
         # These records are complete.
         live = (weights > 0) & (stored["key"] < commit) & self._is_live(stored["key"], stored["segment"])
         stored, weights = stored[live], weights[live]
-        records, first_frames = _batch_records(stored, self._batch_record)
+        records, first_steps = _batch_records(stored, self._table)
         # fmax: the weight may have grown since `total` was read, and `total` may be 0.
         records["probability"] = weights / np.fmax(weights, total)
-        located = Located(self._arena, self._locate(stored["segment"], first_frames, records))
+        located = Located(self._arena, self._locate(stored["segment"], first_steps, records))
         self._before("copy frames")
         return Draw(records, located, stored["segment"])
 
@@ -110,26 +112,26 @@ class StoreReader(Store):
         live &= segments >= self._cells[FIRST_BYTE]
         return live
 
-    def _locate(self, segments: NDArray[np.int64], first_frames: NDArray[np.int64], records: Array) -> Array:
-        """Returns the places of the frames of drawn records, LOCATED[M]."""
-        located = np.empty(len(records), LOCATED)
+    def _locate(self, segments: NDArray[np.int64], first_steps: NDArray[np.int64], records: Array) -> Array:
+        """Returns the places of the entries of drawn items, LOCATED[M]."""
+        located = np.zeros(len(records), LOCATED)
         located["blob"] = segments % self._regions.sizes.arena_bytes
-        located["first_frame"] = first_frames
-        for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
+        located["first_frame"] = first_steps * self._num_entries
+        located["num_frames"] = records["num_frames"]
+        located["num_frames"] *= self._num_entries
+        for name in (*self._table.item.positions, *self._table.item.depths):
             located[name] = records[name]
         return located
 
 
-def _batch_records(stored: Array, dtype: np.dtype[Any]) -> tuple[Array, NDArray[np.int64]]:
-    """Returns the record of each transition for the batch, with frames counted from its first frame, and that frame's
-    number in the segment."""
-    frame, next_frame = stored["frame"].astype(np.int64), stored["next_frame"].astype(np.int64)
-    first = np.minimum(frame - stored["depth"], next_frame - stored["next_depth"]) + 1
-    records = np.zeros(len(stored), dtype)
-    for name in _COPIED:
+def _batch_records(stored: Array, table: Table) -> tuple[Array, NDArray[np.int64]]:
+    """Returns the record of each item for the batch, with steps counted from its first step, and that step's number
+    in the segment."""
+    first, num_steps = table.item.spans(stored)
+    records = np.zeros(len(stored), table.batch_record)
+    for name in table.copied:
         records[name] = stored[name]
-    if "next_mask" in (dtype.names or ()):
-        records["next_mask"] = stored["next_mask"]
-    records["num_frames"] = next_frame - first + 1
-    records["frame"], records["next_frame"] = frame - first, next_frame - first
+    records["num_frames"] = num_steps
+    for name in table.item.positions:
+        records[name] = stored[name] - first
     return records, first

@@ -19,7 +19,8 @@ from apexreplay.store.integrity import require_sound, seal
 from apexreplay.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, TORN, Regions, Store, StoreSettings
 from apexreplay.store.location import beside, in_use
 from apexreplay.store.priority_weights import PriorityWeights, count_refused
-from apexreplay.types import Array, PriorityUpdate, Receipt, Schema, Segment, Stream
+from apexreplay.table import Array, Table
+from apexreplay.types import PriorityUpdate, Receipt, Segment, Stream
 
 
 class StoreWriter(Store):
@@ -50,7 +51,7 @@ class StoreWriter(Store):
     def create(
         cls,
         path: Path,
-        schema: Schema,
+        table: Table,
         settings: StoreSettings,
         *,
         store_incarnation: int,
@@ -63,12 +64,12 @@ class StoreWriter(Store):
         call removes. `store_incarnation` must differ from that of every earlier store.
         """
         weights = PriorityWeights(settings.min_priority, settings.priority_exponent)
-        regions, ownership = create_file(path, schema, settings, store_incarnation)
+        regions, ownership = create_file(path, table, settings, store_incarnation)
         writer = cls(path, regions, ownership, weights, steps)
         try:
             if fill is not None:
                 fill(regions)
-                seal(path, regions, schema)
+                seal(path, regions, table)
                 writer._repair()
             os.rename(beside(path), path)
         except BaseException:
@@ -78,13 +79,13 @@ class StoreWriter(Store):
         return writer
 
     @classmethod
-    def attach(cls, path: Path, schema: Schema, settings: StoreSettings, *, steps: Steps = uninterrupted) -> Self:
+    def attach(cls, path: Path, table: Table, settings: StoreSettings, *, steps: Steps = uninterrupted) -> Self:
         """Attaches to the store that an earlier writer left at `path`, even after a crash.
 
         Raises UsageError if the store has other settings, and DamagedMemoryError if it is damaged.
         """
         weights = PriorityWeights(settings.min_priority, settings.priority_exponent)
-        regions = open_file(path, schema, writable=True)
+        regions = open_file(path, table, writable=True)
         for name, value in settings.written().items():
             found = regions.header[name][0]
             mismatch = f"{path} was created with {name} {found}, but the setting is {value}"
@@ -92,7 +93,7 @@ class StoreWriter(Store):
         ownership = FileLock(path, LOCK_ATTEMPTS, in_use(path))
         writer = cls(path, regions, ownership, weights, steps)
         try:
-            require_sound(path, regions, schema)
+            require_sound(path, regions, table)
             writer._repair()
         except BaseException:
             ownership.release()

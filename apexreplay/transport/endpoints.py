@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import zmq
 
+from apexreplay.table import Table
 from apexreplay.transport.sockets import Context, Reader, Socket, bind, connect, prepare
-from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Schema, Stream, batch_record_dtype, record_dtype
+from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Stream
 from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import HEADER, WireError, receipt_topic
 
@@ -179,14 +180,17 @@ class PrioritySender:
             self.num_dropped += 1
 
 
-def max_segment_bytes(schema: Schema, segment_length: int) -> int:
-    """Returns the maximum size of a segment message in bytes. Episodes of a single step have two frames per step."""
-    num_records = segment_length + schema.n_step
-    frames = (2 * num_records + schema.stack) * (schema.max_frame_bytes + 4)
-    return HEADER.size + CONTROL_MARGIN + num_records * record_dtype(schema).itemsize + frames
+def max_segment_bytes(table: Table, segment_length: int) -> int:
+    """Returns the maximum size in bytes of a message with a segment of `segment_length` steps.
+
+    Episodes of a single step have two stored steps per step.
+    """
+    num_records = segment_length + table.item.max_steps - table.item.width
+    steps = (2 * num_records + table.item.width) * table.max_step_bytes
+    return HEADER.size + CONTROL_MARGIN + num_records * table.record.itemsize + steps
 
 
-def max_batch_bytes(schema: Schema, batch_size: int) -> int:
+def max_batch_bytes(table: Table, batch_size: int) -> int:
     """Returns the maximum size in bytes of one part of a batch message."""
-    frames = (2 * schema.stack + schema.n_step) * (schema.max_frame_bytes + 4)
-    return HEADER.size + CONTROL_MARGIN + batch_size * (batch_record_dtype(schema).itemsize + frames)
+    steps = table.item.max_steps * table.max_step_bytes
+    return HEADER.size + CONTROL_MARGIN + batch_size * (table.batch_record.itemsize + steps)

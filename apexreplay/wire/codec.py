@@ -1,4 +1,4 @@
-"""Encodes and decodes messages. The run's schema determines the shapes of the arrays; decoders refuse other shapes.
+"""Encodes and decodes messages. The table determines the shapes of the arrays; decoders refuse other shapes.
 
 docs/protocol.md describes the layout. Decoders execute nothing from a message, and allocate no memory of a size that
 a message states: they only compare that size with the expected one.
@@ -9,40 +9,33 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from apexreplay.frame_blob import BlobError, check_table, table_bytes
-from apexreplay.types import (
-    Array,
-    BatchMessage,
-    PriorityUpdate,
-    Receipt,
-    Schema,
-    Segment,
-    Stream,
-    batch_record_dtype,
-    record_dtype,
-)
+from apexreplay.frame_blob import BlobError, check_table, read_table
+from apexreplay.table import Array, Entry, Table
+from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Segment, Stream
 from apexreplay.wire.header import Frame, Header, MessageKind, WireError, checksum, pack, require_field, unpack
 
 _SEGMENT = struct.Struct("<QI")  # base, version
 _RECEIPT = struct.Struct("<QQ")  # store incarnation, bitmap
 _BATCH = struct.Struct("<Q")  # number of transitions in the store
 
-MAX_RECORDS = 4_096  # maximum transitions in a segment
-MAX_FRAMES = 8_192  # maximum frames in a segment
+MAX_RECORDS = 4_096  # maximum items in a segment
+MAX_STEPS = 8_192  # maximum steps in a segment
 MAX_PRIORITIES = 65_536  # maximum priorities in a message
 _NUMBERS = 2**63  # Segment numbers and incarnations must be smaller, because the store keeps them as int64.
 _LEAST_PROBABILITY = 2.0**-1000  # For a smaller probability P, 1 / P could overflow to infinity.
 
 
 class Codec:
-    """Encodes and decodes the messages of one run. Decoders raise WireError; the arrays that they return are views."""
+    """Encodes and decodes the messages of a table: segments, receipts, batches and priorities.
 
-    def __init__(self, run_id: int, schema: Schema) -> None:
+    Decoders raise WireError; the arrays that they return are views.
+    """
+
+    def __init__(self, run_id: int, table: Table) -> None:
         self.run_id = run_id
-        self.schema = schema
-        self._fingerprint = schema.fingerprint
-        self._record, self._batch_record = record_dtype(schema), batch_record_dtype(schema)
+        self.table = table
 
     def encode_segment(self, segment: Segment, shard: int = 0) -> list[bytes]:
         """Returns one frame: header, base and version, records, blob. `shard` is the shard that stores the segment."""
@@ -55,20 +48,18 @@ class Codec:
         require_field(header.shard == shard, "shard", f"the segment is for shard {header.shard}, not for {shard}")
         count = header.num_items
         require_field(0 < count <= MAX_RECORDS, "count", f"{count} transitions, expected 1 to {MAX_RECORDS}")
-        blob_at = _SEGMENT.size + header.num_items * self._record.itemsize
+        blob_at = _SEGMENT.size + header.num_items * self.table.record.itemsize
         require_field(len(body) >= blob_at + 8, "length", f"{len(body)} bytes cannot hold {header.num_items} records")
         base, version = _SEGMENT.unpack_from(body)
         require_field(base <= header.number, "base", f"base {base} is above segment number {header.number}")
         require_field(header.number < _NUMBERS, "number", f"segment number {header.number} is not below 2^63")
         require_field(header.incarnation < _NUMBERS, "incarnation", f"incarnation {header.incarnation} is too large")
-        records = np.frombuffer(body, self._record, header.num_items, _SEGMENT.size)
+        records = np.frombuffer(body, self.table.record, header.num_items, _SEGMENT.size)
         blob = body[blob_at:]
-        num_frames = self._check_blob(blob, MAX_FRAMES)
-        self._check_records(records, num_frames)
+        num_steps = self._check_blob(blob, MAX_STEPS)
+        self._check_records(records, num_steps)
         priority = records["priority"]
-        _require_all(np.isfinite(priority) & (priority >= 0), "priority", "a priority is negative or not finite")
-        _require_all(np.isfinite(records["reward"]), "reward", "a reward is not finite")
-        _require_all(_is_share(records["step_discount"]), "discount", "a step discount is outside [0, 1]")
+        _require_all(priority >= 0, "priority", "a priority is negative")
         # The message's checksum covers the header, base and version first, and then exactly what is stored.
         sealed = checksum(frames[0], [body[: _SEGMENT.size]]), header.crc
         return Segment(Stream(header.sender, header.incarnation), header.number, version, records, blob, base, sealed)
@@ -98,18 +89,18 @@ class Codec:
         header, (body, blob) = self._check(frames, MessageKind.BATCH, 2)
         require_field(header.shard < num_shards, "shard", f"shard {header.shard} is not below {num_shards}")
         require_field(header.num_items == batch_size, "count", f"{header.num_items} transitions, expected {batch_size}")
-        expected = _BATCH.size + batch_size * self._batch_record.itemsize
+        expected = _BATCH.size + batch_size * self.table.batch_record.itemsize
         require_field(len(body) == expected, "length", f"{len(body)} bytes, expected {expected}")
         (num_transitions,) = _BATCH.unpack_from(body)
         require_field(0 < num_transitions < 2**40, "count", f"a store cannot have {num_transitions} transitions")
-        records = np.frombuffer(body, self._batch_record, batch_size, _BATCH.size)
-        per_transition = records["num_frames"].astype(np.int64)
-        limit = 2 * self.schema.stack + self.schema.n_step
-        _require_all(per_transition <= limit, "count", f"a transition has more than {limit} frames")
-        num_frames = self._check_blob(blob, batch_size * limit)
-        total = int(per_transition.sum())
-        require_field(total == num_frames, "count", f"{num_frames} frames in the blob, but {total} in the records")
-        self._check_records(records, per_transition)
+        records = np.frombuffer(body, self.table.batch_record, batch_size, _BATCH.size)
+        per_item = records["num_frames"].astype(np.int64)
+        limit = self.table.item.max_steps
+        _require_all(per_item <= limit, "count", f"an item has more than {limit} steps")
+        num_steps = self._check_blob(blob, batch_size * limit)
+        total = int(per_item.sum())
+        require_field(total == num_steps, "count", f"{num_steps} steps in the blob, but {total} in the records")
+        self._check_records(records, per_item)
         probability = records["probability"]
         likely = (probability >= _LEAST_PROBABILITY) & (probability <= 1)
         _require_all(likely, "probability", f"a probability is outside [{_LEAST_PROBABILITY:g}, 1]")
@@ -139,7 +130,7 @@ class Codec:
         self, kind: MessageKind, stream: Stream, number: int, count: int, body: bytes, *more: Frame, shard: int = 0
     ) -> list[Any]:
         """Returns the frames of a message: header and body, then `more`."""
-        header = pack(kind, shard, self.run_id, stream, self._fingerprint, number, count, [body, *more])
+        header = pack(kind, shard, self.run_id, stream, self.table.fingerprint, number, count, [body, *more])
         return [header + body, *more]
 
     def _check(
@@ -147,59 +138,56 @@ class Codec:
     ) -> tuple[Header, list[memoryview]]:
         header, bodies = unpack(frames, kind, num_frames)
         require_field(header.run_id == self.run_id, "run", f"run id {header.run_id:x}, expected {self.run_id:x}")
-        expected = self._fingerprint if schema is None else schema
+        expected = self.table.fingerprint if schema is None else schema
         require_field(header.schema == expected, "schema", f"schema {header.schema:x}, expected {expected:x}")
         return header, bodies
 
     def _check_blob(self, blob: memoryview, limit: int) -> int:
-        """Checks a blob and returns its number of frames. Raises WireError for more than `limit` frames."""
-        schema = self.schema
-        shortest = schema.frame_bytes if schema.codec == "raw" else 1
+        """Checks a blob and returns its number of steps. Raises WireError for more than `limit` steps."""
+        entries = self.table.entries
+        shortest = min(1 if entry.codec == "lz4" else entry.num_bytes for entry in entries)
         try:
-            num_frames = check_table(blob, shortest=shortest, longest=schema.max_frame_bytes, max_frames=limit)
+            count = check_table(
+                blob, shortest=shortest, longest=self.table.max_entry_bytes, max_frames=limit * len(entries)
+            )
         except BlobError as error:
             raise WireError("blob", str(error)) from error
-        if schema.frame_dtype == "float32" and schema.codec == "raw":
-            values = np.frombuffer(blob, "<f4", offset=table_bytes(num_frames))
-            _require_all(np.isfinite(values), "blob", "a frame value is not finite")
-        return num_frames
+        num_steps, rest = divmod(count, len(entries))
+        require_field(rest == 0, "blob", f"{count} entries, expected a multiple of {len(entries)}")
+        offsets = read_table(blob, count)
+        for index, entry in enumerate(entries):
+            starts, stops = offsets[:-1][index :: len(entries)], offsets[1:][index :: len(entries)]
+            if len(entries) > 1:  # Otherwise the limits above are exact.
+                right = stops - starts == entry.num_bytes if entry.codec == "raw" else stops - starts <= entry.max_bytes
+                _require_all(right, "blob", f"a step has a wrong number of bytes of {', '.join(entry.names)}")
+            if entry.codec == "raw":
+                self._check_rows(entry, blob, starts)
+        return num_steps
 
-    def _check_records(self, records: Array, num_frames: Array | int) -> None:
-        """Checks the fields that segments and batches share. `num_frames`: frames of the message, or of each record."""
-        stack, n_step = self.schema.stack, self.schema.n_step
-        frame, next_frame = records["frame"].astype(np.int64), records["next_frame"].astype(np.int64)
-        depth, next_depth = records["depth"], records["next_depth"]
-        steps = next_frame - frame
-        _require_all(np.isfinite(records["n_step_return"]), "return", "an n-step return is not finite")
-        _require_all(_is_share(records["discount"]), "discount", "a discount is outside [0, 1]")
-        self._check_actions(records)
-        _require_all((depth >= 1) & (depth <= stack), "depth", f"a depth is not in 1 ... {stack}")
-        _require_all((next_depth >= 1) & (next_depth <= stack), "depth", f"a next depth is not in 1 ... {stack}")
-        _require_all((steps >= 1) & (steps <= n_step), "frames", f"`next_frame` is not 1 to {n_step} after `frame`")
-        _require_all(next_frame < num_frames, "frames", "`next_frame` is beyond the last frame")
-        _require_all(depth <= frame + 1, "frames", "a stack begins before the first frame")
-        _require_all(next_depth <= next_frame + 1, "frames", "a next stack begins before the first frame")
-
-    def _check_actions(self, records: Array) -> None:
-        """Checks actions and masks. A mask must allow at least one action unless the discount is 0."""
-        schema, action = self.schema, records["action"]
-        if schema.action_size:
-            _require_all(np.abs(action) <= 1, "action", "an action has a component outside [-1, 1]")
+    def _check_rows(self, entry: Entry, blob: memoryview, starts: NDArray[np.int64]) -> None:
+        """Raises WireError if a float of uncompressed entries, which begin at the bytes `starts`, is not finite."""
+        fields = entry.dtype.fields
+        if (entry.dtype.kind if fields is None else "f") != "f":
+            return
+        if len(self.table.entries) == 1:  # One after the other.
+            rows = np.frombuffer(blob, entry.dtype, offset=int(starts[0]))
         else:
-            known = (action >= 0) & (action < schema.num_actions)
-            _require_all(known, "action", f"an action is not in 0 ... {schema.num_actions - 1}")
-        if schema.masked:
-            masks = records["next_mask"]
-            allowed = masks.any(axis=1) | (records["discount"] == 0)
-            _require_all(allowed, "mask", "a mask allows no action although the discount is not 0")
-            beyond = masks[:, -1] >> (schema.num_actions - 8 * (schema.mask_bytes - 1))
-            _require_all(beyond == 0, "mask", f"a mask allows actions above {schema.num_actions - 1}")
+            octets = np.frombuffer(blob, np.uint8)[starts[:, None] + np.arange(entry.num_bytes)]
+            rows = octets.reshape(-1).view(entry.dtype)
+        columns = [rows] if fields is None else [rows[name] for name in fields]
+        for column in columns:
+            if column.dtype.kind == "f":
+                _require_all(np.isfinite(column), "blob", f"a value of {', '.join(entry.names)} is not finite")
+
+    def _check_records(self, records: Array, num_steps: Array | int) -> None:
+        """Checks the fields that segments and batches share. `num_steps`: steps of the message, or of each record."""
+        for name in self.table.floats:
+            if name in (records.dtype.names or ()):
+                _require_all(np.isfinite(records[name]), name, f"`{name}` is not finite")
+        flaw = self.table.item.flaw(records, num_steps)
+        require_field(not flaw, "steps", flaw)
 
 
 def _require_all(valid: Array, reason: str, text: str) -> None:
     """Raises WireError unless all elements of `valid` are True."""
     require_field(bool(valid.all()), reason, text)
-
-
-def _is_share(values: Array) -> Array:
-    return (values >= 0) & (values <= 1)  # False for NaN.

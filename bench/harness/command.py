@@ -16,11 +16,11 @@ from apex.environments.factory import describe
 from apex.evaluation.evaluator import make_policy
 from apex.runs.checkpoints.policy_file import read_policy
 from apex.runtime.hardware import read_machine
+from apex.schema import Schema
 from apex.sizing import size_to_machine
 from apexreplay.errors import FAILED, FINISHED, ApexError
 from apexreplay.process.children import call_in_child
 from apexreplay.process.lifecycle import Stop, stop_on_signals
-from apexreplay.types import Schema
 from bench.harness.recording import ActFunction, Recording, load, record
 
 GAME = "ALE/Seaquest-v5"  # default game

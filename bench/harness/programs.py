@@ -106,7 +106,7 @@ def map_stores(run: RunFolder) -> list[Store]:
     """Maps the replay memory of a run on this host, shard by shard; returns [] until all of it exists."""
     try:
         paths = [store_path(run.run_id, shard) for shard in range(run.config.replay.num_shards)]
-        return [Store(open_file(path, run.schema, writable=False)) for path in paths]
+        return [Store(open_file(path, run.schema.table, writable=False)) for path in paths]
     except UsageError:
         return []
 

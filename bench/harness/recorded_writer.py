@@ -8,13 +8,13 @@ from typing import NamedTuple
 from apex.config import Config
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Route, greet
+from apex.transport.run_codec import RunCodec
 from apex.types import Role
 from apexreplay.client.reliable_sender import Outlet, ReliableSender
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apexreplay.transport.sockets import open_context
 from apexreplay.types import Cut
-from apexreplay.wire.codec import Codec
 from bench.harness.recording import Compressor, Recording
 
 IDLE_SECONDS = 0.02  # interval between two looks for orders
@@ -103,7 +103,7 @@ def write(stop: Stop, recording: Recording, config: Config, pipe: Connection, be
     welcome = greet(route, Role.ACTOR, stop, num_streams=num_streams, needs_replay=True)
     if welcome is None:
         return
-    codec, streams = Codec(welcome.run_id, welcome.schema), welcome.streams
+    codec, streams = RunCodec(welcome.run_id, welcome.schema), welcome.streams
     with open_context(read_keys(config.transport.keys, Role.ACTOR)) as context:
         (replay,) = welcome.replay
         sender = ExperienceSender(context, replay["experience"], num_messages=num_streams * window)

@@ -8,13 +8,16 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.acting.segment_builder import COMPRESS, SegmentBuilder
+from apex.acting.segment_builder import SegmentBuilder
 from apex.config import Config
 from apex.environments.factory import make_environment
 from apex.errors import EnvironmentFailure
+from apex.schema import Schema
 from apexreplay.frame_blob import make_blob, read_table
+from apexreplay.frames.encoder import COMPRESS
 from apexreplay.process.lifecycle import Stop
-from apexreplay.types import Array, Cut, Schema, record_dtype
+from apexreplay.table import Array
+from apexreplay.types import Cut
 
 # the stream and the frames of a segment, counted within the stream
 PIECE = np.dtype([("stream", "<i8"), ("first_frame", "<i8"), ("num_frames", "<i8"), ("first_record", "<i8")])
@@ -185,6 +188,6 @@ class _Album:
 
     def save(self, folder: Path) -> dict[str, Any]:
         np.save(folder / "pieces.npy", np.array(self._pieces, PIECE))
-        np.save(folder / "records.npy", np.concatenate([*self._records, np.empty(0, record_dtype(self._schema))]))
+        np.save(folder / "records.npy", np.concatenate([*self._records, np.empty(0, self._schema.table.record)]))
         np.save(folder / "truth.npy", np.array(self._truth, TRUTH))
         return {"num_distinct_frames": self.num_distinct, "image_bytes": self._image_bytes}

@@ -28,6 +28,7 @@ from apex.learning.loader import LoaderTask, start_loaders
 from apex.runs.folder import RunFolder
 from apex.runtime.ports import choose_ports, is_free
 from apex.transport.curve.key_store import read_keys
+from apex.transport.run_codec import RunCodec
 from apex.types import Progress, Role
 from apexreplay.errors import ChildDiedError
 from apexreplay.process.children import check_children, start_child, stop_children
@@ -36,7 +37,6 @@ from apexreplay.process.spawn import spawn
 from apexreplay.store.location import memory_folder
 from apexreplay.transport.endpoints import PrioritySender
 from apexreplay.transport.sockets import open_context
-from apexreplay.wire.codec import Codec
 from bench.harness.programs import control_address
 from bench.harness.recorded_writer import Inserted, write
 from bench.harness.recording import Recording
@@ -152,7 +152,7 @@ def open_replay_fixture(
         loader = LoaderTask(run.schema, ring, run.run_id, config)
         children += start_loaders(loader)
         keys = read_keys(config.transport.keys, Role.LEARNER)
-        priorities = PrioritySender(started.enter_context(open_context(keys)), Codec(run.run_id, run.schema))
+        priorities = PrioritySender(started.enter_context(open_context(keys)), RunCodec(run.run_id, run.schema))
         priorities.connect(found[0])
         yield ReplayFixture(run, ring, priorities, pipe, server, check)
 

@@ -34,6 +34,7 @@ from apex.config import (
 from apex.config.arguments import Parser, positive_float, positive_int, value_of
 from apex.environments.factory import describe
 from apex.launch.status import ask
+from apex.schema import Schema
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import PINNED, read_keys
 from apex.types import Role
@@ -42,7 +43,6 @@ from apexreplay.process.children import call_in_child, check_children, start_chi
 from apexreplay.process.lifecycle import Stop, reports_errors, stop_on_signals
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import Store
-from apexreplay.types import Schema
 from bench.harness.recording import Recording, load, record
 from bench.harness.replay_fixture import ReplayFixture, open_replay_fixture
 from bench.replay_steps import read_memory
@@ -149,7 +149,7 @@ def measure(
     with open_replay_fixture(config, recording, folder, "tcp", stop) as bed:
         transport = bed.config.transport
         ports = {endpoint: int(transport.endpoint(endpoint).rpartition(":")[2]) for endpoint in SERVED}
-        watched = _Watched(bed, Store(open_file(bed.store, bed.schema, writable=False)))
+        watched = _Watched(bed, Store(open_file(bed.store, bed.schema.table, writable=False)))
         bed.begin_insert(seconds=86_400.0, rate=rate)
         watched.work(SETTLE_SECONDS)
         before, memory_before = watched.work(quiet_seconds), watched.memory()

@@ -9,8 +9,8 @@ from pathlib import Path
 from apex import actor
 from apex.acting.worker import WorkerTask
 from apex.acting.worker import run_worker as act
+from apex.transport.run_codec import RunCodec
 from apexreplay.process.lifecycle import Stop
-from apexreplay.wire.codec import Codec
 from chaos.witness import witnessed
 
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(folder: Path, stop: Stop, task: WorkerTask) -> None:
     """A worker process of the actor, like `apex.acting.worker.run_worker`."""
     welcome = task.welcome
-    codec = Codec(welcome.run_id, welcome.schema)
+    codec = RunCodec(welcome.run_id, welcome.schema)
     act(stop, task, partial(witnessed, folder, task.streams, codec, window=welcome.config.actor.window))
 
 

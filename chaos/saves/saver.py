@@ -16,6 +16,7 @@ from apex.learning.run_save import save_run, snapshot_folder
 from apex.runs.checkpoints.folder import find_latest, set_aside
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy, save_best
 from apex.runs.folder import RunFolder
+from apex.schema import Schema
 from apex.types import Progress
 from apexreplay.errors import UsageError
 from apexreplay.files.atomic_files import Steps, uninterrupted
@@ -25,7 +26,8 @@ from apexreplay.snapshots.restore import restore
 from apexreplay.snapshots.writer import SnapshotWriter
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.writer import StoreWriter
-from apexreplay.types import Array, Schema, Segment, Stream, record_dtype
+from apexreplay.table import Array
+from apexreplay.types import Segment, Stream
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
 SETTINGS = StoreSettings(capacity=4_000, max_bytes=400_000, num_streams=2, priority_exponent=0.6, min_priority=1e-6)
@@ -66,7 +68,7 @@ class Saver:
         self.store = open_memory(memory, self.snapshots, folder.run_id, self.epoch)
         self._source = SnapshotWriter(
             memory,
-            SCHEMA,
+            SCHEMA.table,
             SnapshotFolder(self.snapshots.path, steps=steps),
             run_id=folder.run_id,
             num_drawn=lambda: 7,
@@ -123,7 +125,7 @@ def make_run(folder: Path) -> RunFolder:
 def make_segment(number: int) -> Segment:
     """Returns a segment of stream 0 with recognizable contents."""
     rng = np.random.default_rng(number)
-    records: Array = np.zeros(SEGMENT, record_dtype(SCHEMA))
+    records: Array = np.zeros(SEGMENT, SCHEMA.table.record)
     records["n_step_return"] = number
     records["priority"] = rng.uniform(0.1, 1, SEGMENT)
     records["frame"] = np.arange(SEGMENT)
@@ -137,11 +139,11 @@ def make_segment(number: int) -> Segment:
 def open_memory(path: Path, snapshots: SnapshotFolder, run_id: int, incarnation: int) -> StoreWriter:
     """Returns the existing memory, or else that of the newest snapshot, or else a new one, like a replay server."""
     if path.exists():
-        return StoreWriter.attach(path, SCHEMA, SETTINGS)
-    restored = restore(snapshots, path, SCHEMA, SETTINGS, run_id=run_id, store_incarnation=incarnation)
+        return StoreWriter.attach(path, SCHEMA.table, SETTINGS)
+    restored = restore(snapshots, path, SCHEMA.table, SETTINGS, run_id=run_id, store_incarnation=incarnation)
     if restored is not None:
         return restored.store
-    return StoreWriter.create(path, SCHEMA, SETTINGS, store_incarnation=incarnation)
+    return StoreWriter.create(path, SCHEMA.table, SETTINGS, store_incarnation=incarnation)
 
 
 def read_run(path: Path) -> Read:

@@ -8,9 +8,9 @@ from functools import partial
 from apex import actor
 from apex.acting.worker import WorkerTask
 from apex.acting.worker import run_worker as act
+from apex.transport.run_codec import RunCodec
 from apexreplay.client.reliable_sender import Outlet, Receipts, ReliableSender
 from apexreplay.process.lifecycle import Stop
-from apexreplay.wire.codec import Codec
 from chaos.unusable.spoil import SpoilingSender
 
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(kinds: Sequence[str], share: float, stop: Stop, task: WorkerTask) -> None:
     """A worker process of the actor, like `apex.acting.worker.run_worker`."""
     welcome = task.welcome
-    codec, window = Codec(welcome.run_id, welcome.schema), welcome.config.actor.window
+    codec, window = RunCodec(welcome.run_id, welcome.schema), welcome.config.actor.window
 
     def connect(outlets: Sequence[Outlet], receipts: Receipts) -> ReliableSender:
         return SpoilingSender(kinds, share, task.streams, codec, outlets, receipts, window=window)

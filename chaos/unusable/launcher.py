@@ -12,8 +12,8 @@ from apex.config import Config
 from apex.environments.inspection import Inspector
 from apex.launch.train import execute, read_start, show
 from apex.runtime.supervisor import Program
+from apex.schema import Schema
 from apexreplay.process.lifecycle import reports_errors, stop_on_signals
-from apexreplay.types import Schema
 
 
 @reports_errors("python -m chaos unusable")

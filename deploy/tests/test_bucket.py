@@ -19,9 +19,9 @@ from apex.config import Config, RunConfig
 from apex.runs.checkpoints.checkpoint import note_newest
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import cut_curves
+from apex.schema import Schema
 from apexreplay.errors import FINISHED, UsageError
 from apexreplay.process.lifecycle import Stop
-from apexreplay.types import Schema
 
 GROWING = ("curves/", "tensorboard/")
 

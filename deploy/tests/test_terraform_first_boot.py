@@ -18,9 +18,9 @@ from terraform_program import resources
 from apex.cloud.host.settings import read_settings
 from apex.config import Config, load_toml
 from apex.runtime.hardware import Machine
+from apex.schema import Schema
 from apex.sizing import bytes_per_transition, size_to_machine
 from apex.transport.curve.key_store import lists_for
-from apexreplay.types import Schema
 
 KINDS = {"learner": ("learner", "replay"), "evaluator": ("evaluator",), "actor": ("actor",)}
 TOML = {"learner", "actor"}  # roles with settings of their own

@@ -33,7 +33,7 @@ class Facts(NamedTuple):
     batch_size: int = 3
     num_shards: int = 2
     num_parameters: int = 3
-    wire_version: int = 3
+    wire_version: int = 4
 
     @property
     def action_form(self) -> str:
@@ -137,13 +137,13 @@ def read_segment(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
     must(header.run_id == facts.run_id and header.schema == facts.fingerprint and header.shard == facts.shard)
     must(header.number < 2**63 and header.incarnation < 2**63)
     must(1 <= header.items <= 4096)
-    form = f"<fffff{facts.action_form}HHBB{facts.mask_bytes}s"
+    form = f"<fffff{facts.action_form}{facts.mask_bytes}sHHBB"
     end = 12 + struct.calcsize(form) * header.items
     must(len(body) >= end)
     must(int.from_bytes(body[:8], "little") <= header.number)
     num_frames = read_blob(body[end:], 8192, facts)
     for fields in struct.iter_unpack(form, body[12:end]):
-        n_step_return, discount, priority, reward, step_discount, *action, frame, following, depth, next_depth, mask = (
+        priority, n_step_return, discount, reward, step_discount, *action, mask, frame, following, depth, next_depth = (
             fields
         )
         must(math.isfinite(priority) and priority >= 0)
@@ -160,12 +160,12 @@ def read_receipt(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
 def read_batch(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
     must(header.run_id == facts.run_id and header.schema == facts.fingerprint and header.shard < facts.num_shards)
     must(header.items == facts.batch_size)
-    form = f"<qdff{facts.action_form}IHHHBB{facts.mask_bytes}s"
+    form = f"<qdff{facts.action_form}{facts.mask_bytes}sIHHHBB"
     padding = -struct.calcsize(form) % 8
     form += f"{padding}s"
     must(len(body) == 8 + struct.calcsize(form) * facts.batch_size)
     must(1 <= int.from_bytes(body[:8], "little") < 2**40)
-    most = 2 * facts.stack + facts.n_step
+    most = facts.stack + facts.n_step
     total = 0
     for fields in struct.iter_unpack(form, body[8:]):
         (
@@ -174,13 +174,13 @@ def read_batch(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> 
             n_step_return,
             discount,
             *action,
+            mask,
             _,
             num_frames,
             frame,
             following,
             depth,
             next_depth,
-            mask,
             zeros,
         ) = fields
         must(not any(zeros))

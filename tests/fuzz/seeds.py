@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from apex.schema import Schema
 from apex.transport.json_codec import decode_request
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.run_codec import RunCodec
 from apex.types import Parameters
-from apexreplay.types import PriorityUpdate, Receipt, Schema, Stream
+from apexreplay.types import PriorityUpdate, Receipt, Stream
 from apexreplay.wire.header import WIRE_VERSION, MessageKind, pack
 
 from ..support.builders import RUN, make_batch, make_segment
@@ -37,7 +38,7 @@ def make_side(schema: Schema) -> Side:
         RunCodec(RUN, schema),
         Facts(
             run_id=RUN,
-            fingerprint=schema.fingerprint,
+            fingerprint=schema.table.fingerprint,
             frame_bytes=schema.frame_bytes,
             is_float=schema.frame_dtype == "float32",
             codec=schema.codec,

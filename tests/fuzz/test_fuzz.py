@@ -33,6 +33,7 @@ from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter
 from apex.transport.json_codec import decode_answer, encode_control
 from apex.transport.messages.control import ActorHeartbeat, Heartbeat
+from apex.transport.run_codec import RunCodec
 from apex.types import Exploration
 from apexreplay.client.send_window import SendWindow
 from apexreplay.frames import lz4_blocks
@@ -44,7 +45,6 @@ from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
 from apexreplay.types import BatchMessage, Stream
-from apexreplay.wire.codec import Codec
 from tests.fuzz.campaign import Finding, accepted_messages, judge, replay, run
 from tests.fuzz.mutations import seal
 from tests.fuzz.reference import accepts
@@ -72,17 +72,17 @@ def test_decoders_judge_mutated_messages_as_the_reference_does(kind):
 
 def test_a_campaign_finds_errors_of_decoders(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(Codec, "_check_records", lambda *arguments: None)
+        patch.setattr(RunCodec, "_check_records", lambda *arguments: None)
         assert run("segment", 2_000, seed=1).findings[0].problem == "only the reference refuses"
-        patch.setattr(Codec, "_check_blob", lambda codec, blob, limit: blob[1_000])
+        patch.setattr(RunCodec, "_check_blob", lambda codec, blob, limit: blob[1_000])
         assert "IndexError" in run("segment", 50, seed=1).findings[0].problem
-    check = Codec._check
+    check = RunCodec._check
 
     def wasteful(codec, frames, *arguments, **more):
         np.zeros(1 << 20, np.uint8)
         return check(codec, frames, *arguments, **more)
 
-    monkeypatch.setattr(Codec, "_check", wasteful)
+    monkeypatch.setattr(RunCodec, "_check", wasteful)
     assert "bytes for a message of" in run("receipt", 1_000, seed=1).findings[0].problem
 
 
@@ -116,12 +116,12 @@ SETTINGS = StoreSettings(capacity=64, max_bytes=4_096, num_streams=21, priority_
 def decode_both_ways(schema, reader, rng):
     """Draws and decodes as samplers and loaders do, and as loaders do that read the store directly."""
     stacks = np.zeros((2, 16, schema.stack, *schema.frame_shape), schema.frame_dtype)
-    decoder = StackDecoder(schema, stacks)
+    decoder = StackDecoder(schema.table, [stacks])
     sample = reader.sample(16, rng)
     if sample is None:
         return 0
     batch = BatchMessage(0, 1, 0, 0, sample.num_transitions, sample.records, sample.blob)
-    codec = Codec(1, schema)
+    codec = RunCodec(1, schema)
     back = codec.decode_batch([bytes(part) for part in codec.encode_batch(batch)], 16)  # It can be sent too.
     if decoder.decode(back.records, back.blob, np.arange(16)).all():
         assert np.isfinite(stacks).all()
@@ -139,8 +139,8 @@ def accepted_segments():
 def test_accepted_segments_can_be_stored_drawn_and_decoded(side, accepted_segments, tmp_path):
     schema = {"pixels": PIXELS, "vectors": VECTORS}[side]
     path, rng = tmp_path / "store", np.random.default_rng(0)
-    writer = StoreWriter.create(path, schema, SETTINGS, store_incarnation=1)
-    reader = StoreReader(path, schema)
+    writer = StoreWriter.create(path, schema.table, SETTINGS, store_incarnation=1)
+    reader = StoreReader(path, schema.table)
     num_stored = num_decoded = 0
     for seed, segment in accepted_segments:
         if seed.side != side:
@@ -164,10 +164,10 @@ class Learning:
     def __init__(self, path, schema, *, by_socket):
         settings = StoreSettings(8_192, 1 << 20, num_streams=2, priority_exponent=0.6, min_priority=1e-6)
         self.schema = schema
-        self.writer = StoreWriter.create(path, schema, settings, store_incarnation=1)
+        self.writer = StoreWriter.create(path, schema.table, settings, store_incarnation=1)
         self.counters = SamplerCounters(1)
         limits = DrawSettings(0, 1, 16, 8, RateLimiter(1, 0.0, 0.1, inserts_wait=False))
-        drawer = BatchDrawer(StoreReader(path, schema), self.counters, 0, limits, np.random.default_rng(0))
+        drawer = BatchDrawer(StoreReader(path, schema.table), self.counters, 0, limits, np.random.default_rng(0))
         self.remote = RemoteSource(lambda timeout: drawer.draw(), num_shards=1, credit=8)
         self.source = self.remote if by_socket else LocalSource(drawer)
         self.ring = BatchRing(schema, 16)
@@ -230,7 +230,7 @@ def make_decoders():
     for name, side in SIDES.items():
         schema = side.codec.schema
         stacks = np.zeros((2, 3, schema.stack, *schema.frame_shape), schema.frame_dtype)
-        made[name] = stacks, StackDecoder(schema, stacks)
+        made[name] = stacks, StackDecoder(schema.table, [stacks])
     return made
 
 
@@ -251,7 +251,7 @@ def test_accepted_batches_are_decoded_as_by_the_python_loop(monkeypatch):
 
 
 def test_accepted_priorities_keep_the_store_valid(tmp_path):
-    writer = StoreWriter.create(tmp_path / "store", PIXELS, SETTINGS, store_incarnation=77)
+    writer = StoreWriter.create(tmp_path / "store", PIXELS.table, SETTINGS, store_incarnation=77)
     for _, segment in accepted_messages("segment", 200, seed=2):
         if len(segment.blob) % 4:
             writer.insert(segment._replace(stream=Stream(0, 1), number=0, base=0))

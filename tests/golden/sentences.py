@@ -27,9 +27,9 @@ from apex.facts import (
 )
 from apex.launch.preflight.report import Check, describe_check, describe_limits, describe_sizes
 from apex.runtime.hardware import Machine
+from apex.schema import Schema
 from apex.sizing import size_to_machine
 from apexreplay.facts import Record, Waiting, WaitKind
-from apexreplay.types import Schema
 
 GOLDEN = Path(__file__).with_suffix(".txt")
 NOON = time.mktime((2025, 1, 31, 12, 0, 0, 0, 0, -1))

@@ -39,12 +39,12 @@ class Shards:
             path = folder / f"store-{shard}"
             limits = {"capacity": 1_000, "max_bytes": 100_000, "num_streams": num_shards, "min_priority": 1e-6}
             settings = StoreSettings(**limits, priority_exponent=EXPONENT)
-            store = StoreWriter.create(path, VECTORS, settings, store_incarnation=shard + 1)
+            store = StoreWriter.create(path, VECTORS.table, settings, store_incarnation=shard + 1)
             records = make_records(VECTORS, len(priorities), priority=priorities)
             store.insert(make_segment(VECTORS, len(priorities), actor_id=shard, number=0, base=0, records=records))
             settings = DrawSettings(shard, num_shards, PART, 10**9, RateLimiter(1, 0.0, 0.1, False))
             rng = np.random.default_rng([7, shard])
-            drawer = BatchDrawer(StoreReader(path, VECTORS), SamplerCounters(1), 0, settings, rng)
+            drawer = BatchDrawer(StoreReader(path, VECTORS.table), SamplerCounters(1), 0, settings, rng)
             self.sources.append(LocalSource(drawer))
 
     @property

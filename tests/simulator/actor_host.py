@@ -4,16 +4,16 @@ from support.builders import RUN, VECTORS
 from support.messages import make_heartbeat
 
 from apex.transport.messages.control import Goodbye, RefusedAnswer, StateAnswer, WelcomeAnswer, generation_of
+from apex.transport.run_codec import RunCodec
 from apex.types import Role
 from apexreplay.client.reliable_sender import ReliableSender, SupersededError
 from apexreplay.types import Cut
-from apexreplay.wire.codec import Codec
 
 from .ledger import MAX_RECORDS, make_content, require
 from .programs import Program
 
 FULL_QUEUE = 0.02  # share of segments that the queue of a connection refuses
-CODEC = Codec(RUN, VECTORS)
+CODEC = RunCodec(RUN, VECTORS)
 
 
 class Outlet:

@@ -180,7 +180,7 @@ def flip_a_bit(world, server):
     if not server.path.exists():  # It was removed a moment ago.
         return
     data = np.memmap(server.path, np.uint8, "r+")
-    offsets = store_settings(world.welcome.config.replay, NUM_ACTORS).sizes.offsets(VECTORS)
+    offsets = store_settings(world.welcome.config.replay, NUM_ACTORS).sizes.offsets(VECTORS.table)
     begin, end = world.rng.choice(list(pairwise(offsets)))
     offset = begin + int((end - begin) * world.rng.random() ** 4)  # Regions are filled from their beginning.
     data[offset] ^= 1 << world.rng.randrange(8)

@@ -11,7 +11,6 @@ from support.builders import VECTORS, make_records
 from apex.transport.messages.control import ActorHeartbeat, Goodbye, Hello, ReplayHeartbeat, StateAnswer, WelcomeAnswer
 from apex.types import Role
 from apexreplay.frame_blob import table_bytes
-from apexreplay.types import record_dtype
 
 MAX_RECORDS = 8  # transitions in a segment
 FRAME_BYTES = 16
@@ -132,7 +131,7 @@ class Ledger:
         require((stored["key"] == keys).all(), "a live key is not in its slot")
         if live:
             expected = np.concatenate([self.sent[label].records for label in live])
-            for name in record_dtype(VECTORS).names:
+            for name in VECTORS.table.record.names:
                 require((stored[name] == expected[name]).all(), f"a stored {name} differs from the sent one")
         for label, key in live.items():
             blob, start = self.sent[label].blob, int(stored["segment"][key - first_key]) % regions.sizes.arena_bytes

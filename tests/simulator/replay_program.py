@@ -9,6 +9,7 @@ from support.messages import make_heartbeat
 from support.steps import Crash
 
 from apex.transport.messages.control import Goodbye, RefusedAnswer, WaitAnswer, WelcomeAnswer
+from apex.transport.run_codec import RunCodec
 from apex.types import Role
 from apexreplay.errors import LostMemoryError, SnapshotError, UsageError
 from apexreplay.rate_limiter import RateLimiter
@@ -19,12 +20,11 @@ from apexreplay.snapshots.writer import SnapshotWriter
 from apexreplay.store.reader import StoreReader
 from apexreplay.transport.timing import RECEIPT_SECONDS
 from apexreplay.types import PriorityUpdate
-from apexreplay.wire.codec import Codec
 
 from .ledger import BrokenPromiseError, require
 from .programs import Program
 
-CODEC = Codec(RUN, VECTORS)
+CODEC = RunCodec(RUN, VECTORS)
 
 
 class ReplayProgram(Program):
@@ -85,9 +85,9 @@ class ReplayProgram(Program):
         self.store, self.incarnation, self.flipped = store, store.store_incarnation, False
         counters, limiter = SamplerCounters(1), RateLimiter(1, 0.0, 0.0, False)
         self.server = ReplayServer(store, CODEC, counters, limiter, shard=self.shard, clock=world.clock)
-        self.reader = StoreReader(self.path, VECTORS)
+        self.reader = StoreReader(self.path, VECTORS.table)
         self.snapshotter = SnapshotWriter(
-            self.path, VECTORS, self.snapshots, run_id=RUN, num_drawn=lambda: 0, file_bytes=1_500,
+            self.path, VECTORS.table, self.snapshots, run_id=RUN, num_drawn=lambda: 0, file_bytes=1_500,
             steps=self.before_snapshot,
         )  # fmt: skip
         self.repeat_at = 0.0

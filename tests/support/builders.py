@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from apex.acting.segment_builder import COMPRESS
+from apex.schema import Schema, pack_mask
 from apexreplay.frame_blob import make_blob
-from apexreplay.types import BatchMessage, Schema, Segment, Stream, batch_record_dtype, pack_mask, record_dtype
+from apexreplay.frames.encoder import COMPRESS
+from apexreplay.types import BatchMessage, Segment, Stream
 
 PIXELS = Schema(frame_shape=(6, 5), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
@@ -37,7 +38,7 @@ def make_masks(schema, count):
 
 def make_records(schema, count, **fields):
     """Returns `count` consecutive one-step transitions, as deep as their place in the episode allows."""
-    records = np.zeros(count, record_dtype(schema))
+    records = np.zeros(count, schema.table.record)
     steps = np.arange(count)
     records["n_step_return"] = steps
     records["discount"] = 0.5
@@ -67,7 +68,7 @@ def make_segment(schema, count=5, *, actor_id=2, incarnation=7, number=3, versio
 def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):
     """Returns a part of a batch with full stacks; each transition has frames 0 ... S-1+2 of its own, 2 steps apart."""
     num_frames = schema.stack + 2
-    records = np.zeros(count, batch_record_dtype(schema))
+    records = np.zeros(count, schema.table.batch_record)
     records["key"] = 1000 + np.arange(count)
     records["probability"] = 0.25
     records["n_step_return"] = np.arange(count)

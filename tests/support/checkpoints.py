@@ -6,8 +6,8 @@ import torch
 from apex.config import Config, NetworkConfig
 from apex.dqn.networks import make_network
 from apex.runs.checkpoints.checkpoint import LearnerState
+from apex.schema import Schema
 from apex.types import Progress
-from apexreplay.types import Schema
 
 SCHEMA = Schema(frame_shape=(3,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 NETWORK = NetworkConfig(hidden=4, body_hidden=4)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from apex.algorithms.gradient_step import DeviceBatch
-from apexreplay.types import Schema
+from apex.schema import Schema
 
 D, K, B = 3, 2, 6
 SCHEMA = Schema(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apex.schema import Schema
 from apexreplay.files.atomic_files import uninterrupted
 from apexreplay.frame_blob import make_blob
 from apexreplay.store.deduplication import InsertOutcome
@@ -14,7 +15,7 @@ from apexreplay.store.layout import StoreSettings
 from apexreplay.store.priority_weights import MAX_STORED_PRIORITY
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
-from apexreplay.types import PriorityUpdate, Schema, Segment, Stream, record_dtype
+from apexreplay.types import PriorityUpdate, Segment, Stream
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
 MIN_PRIORITY = 0.5
@@ -31,11 +32,11 @@ def write_number(path, offset, number, kind="<q"):
 
 def create(path: Path, *, store_incarnation=77, steps=uninterrupted, fill=None, **sizes):
     settings = SETTINGS._replace(**sizes)
-    return StoreWriter.create(path, SCHEMA, settings, store_incarnation=store_incarnation, fill=fill, steps=steps)
+    return StoreWriter.create(path, SCHEMA.table, settings, store_incarnation=store_incarnation, fill=fill, steps=steps)
 
 
 def attach(path: Path, *, steps=uninterrupted, schema=SCHEMA, **sizes):
-    return StoreWriter.attach(path, schema, SETTINGS._replace(**sizes), steps=steps)
+    return StoreWriter.attach(path, schema.table, SETTINGS._replace(**sizes), steps=steps)
 
 
 def make_frame(actor_id, number, index):
@@ -52,7 +53,7 @@ def make_segment(number, actor_id=0, incarnation=1, base=0, count=None, **fields
     rng = np.random.default_rng([actor_id, incarnation, number])
     count = int(rng.integers(1, 7)) if count is None else count
     num_frames = int(rng.integers(2, 12))
-    records = np.zeros(count, record_dtype(SCHEMA))
+    records = np.zeros(count, SCHEMA.table.record)
     records["n_step_return"] = 10 * number + np.arange(count)
     records["discount"] = rng.random(count)
     records["priority"] = rng.integers(1, 6, count)
@@ -232,4 +233,4 @@ def assert_same(writer, reader, naive, rng):
 
 
 def open_reader(path, **more):
-    return StoreReader(path, SCHEMA, **more)
+    return StoreReader(path, SCHEMA.table, **more)

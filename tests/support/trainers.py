@@ -9,7 +9,7 @@ from apex.algorithms.interface import make_algorithm
 from apex.config import Config, LearnerConfig, NetworkConfig
 from apex.learning.batch_ring import Batch, BatchPart
 from apex.learning.trainer import Trainer
-from apexreplay.types import Schema
+from apex.schema import Schema
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=3, codec="raw")
 NETWORK = NetworkConfig(hidden=8, body_hidden=8)

@@ -102,7 +102,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused_with_its_name(tmp_path, 
         from apex.config import Config, EnvironmentConfig, RunConfig
         from apexreplay.errors import UsageError
         from apex.runs.folder import RunFolder
-        from apexreplay.types import Schema
+        from apex.schema import Schema
         run = RunConfig(folder={str(tmp_path)!r}, name="x")
         config = Config(environment=EnvironmentConfig(id="CartPole-v1"), run=run)
         try:

@@ -205,7 +205,7 @@ def test_the_memory_outlives_a_killed_run_and_the_start_of_another(programs):
     assert store_path(folder.run_id).exists()
     programs.start("other", "train", *CALM, *programs.offset, "--name", "other", "--run.no-tensorboard")
     programs.status(lambda status: status.run == "other" and status.steps)
-    found = Store(open_file(store_path(folder.run_id), folder.schema, writable=False))
+    found = Store(open_file(store_path(folder.run_id), folder.schema.table, writable=False))
     assert found.num_inserted >= all_steps[-1]  # Nothing that was acknowledged is lost.
     programs.start("status", "status", "--json")  # without --learner: of the newest live run in ./runs
     assert programs.wait("status") == 0, programs.output("status")
@@ -314,7 +314,7 @@ def test_a_run_survives_a_kill_of_one_replay_shard(programs, batches):
         )
     )
     for shard in range(2):
-        regions = open_file(store_path(folder.run_id, shard), folder.schema, writable=False)
+        regions = open_file(store_path(folder.run_id, shard), folder.schema.table, writable=False)
         received = np.flatnonzero(regions.streams["incarnation"].any(axis=1))
         assert received.tolist() == [shard, 2 + shard]
         assert regions.cells[COMMIT] > 300

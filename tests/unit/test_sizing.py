@@ -8,9 +8,9 @@ from apex.config import ActorConfig, Config, LearnerConfig, NetworkConfig, Repla
 from apex.config.presets import PRESETS
 from apex.errors import ConfigError
 from apex.runtime.hardware import Machine
+from apex.schema import Schema
 from apex.sizing import IdleCores, bytes_per_transition, size_to_machine, table_bytes
 from apexreplay.store.layout import Sizes
-from apexreplay.types import Schema
 
 GIB = 2**30
 
@@ -263,7 +263,7 @@ LZ4_VECTORS = replace(vectors(), codec="lz4")
         (images(codec="raw"), -(-(64 * (84 * 84 + 4) + 4 + 8) // 50)),
         # 50 steps: 50 + 1 for the stack + 3 for the open window + 7 for the ends of episodes of 8, rounded up.
         (vectors(100), -(-(61 * (400 + 4) + 4 + 8) // 50)),
-        (LZ4_VECTORS, -(-(61 * (LZ4_VECTORS.max_frame_bytes + 4) + 4 + 8) // 50)),
+        (LZ4_VECTORS, -(-(61 * (LZ4_VECTORS.table.max_entry_bytes + 4) + 4 + 8) // 50)),
     ],
 )
 def test_bytes_of_pixels_follow_the_area_and_others_are_exact(schema, expected):
@@ -275,7 +275,7 @@ def test_bytes_of_pixels_follow_the_area_and_others_are_exact(schema, expected):
 def test_the_tables_are_those_of_the_store(capacity, actions):
     schema = replace(vectors(), **actions)
     tables = table_bytes(config(replay={"capacity": capacity}), schema)
-    rest = Sizes(capacity, 0, num_streams=360).file_bytes(schema) - tables
+    rest = Sizes(capacity, 0, num_streams=360).file_bytes(schema.table) - tables
     assert 0 <= rest < 2**20  # header, streams, whole pages
 
 

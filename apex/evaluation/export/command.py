@@ -37,10 +37,10 @@ from apex.runs.lock import require_no_links
 from apex.runs.metrics.writer import read_curve
 from apex.runtime import trust
 from apex.runtime.optional_imports import remedy
+from apex.schema import Schema
 from apexreplay.errors import FINISHED, UsageError, require
 from apexreplay.files.atomic_files import replace_file
 from apexreplay.process.lifecycle import reports_errors
-from apexreplay.types import Schema
 
 MODEL, CARD, CONFIG, ONNX = "model.safetensors", "README.md", "config.json", "model.onnx"
 OPSET = 18  # ONNX opset of 2022, which all current runtimes support

@@ -16,6 +16,7 @@ from apex.launch.preflight.requirements import files_needed, gpu_bytes, memory_n
 from apex.runtime.gpu import Cuda, version_name
 from apex.runtime.hardware import FileLimit, Machine, read_file_limit
 from apex.runtime.ports import choose_ports
+from apex.schema import Schema
 from apex.sizing import Sized
 from apexreplay.errors import UsageError
 from apexreplay.native import NativeError
@@ -23,7 +24,6 @@ from apexreplay.process.limits import Space, read_available_memory, read_space
 from apexreplay.process.text import size
 from apexreplay.store.file import require_processor
 from apexreplay.store.location import MEMORY, read_run_folder
-from apexreplay.types import Schema
 
 GIB = 2**30
 

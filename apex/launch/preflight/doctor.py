@@ -35,6 +35,7 @@ from apex.runtime.hardware import read_machine
 from apex.runtime.ports import is_free
 from apex.runtime.provenance import describe_versions
 from apex.runtime.text import MAX_COLUMNS
+from apex.schema import Schema
 from apex.sizing import Sized
 from apexreplay.errors import FAILED, FINISHED, UsageError
 from apexreplay.frames.lz4_blocks import find_native
@@ -42,7 +43,6 @@ from apexreplay.process.lifecycle import reports_errors, stop_on_signals
 from apexreplay.process.limits import ROOT, core_limits, read_membership
 from apexreplay.process.text import clean, size
 from apexreplay.store.location import discard, read_run_folder, store_path
-from apexreplay.types import Schema
 
 STYLES = {"ok": "green", "warning": "yellow", "short": "bold red"}
 DISTRIBUTION = "apex-zeromq"

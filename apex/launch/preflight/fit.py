@@ -14,12 +14,12 @@ from apex.runtime.gpu import read_cuda
 from apex.runtime.hardware import Machine, raise_file_limit, read_machine
 from apex.runtime.ports import OFFSET_STEP, choose_ports, is_free, ports
 from apex.runtime.provenance import describe_versions
+from apex.schema import Schema
 from apex.sentences import plural
 from apex.sizing import Sized, size_to_machine
 from apex.transport.curve.key_store import read_keys
 from apex.types import Role
 from apexreplay.errors import UsageError, require
-from apexreplay.types import Schema
 
 # Samples per insert of a single-process run if no ratio is configured: a batch of 32 every 4 steps, as in DQN.
 FREE_RATIO = 8.0

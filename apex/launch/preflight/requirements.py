@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from apex.config import Config
 from apex.learning.batch_ring import slots_needed
+from apex.schema import Schema
 from apex.sizing import table_bytes
 from apexreplay.store.layout import Sizes
-from apexreplay.types import Schema
 
 MIB = 2**20
 # Launcher, replay and its snapshot process, coordinator, evaluator, actor host, TensorBoard.
@@ -51,7 +51,7 @@ class Memory(NamedTuple):
 def store_bytes(config: Config, schema: Schema) -> int:
     """Returns how many bytes of tmpfs the replay memory needs, including the counters of its samplers."""
     shard = config.replay.per_shard()
-    each = Sizes(shard.capacity, shard.max_bytes, config.actor.num_actors).file_bytes(schema) + mmap.PAGESIZE
+    each = Sizes(shard.capacity, shard.max_bytes, config.actor.num_actors).file_bytes(schema.table) + mmap.PAGESIZE
     return config.replay.num_shards * each
 
 

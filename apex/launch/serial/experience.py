@@ -16,6 +16,7 @@ from apex.learning.loader import Loader
 from apex.learning.random_shift import RandomShift
 from apex.replay_memory.settings import draw_settings
 from apex.runs.folder import RunFolder
+from apex.transport.run_codec import RunCodec
 from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.server.batch_drawer import BatchDrawer
 from apexreplay.server.sampler_counters import SamplerCounters
@@ -24,7 +25,6 @@ from apexreplay.store.location import store_path
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
 from apexreplay.types import PriorityUpdate, Receipt, Stream
-from apexreplay.wire.codec import Codec
 
 STEPS_PER_ROW = 1_000  # stored transitions per row of the curves
 
@@ -56,7 +56,7 @@ class Experience:
     def __init__(self, folder: RunFolder, store: StoreWriter) -> None:
         """`store`: the replay memory of the run, at its usual path."""
         config, schema = folder.config, folder.schema
-        self._codec = Codec(folder.run_id, schema)
+        self._codec = RunCodec(folder.run_id, schema)
         counters = SamplerCounters(1)
         settings = draw_settings(config.replay, 0, config.learner.batch_size)
 
@@ -67,7 +67,7 @@ class Experience:
         self.ring = BatchRing.configured(config.learner, 1, schema, cuda=False)
         self.memory = self.ring.memory
         self._loader = Loader(schema, self.ring, RandomShift.configured(config, 0))
-        reader = StoreReader(store_path(folder.run_id), schema)
+        reader = StoreReader(store_path(folder.run_id), schema.table)
         self._source = LocalSource(BatchDrawer(reader, counters, 0, settings, np.random.default_rng([config.seed, 0])))
         self._mail = Loopback()
         streams = [Stream(actor_id, 1) for actor_id in range(config.actor.num_actors)]

@@ -214,10 +214,10 @@ def open_serial_run(folder: RunFolder, stop: Stop) -> Iterator[SerialRun]:
     np.random.seed(config.seed)
     torch.manual_seed(config.seed)
     settings = store_settings(config.replay, config.actor.num_actors)
-    reclaim(path, settings.sizes.file_bytes(folder.schema))
+    reclaim(path, settings.sizes.file_bytes(folder.schema.table))
     with ExitStack() as stack:
         stack.enter_context(claim_run(folder.run_id, None))
-        store = StoreWriter.create(path, folder.schema, settings, store_incarnation=1)
+        store = StoreWriter.create(path, folder.schema.table, settings, store_incarnation=1)
         stack.callback(remove, path)
         stack.callback(store.close)
         system = SerialRun(folder, store, stop)

@@ -7,9 +7,9 @@ from pathlib import Path
 from apex.config import Config
 from apex.errors import CheckpointError
 from apex.runs.checkpoints.policy_file import PlayedGames, PolicyInfo, find_best, read_policy, save_best
+from apex.schema import Schema
 from apex.transport.messages.results import EvaluationResult
 from apex.types import Parameters
-from apexreplay.types import Schema
 
 log = logging.getLogger("apex")
 

@@ -18,10 +18,10 @@ from apex.config import Config, from_saved, to_dict
 from apex.errors import CheckpointError
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST
 from apex.runs.checkpoints.tensor_file import decode, encode, pack, unpack
+from apex.schema import Schema
 from apex.types import Progress
 from apexreplay.files.atomic_files import Steps, uninterrupted
 from apexreplay.files.sealed_folder import SealedFile, SealedFolder, naming
-from apexreplay.types import Schema
 
 FORMAT = 3  # version of both files' format; increased when older versions cannot read new files
 

@@ -24,9 +24,9 @@ from apex.errors import CheckpointError
 from apex.runs.checkpoints.checkpoint import load_checkpoint
 from apex.runs.checkpoints.paths import BEST
 from apex.runs.checkpoints.tensor_file import decode, digest_of, encode
+from apex.schema import Schema
 from apexreplay.files.atomic_files import replace_file, seal, unseal
 from apexreplay.files.sealed_folder import naming
-from apexreplay.types import Schema
 
 FORMAT = 4  # increased when older versions cannot read new files
 WITHOUT_ACTIONS = 3  # format without actions in the schema: all actions are discrete, without masks

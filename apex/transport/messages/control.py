@@ -5,6 +5,7 @@ from zlib import crc32
 
 from msgspec import Meta
 
+from apex.schema import Schema
 from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U32, U63, U64, Endpoints
 from apex.transport.messages.results import Scores
 from apex.transport.messages.run_status import RunStatus
@@ -12,7 +13,7 @@ from apex.transport.messages.status import ActorStatus, EvaluatorStatus, Resourc
 from apex.types import Role
 from apexreplay.facts import Record, Text
 from apexreplay.server.status import ReplayStatus
-from apexreplay.types import Schema, Stream
+from apexreplay.types import Stream
 from apexreplay.wire.header import WIRE_VERSION
 
 JOINING = (Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # The learner never joins, and observers only request the status.

@@ -15,7 +15,6 @@ from apex.learning.batch_ring import Batch, BatchPart
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.process.children import call_in_child
 from apexreplay.process.lifecycle import Stop
-from apexreplay.types import batch_record_dtype
 from bench.__main__ import main
 from bench.harness.recording import Compressor, load, record
 from bench.harness.report import compare, print_report, read_peer
@@ -95,13 +94,13 @@ def decode_segment(schema, records, blob):
     for place, row in enumerate(records):
         first = min(int(row["frame"]) - int(row["depth"]), int(row["next_frame"]) - int(row["next_depth"])) + 1
         frames = [blob[table[i] : table[i + 1]] for i in range(first, int(row["next_frame"]) + 1)]
-        one = np.zeros(1, batch_record_dtype(schema))
+        one = np.zeros(1, schema.table.batch_record)
         one["num_frames"] = len(frames)
         one["frame"], one["next_frame"] = row["frame"] - first, row["next_frame"] - first
         one["depth"], one["next_depth"] = row["depth"], row["next_depth"]
         offsets = np.cumsum([4 * (len(frames) + 1), *map(len, frames)]).astype("<u4")
         single = np.empty((2, 1, *schema.observation_shape), np.uint8)
-        StackDecoder(schema, single).decode(one, b"".join([offsets.tobytes(), *frames]), np.zeros(1, np.int64))
+        StackDecoder(schema.table, [single]).decode(one, b"".join([offsets.tobytes(), *frames]), np.zeros(1, np.int64))
         stacks[:, place] = single[:, 0]
     return stacks
 

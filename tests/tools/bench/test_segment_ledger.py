@@ -13,7 +13,7 @@ class Bench:
 
     def __init__(self, path):
         self.writer = create(path)
-        self.ledger = SegmentLedger(open_file(path, SCHEMA, writable=False))
+        self.ledger = SegmentLedger(open_file(path, SCHEMA.table, writable=False))
 
     def store(self, actor_id, number, count, tagged=None):
         """Stores a segment, possibly with the tag of another, and updates the ledger."""

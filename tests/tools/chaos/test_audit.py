@@ -42,7 +42,7 @@ class Bench:
         self.folder, self.path = folder, memory / "store"
         self.ledger = Ledger(folder)
         self.reader = LedgerReader(folder)
-        self.store = StoreWriter.create(self.path, VECTORS, SETTINGS, store_incarnation=77)
+        self.store = StoreWriter.create(self.path, VECTORS.table, SETTINGS, store_incarnation=77)
         self.follower = Follower(self.path, VECTORS)
 
     def send(self, *numbers, store=True, acknowledge=True, incarnation=7, **fields):
@@ -58,7 +58,7 @@ class Bench:
         """Replaces the store, whose memory is lost."""
         self.store.close()
         self.path.unlink()
-        self.store = StoreWriter.create(self.path, VECTORS, SETTINGS._replace(**sizes), store_incarnation=78)
+        self.store = StoreWriter.create(self.path, VECTORS.table, SETTINGS._replace(**sizes), store_incarnation=78)
 
     def audit(self):
         self.reader.read()
@@ -68,7 +68,7 @@ class Bench:
 
     def change(self, region, offset):
         """Flips one bit of the file."""
-        at = SETTINGS.sizes.offsets(VECTORS)[region] + offset
+        at = SETTINGS.sizes.offsets(VECTORS.table)[region] + offset
         with self.path.open("r+b") as file:
             file.seek(at)
             (byte,) = file.read(1)
@@ -254,11 +254,11 @@ def test_transitions_overwritten_before_a_restore_are_not_lost(bench, tmp_path):
         bench.send(number)
         bench.follower.read()
     folder = SnapshotFolder(tmp_path / "snapshots")
-    SnapshotWriter(bench.path, VECTORS, folder, run_id=1, num_drawn=lambda: 0).take()
+    SnapshotWriter(bench.path, VECTORS.table, folder, run_id=1, num_drawn=lambda: 0).take()
     bench.store.close()
     bench.path.unlink()
     settings = SETTINGS._replace(capacity=12)
-    bench.store = restore(folder, bench.path, VECTORS, settings, run_id=1, store_incarnation=79).store
+    bench.store = restore(folder, bench.path, VECTORS.table, settings, run_id=1, store_incarnation=79).store
     assert bench.store.first_key == 2 * COUNT
     bench.send(4)
     verdict = bench.audit()
@@ -269,7 +269,7 @@ def test_transitions_overwritten_before_a_restore_are_not_lost(bench, tmp_path):
 def test_transitions_without_a_weight_are_counted(bench, monkeypatch):
     monkeypatch.setattr(audit, "WRITE_SECONDS", 0.0)
     bench.send(0, 1)
-    regions = open_file(bench.path, VECTORS, writable=True)
+    regions = open_file(bench.path, VECTORS.table, writable=True)
     weight = regions.tree.weights(np.array([3]))
     regions.tree.set(np.array([3]), np.zeros(1))  # as after a recovery that forgets keys without a weight
     verdict = bench.audit()

@@ -9,14 +9,14 @@ import pytest
 from support.builders import RUN, VECTORS, make_segment
 
 from apex.learning.batch_ring import MAX_RETURN
+from apex.transport.run_codec import RunCodec
 from apexreplay.store.priority_weights import MAX_STORED_PRIORITY
 from apexreplay.types import Cut
-from apexreplay.wire.codec import Codec
 from chaos.unusable import command
 from chaos.unusable.spoil import KINDS, SpoilingSender
 
 SCHEMA = replace(VECTORS, codec="lz4")
-CODEC = Codec(RUN, SCHEMA)
+CODEC = RunCodec(RUN, SCHEMA)
 
 
 def spoiled(kind):

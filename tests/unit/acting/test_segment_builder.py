@@ -19,9 +19,9 @@ from ale_py.vector_env import AtariVectorEnv
 
 from apex.acting.segment_builder import SegmentBuilder
 from apex.config import ActorConfig, EnvironmentConfig
+from apex.schema import Schema, unpack_mask
 from apex.types import Step
 from apexreplay.errors import UsageError
-from apexreplay.types import Schema, unpack_mask
 
 NUM_ACTIONS = 3
 FORMATS = [("uint8", "lz4"), ("float32", "raw"), ("float32", "lz4"), ("uint8", "raw")]

@@ -7,9 +7,9 @@ import pytest
 
 from apex.acting.worker import acts_in_bfloat16, explore
 from apex.config import ActorConfig, Config, NetworkConfig
+from apex.schema import Schema
 from apex.transport.messages.results import ActorScores, Scores, ScoreSums
 from apexreplay.process.lifecycle import Stop
-from apexreplay.types import Schema
 
 
 def run_worker_once(scores, send):

@@ -7,7 +7,7 @@ from torch import nn
 from apex.algorithms.dormant_units import NUM_STATES, DormantUnits
 from apex.config import NetworkConfig
 from apex.dqn.networks import make_network
-from apexreplay.types import Schema
+from apex.schema import Schema
 
 
 def constant(*outputs):

@@ -19,7 +19,7 @@ from apex.config import LearnerConfig, NetworkConfig
 from apex.dqn import autograd_update
 from apex.dqn.autograd_update import EagerUpdate, make_update
 from apex.dqn.networks import QNetwork, make_network
-from apexreplay.types import Schema
+from apex.schema import Schema
 
 PIXELS = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ from torch import nn
 from apex.algorithms.parameters import flatten_parameters, load_parameters, num_parameters
 from apex.config import NetworkConfig
 from apex.dqn.networks import make_network, q_values
+from apex.schema import Schema
 from apexreplay.errors import UsageError
-from apexreplay.types import Schema
 
 
 def images(size=84, *, stack=4, num_actions=6):

@@ -18,7 +18,7 @@ from apex.environments.factory import describe, make_environment
 from apex.environments.single import AgentEnvironment
 from apex.evaluation.policy import Policy, require_fit
 from apex.runs.checkpoints.policy_file import PolicyInfo
-from apexreplay.types import Schema
+from apex.schema import Schema
 
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=3, codec="raw")
 STACKS = Schema(frame_shape=(40, 40), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")

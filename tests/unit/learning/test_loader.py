@@ -17,12 +17,12 @@ from apex.learning.batch_source import RemoteSource
 from apex.learning.loader import LOOK_SECONDS, Loader, LoaderTask, StoreMonitor, load, run_loader
 from apex.learning.random_shift import RandomShift
 from apex.runtime.ports import is_free
+from apex.schema import unpack_mask
 from apexreplay.frame_blob import make_blob, read_table
 from apexreplay.process.children import start_child, stop_children
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.location import remove, store_path
 from apexreplay.store.writer import StoreWriter
-from apexreplay.types import unpack_mask
 
 pytestmark = pytest.mark.programs
 NO_SHIFT = RandomShift(0, np.random.default_rng(0))
@@ -267,7 +267,7 @@ class Direct:
     def make_store(self, *, store_incarnation=1, first=0):
         store = StoreWriter.create(
             self.path,
-            PIXELS,
+            PIXELS.table,
             StoreSettings(capacity=1_000, max_bytes=100_000, num_streams=4, priority_exponent=1.0, min_priority=1e-6),
             store_incarnation=store_incarnation,
         )

@@ -16,9 +16,9 @@ from apex.config import Config, EnvironmentConfig, RunConfig
 from apex.learning.coordinator.leases import LeaseTable
 from apex.runs.folder import RunFolder
 from apex.runtime.provenance import describe_checkout, describe_hardware
+from apex.schema import Schema
 from apexreplay.errors import DataError, UsageError
 from apexreplay.files.atomic_files import seal, unseal
-from apexreplay.types import Schema
 
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
 NOON = datetime(2025, 1, 31, 12, 0, 5)

@@ -3,13 +3,13 @@
 import pytest
 from support.builders import PIXELS, RUN, make_segment
 
+from apex.transport.run_codec import RunCodec
 from apexreplay.client.reliable_sender import ReliableSender, SupersededError
 from apexreplay.client.send_window import RESEND_SECONDS
 from apexreplay.transport.timing import RENEW_SECONDS
 from apexreplay.types import Cut, Receipt, Stream
-from apexreplay.wire.codec import Codec
 
-CODEC = Codec(RUN, PIXELS)
+CODEC = RunCodec(RUN, PIXELS)
 STREAMS = [Stream(7, 3), Stream(6, 4)]
 
 

@@ -57,7 +57,7 @@ class Snapshots:
             self.store.insert(make_segment(segment))
         folder = self.folder(root)
         options = {"run_id": 1, "num_drawn": lambda: 0, "file_bytes": 300}
-        assert SnapshotWriter(self.path, STORE_SCHEMA, folder, **options).take().number == number
+        assert SnapshotWriter(self.path, STORE_SCHEMA.table, folder, **options).take().number == number
 
     def find(self, root):
         folder = self.folder(root)

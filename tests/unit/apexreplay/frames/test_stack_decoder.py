@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from support.builders import PIXELS, VECTORS, make_batch, make_frames
 
-from apex.acting.segment_builder import COMPRESS
 from apexreplay.frame_blob import make_blob
 from apexreplay.frames import lz4_blocks
+from apexreplay.frames.encoder import COMPRESS
 from apexreplay.frames.located import LOCATED, Arena, Located
 from apexreplay.frames.lz4_blocks import load_native
 from apexreplay.frames.stack_decoder import StackDecoder
-from apexreplay.types import batch_record_dtype
 
 
 def naive_stacks(schema, records, frames):
@@ -29,7 +28,7 @@ def naive_stacks(schema, records, frames):
 
 
 def random_records(schema, rng, count):
-    records = np.zeros(count, batch_record_dtype(schema))
+    records = np.zeros(count, schema.table.batch_record)
     for record in records:
         depth = int(rng.integers(1, schema.stack + 1))
         steps = int(rng.integers(1, schema.n_step + 1))
@@ -53,7 +52,7 @@ def make_decoder(request, monkeypatch):
         monkeypatch.setattr(lz4_blocks, "load_native", lambda: None)
     elif load_native() is None:
         pytest.skip("installed without a C compiler, or there is no liblz4")
-    return StackDecoder
+    return lambda schema, stacks: StackDecoder(schema.table, [stacks])
 
 
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS])
@@ -89,10 +88,10 @@ def test_frame_that_begins_like_a_length_is_decoded():
     frame = frame.reshape(84, 84)
     compressed = COMPRESS["lz4"](frame)
     assert int.from_bytes(compressed[:4], "little") == frame.size
-    records = np.zeros(1, batch_record_dtype(schema))
+    records = np.zeros(1, schema.table.batch_record)
     records["num_frames"], records["next_frame"], records["depth"], records["next_depth"] = 2, 1, 1, 1
     stacks = empty_stacks(schema, 1)
-    StackDecoder(schema, stacks).decode(records, make_blob([compressed, compressed]), np.arange(1))
+    StackDecoder(schema.table, [stacks]).decode(records, make_blob([compressed, compressed]), np.arange(1))
     np.testing.assert_array_equal(stacks[0, 0, 0], frame)
 
 
@@ -126,7 +125,7 @@ def arena_of(seed, count=9, blob_at=64):
     entries["first_frame"] = np.cumsum(records["num_frames"], dtype=np.int64) - records["num_frames"]
     for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
         entries[name] = records[name]
-    return records, frames, Located(Arena(arena.data, PIXELS.max_frame_bytes), entries), arena
+    return records, frames, Located(Arena(arena.data, PIXELS.table.max_entry_bytes), entries), arena
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -167,7 +166,7 @@ def test_native_code_refuses_only_the_impossible_entry(name, value):
     located.entries[name][3] = rows[3] = value
     if name != "row":
         rows[3] = 3
-    assert StackDecoder(PIXELS, stacks).decode_located(located, rows).tolist() == others.tolist()
+    assert StackDecoder(PIXELS.table, [stacks]).decode_located(located, rows).tolist() == others.tolist()
     np.testing.assert_array_equal(stacks[:, others], naive_stacks(PIXELS, records, frames)[:, others])
     assert (stacks[:, 3].view(np.uint8) == 0xEE).all()
 
@@ -195,7 +194,7 @@ def test_an_overwritten_arena_never_leads_to_writes_outside_the_rows(make_decode
         torn[start : start + int(rng.integers(1, 200))] = rng.integers(0, 256)
         tables = torn[64 : 64 + 4 * int(records["num_frames"].sum() + 1)].view("<u4")
         tables[rng.integers(0, len(tables), 3)] = rng.integers(0, 2**32, 3)
-        torn_arena = Arena(torn.data, PIXELS.max_frame_bytes)
+        torn_arena = Arena(torn.data, PIXELS.table.max_entry_bytes)
         num_refused += (~decoder.decode_located(located._replace(arena=torn_arena), 1 + np.arange(9))).sum()
     assert num_refused > 1_000
     assert (stacks[:, 0].view(np.uint8) == 0xEE).all()
@@ -219,7 +218,7 @@ def test_table_that_changes_between_two_reads_spoils_no_other_transition():
     located.arena.words[entry] += 1  # The end of the first frame of transition 4, and the start of its second.
     located.arena.words = ChangingWords(before, located.arena.words)
     stacks = empty_stacks(PIXELS, 9)
-    decoder, others = StackDecoder(PIXELS, stacks), np.arange(9) != 4
+    decoder, others = StackDecoder(PIXELS.table, [stacks]), np.arange(9) != 4
     assert decoder.decode(located.entries, located.copy().blob, np.arange(9)).tolist() == others.tolist()
     np.testing.assert_array_equal(stacks[:, others], naive_stacks(PIXELS, records, frames)[:, others])
 
@@ -244,7 +243,7 @@ def test_a_damaged_message_never_leads_to_access_outside_blob_and_rows():
     num_entries = int(sound["num_frames"].sum()) + 1
     intact = arena[: arena[: 4 * num_entries].view("<u4")[-1]]
     memory, stacks = fenced(len(intact)), empty_stacks(PIXELS, 11)
-    decoder = StackDecoder(PIXELS, stacks)
+    decoder = StackDecoder(PIXELS.table, [stacks])
     num_decoded = 0
     for _ in range(4_000):
         records, length = sound.copy(), len(intact) - int(rng.choice([0, rng.integers(len(intact) // 2)]))

@@ -66,7 +66,7 @@ class Store(RuleBasedStateMachine):
     def _use(self, writer, naive):
         self.writer, self.naive, self.reader = writer, naive, open_reader(self.path)
         options = {"run_id": RUN, "num_drawn": lambda: 0, "file_bytes": 600}
-        self.snapshotter = SnapshotWriter(self.path, SCHEMA, self.folder, **options)
+        self.snapshotter = SnapshotWriter(self.path, SCHEMA.table, self.folder, **options)
 
     def _next_segment(self, actor_id, ahead, behind, restarts=False):
         incarnation, next_number = self.streams.get(actor_id, (1, 0))
@@ -134,7 +134,7 @@ class Store(RuleBasedStateMachine):
         self.path.unlink()
         self.incarnation += 1
         options = {"run_id": RUN, "store_incarnation": self.incarnation}
-        restored = restore(self.folder, self.path, SCHEMA, SETTINGS._replace(**self.sizes), **options)
+        restored = restore(self.folder, self.path, SCHEMA.table, SETTINGS._replace(**self.sizes), **options)
         assert (restored is None) == (self.saved is None)
         if restored is None:
             writer = create(self.path, store_incarnation=self.incarnation, **self.sizes)
@@ -146,7 +146,7 @@ class Store(RuleBasedStateMachine):
     @rule(where=st.sampled_from(["record", "frames", "row"]), pick=st.integers(0, 10_000), bit=st.integers(0, 7))
     def damage_the_memory(self, where, pick, bit):
         self.writer.close()
-        regions = open_file(self.path, SCHEMA, writable=True)
+        regions = open_file(self.path, SCHEMA.table, writable=True)
         key = self.naive.num_inserted - 1 - pick % len(self.naive.transitions)
         segment, _, _ = self.naive.transitions[key]
         record = regions.records[key % self.sizes["capacity"] :][:1]

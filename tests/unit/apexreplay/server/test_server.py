@@ -9,6 +9,7 @@ from support.memory import open_memory
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex.transport.hello import Route, Welcome
+from apex.transport.run_codec import RunCodec
 from apexreplay.errors import LostMemoryError, UsageError
 from apexreplay.files.file_lock import FileLock
 from apexreplay.rate_limiter import RateLimiter
@@ -26,9 +27,8 @@ from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
 from apexreplay.transport.timing import CREDIT_SECONDS, STREAM_LIFE_SECONDS
 from apexreplay.types import PriorityUpdate, Receipt, Stream
-from apexreplay.wire.codec import Codec
 
-CODEC = Codec(RUN, PIXELS)
+CODEC = RunCodec(RUN, PIXELS)
 B = 4
 
 
@@ -42,14 +42,14 @@ class Scene:
         self.batches = []
         self.store = StoreWriter.create(
             path,
-            PIXELS,
+            PIXELS.table,
             StoreSettings(capacity=1_000, max_bytes=100_000, num_streams=4, priority_exponent=1.0, min_priority=1e-6),
             store_incarnation=77,
         )
         limiter = RateLimiter(min_size, samples_per_insert, 0.1, inserts_wait)
         self.counters = SamplerCounters(1)
         self.server = ReplayServer(self.store, CODEC, self.counters, limiter, clock=self.clock)
-        self.reader, self.settings = StoreReader(path, PIXELS), DrawSettings(0, 1, B, in_flight, limiter)
+        self.reader, self.settings = StoreReader(path, PIXELS.table), DrawSettings(0, 1, B, in_flight, limiter)
         self.drawer = self.make_drawer()
 
     def make_drawer(self):
@@ -314,7 +314,7 @@ def test_store_is_created_then_attached_then_restored(tmp_path, caplog):
     attached, counters = open_memory(path, welcome, folder)
     assert (attached.num_inserted, counters.num_drawn) == (5, 12)
     assert attached.store_incarnation == store.store_incarnation
-    SnapshotWriter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: counters.num_drawn).take()
+    SnapshotWriter(path, PIXELS.table, folder, run_id=RUN, num_drawn=lambda: counters.num_drawn).take()
     attached.close()
     path.unlink()  # As after a restart of the host: old counters are not used.
     restored, counters = open_memory(path, welcome, folder)
@@ -342,14 +342,14 @@ def test_damaged_store_is_removed_only_if_there_is_a_snapshot(tmp_path, caplog, 
     store, _ = open_memory(path, welcome, folder)
     store.insert(make_segment(PIXELS, number=0, base=0))
     whole = path.read_bytes()
-    damage(open_file(path, PIXELS, writable=True))
+    damage(open_file(path, PIXELS.table, writable=True))
     store.close()
     for snapshots in (None, folder):
         with pytest.raises(UsageError, match=r"\b1 of [58]\b"):
             open_memory(path, welcome, snapshots)
     damaged = path.read_bytes()
     path.write_bytes(whole)
-    SnapshotWriter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: 12).take()
+    SnapshotWriter(path, PIXELS.table, folder, run_id=RUN, num_drawn=lambda: 12).take()
     path.write_bytes(damaged)
     restored, counters = open_memory(path, welcome, folder)
     assert (restored.num_inserted, counters.num_drawn) == (5, 12)
@@ -379,7 +379,7 @@ def test_incomplete_memory_is_removed_and_logged(tmp_path, caplog, num_bytes):
 
 def test_the_sampler_refuses_a_store_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match=r"cannot open .*none"):
-        StoreReader(tmp_path / "none", PIXELS)
+        StoreReader(tmp_path / "none", PIXELS.table)
 
 
 def test_counters_remain_when_the_writer_restarts(tmp_path):

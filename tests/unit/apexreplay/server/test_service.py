@@ -8,6 +8,7 @@ import pytest
 from support.builders import PIXELS, RUN, make_segment
 from support.waiting import until
 
+from apex.transport.run_codec import RunCodec
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, UsageError
 from apexreplay.process.lifecycle import Stop
 from apexreplay.rate_limiter import RateLimiter
@@ -17,10 +18,9 @@ from apexreplay.store.layout import StoreSettings
 from apexreplay.transport.curve.key_store import Endpoint, Keys, create_pair, lists_for
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver, max_segment_bytes
 from apexreplay.transport.sockets import InsecureBindWarning, open_context
-from apexreplay.wire.codec import Codec
 
 TABLE = {name: Endpoint("server", ("writer",)) for name in ("experience", "priorities", "receipts")}
-CODEC = Codec(RUN, PIXELS)
+CODEC = RunCodec(RUN, PIXELS)
 
 
 class Link:
@@ -49,8 +49,7 @@ def settings(tmp_path, read_keys):
             probe.bind(("127.0.0.1", 0))
         ports = [probe.getsockname()[1] for probe in (first, second, third)]
     return ServerSettings(
-        schema=PIXELS,
-        run_id=RUN,
+        codec=RunCodec(RUN, PIXELS),
         path=tmp_path / "store",
         store=StoreSettings(100, 1 << 20, 4, 0.6, 1e-6),
         draw=DrawSettings(0, 1, 4, 2, RateLimiter(1, 0.0, 0.1, inserts_wait=False)),
@@ -62,7 +61,7 @@ def settings(tmp_path, read_keys):
         snapshot_seconds=1.0,
         endpoints={name: f"tcp://127.0.0.1:{port}" for name, port in zip(TABLE, ports, strict=True)},
         max_segments=4,
-        max_segment_bytes=max_segment_bytes(PIXELS, 50),
+        max_segment_bytes=max_segment_bytes(PIXELS.table, 50),
         read_keys=partial(read_keys, "server"),
         stuck_seconds=0.0,
         warning=InsecureBindWarning("", ""),

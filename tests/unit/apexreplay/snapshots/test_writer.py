@@ -58,7 +58,7 @@ class Scene:
 
     def make_source(self, **more):
         options = {"run_id": RUN, "num_drawn": lambda: 1234, "file_bytes": 600, **more}
-        return SnapshotWriter(self.path, SCHEMA, self.folder, **options)
+        return SnapshotWriter(self.path, SCHEMA.table, self.folder, **options)
 
     def insert(self, count=1):
         for _ in range(count):
@@ -74,7 +74,7 @@ class Scene:
         return restore(
             folder or self.folder,
             self.place / name,
-            schema,
+            schema.table,
             self.settings._replace(**changes),
             run_id=run_id,
             store_incarnation=store_incarnation,
@@ -399,7 +399,7 @@ def test_restore_fails_if_every_snapshot_is_damaged(place, caplog):
     (scene.folder.path / snapshot.state.name).write_bytes(b"")
     with pytest.raises(SnapshotError, match=str(scene.folder.path)):
         scene.restore()
-    manifest.write_bytes(manifest.read_bytes().replace(b'"format": 3', b'"format": 2'))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format": 4', b'"format": 3'))
     with pytest.raises(SnapshotError, match=str(scene.folder.path)):
         scene.restore()
     assert re.search(r"000000001\.json.*\b2\b.*\b3\b", caplog.text)

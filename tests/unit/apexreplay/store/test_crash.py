@@ -120,7 +120,7 @@ def test_half_written_sums_are_recomputed(path, node):
     for number in range(10):
         assert writer.insert(make_segment(number)) is naive.insert(make_segment(number))
     writer.close()
-    write_number(path, Sizes(40, 4000, 3).offsets(SCHEMA)[3] + 8 * node, 99.5, "<d")
+    write_number(path, Sizes(40, 4000, 3).offsets(SCHEMA.table)[3] + 8 * node, 99.5, "<d")
     write_number(path, CELLS_OFFSET + 8 * TORN, 1)
     writer = attach(path)
     assert_same(writer, open_reader(path), naive, np.random.default_rng(0))
@@ -225,7 +225,7 @@ def test_killed_recovery_is_repeated(path):
     writer.close()
     reader, rng = open_reader(path), np.random.default_rng(0)
     for kill in range(10):
-        nodes = Sizes(40, 4000, 3).offsets(SCHEMA)[3]
+        nodes = Sizes(40, 4000, 3).offsets(SCHEMA.table)[3]
         write_number(path, CELLS_OFFSET + 8 * TORN, 1)
         for node in (1, 2, 3):  # A crash during an update may leave wrong sums.
             write_number(path, nodes + 8 * node, 1e9, "<d")

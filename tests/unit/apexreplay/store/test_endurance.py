@@ -101,7 +101,7 @@ def test_leaves_equal_priorities_after_a_million_operations(path):
     sizes = {"capacity": 5_003, "max_bytes": 14_005}
     segments = [make_segment(n, count=1 + n % 100, priority=random_priorities(rng, 1 + n % 100)) for n in range(300)]
     writer, reader, line = create(path, **sizes), open_reader(path), Line(**sizes)
-    tree = open_file(path, SCHEMA, writable=False).tree
+    tree = open_file(path, SCHEMA.table, writable=False).tree
     priorities = {}  # of live keys
     refused = Counter()
     operations = number = 0

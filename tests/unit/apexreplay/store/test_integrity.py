@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.builders import RUN, VECTORS, make_segment
 
+from apex.transport.run_codec import RunCodec
 from apexreplay.errors import DamagedMemoryError
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.file import open_file
@@ -13,9 +14,8 @@ from apexreplay.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, TOR
 from apexreplay.store.location import has_owner
 from apexreplay.store.writer import StoreWriter
 from apexreplay.types import PriorityUpdate
-from apexreplay.wire.codec import Codec
 
-CODEC = Codec(RUN, VECTORS)
+CODEC = RunCodec(RUN, VECTORS)
 COUNT, NUM_SEGMENTS = 20, 50  # transitions of a segment; segments of each of the streams 0 and 1
 # Live are the newest 35 segments. The slots wrap within a segment, and the arena between two.
 SETTINGS = StoreSettings(capacity=710, max_bytes=20_000, num_streams=4, priority_exponent=0.6, min_priority=1e-6)
@@ -32,7 +32,7 @@ def segment_of(number, actor_id=0):
 def sound(tmp_path_factory):
     """A store that has overwritten old segments and has new priorities."""
     path = tmp_path_factory.mktemp("sound") / "store"
-    writer = StoreWriter.create(path, VECTORS, SETTINGS, store_incarnation=5)
+    writer = StoreWriter.create(path, VECTORS.table, SETTINGS, store_incarnation=5)
     for number in range(NUM_SEGMENTS):
         for actor_id in (0, 1):
             assert writer.insert(segment_of(number, actor_id)) is InsertOutcome.STORED
@@ -48,7 +48,7 @@ def path(sound, tmp_path):
 
 
 def attach(path):
-    return StoreWriter.attach(path, VECTORS, SETTINGS)
+    return StoreWriter.attach(path, VECTORS.table, SETTINGS)
 
 
 def cell(index, value=None, *, add=0):
@@ -133,7 +133,7 @@ REPAIRED = {"first byte", "root", "commit -20", "first key +20", "weight", "weig
 
 
 def damage(path, name, *, torn):
-    regions = open_file(path, VECTORS, writable=True)
+    regions = open_file(path, VECTORS.table, writable=True)
     regions.cells[TORN] = torn
     KINDS[name](regions)
 
@@ -167,7 +167,7 @@ def test_what_a_kill_leaves_half_written_is_repaired(path, name):
 
 
 def test_a_half_written_row_is_no_damage(path):
-    regions = open_file(path, VECTORS, writable=True)
+    regions = open_file(path, VECTORS.table, writable=True)
     place = 0, int(regions.streams["commit"][0].argmin())
     regions.streams["commit"][place], regions.cells[TORN] = regions.cells[COMMIT] + COUNT, True
     regions.streams["contiguous"][place] = 1 << 40
@@ -187,5 +187,5 @@ def test_the_checksum_of_the_message_protects_the_segment(path):
 
 def test_an_empty_store_is_sound(tmp_path):
     path = tmp_path / "store"
-    StoreWriter.create(path, VECTORS, SETTINGS, store_incarnation=5).close()
+    StoreWriter.create(path, VECTORS.table, SETTINGS, store_incarnation=5).close()
     attach(path).close()

@@ -14,6 +14,7 @@ from support.builders import CONTINUOUS, PIXELS
 from support.small_disks import needs_mounts, run_on_a_small_disk
 from support.store_builders import SCHEMA, SETTINGS, attach, create, make_segment, open_reader, write_number
 
+from apex.schema import Schema
 from apexreplay.errors import DamagedMemoryError, LostMemoryError, UsageError
 from apexreplay.files.file_lock import FileLock
 from apexreplay.process.children import start_child
@@ -21,7 +22,7 @@ from apexreplay.store import file
 from apexreplay.store.file import require_processor
 from apexreplay.store.layout import STORE_HEADER, Sizes, fixed_bytes, stored_record_dtype
 from apexreplay.store.location import beside, has_owner, remove
-from apexreplay.types import Schema, Stream
+from apexreplay.types import Stream
 
 FORK = multiprocessing.get_context("fork")
 
@@ -36,16 +37,16 @@ def write_header(path, **fields):
 
 
 def test_a_record_with_a_discrete_action_takes_56_bytes():
-    assert stored_record_dtype(SCHEMA).itemsize == 56
-    assert fixed_bytes(2_000_000, SCHEMA) == 2_000_000 * (56 + 8) + 2**22 * 8
-    two_million = Sizes(2_000_000, 0, 0).file_bytes(SCHEMA) - 4096
-    assert two_million == pytest.approx(fixed_bytes(2_000_000, SCHEMA), abs=3 * 4096)
+    assert stored_record_dtype(SCHEMA.table).itemsize == 56
+    assert fixed_bytes(2_000_000, SCHEMA.table) == 2_000_000 * (56 + 8) + 2**22 * 8
+    two_million = Sizes(2_000_000, 0, 0).file_bytes(SCHEMA.table) - 4096
+    assert two_million == pytest.approx(fixed_bytes(2_000_000, SCHEMA.table), abs=3 * 4096)
 
 
 def test_every_byte_is_allocated_at_once(path):
     create(path, capacity=1000, max_bytes=1_000_001).close()
     status = path.stat()
-    assert status.st_size == Sizes(1000, 1_000_001, 3).file_bytes(SCHEMA)
+    assert status.st_size == Sizes(1000, 1_000_001, 3).file_bytes(SCHEMA.table)
     assert status.st_blocks * 512 >= status.st_size
     assert status.st_mode & 0o777 == 0o600
 
@@ -197,8 +198,8 @@ def test_record_in_a_wrong_slot_is_damage(path):
     writer = create(path)
     writer.insert(make_segment(0, count=5))
     writer.close()
-    offset = SETTINGS.sizes.offsets(SCHEMA)[2]
-    offset += 2 * stored_record_dtype(SCHEMA).itemsize + stored_record_dtype(SCHEMA).fields["key"][1]
+    offset = SETTINGS.sizes.offsets(SCHEMA.table)[2]
+    offset += 2 * stored_record_dtype(SCHEMA.table).itemsize + stored_record_dtype(SCHEMA.table).fields["key"][1]
     write_number(path, offset, 40_002)
     with pytest.raises(DamagedMemoryError, match=r"\b1 of 5\b"):
         attach(path)
@@ -257,7 +258,7 @@ def test_a_reader_outlives_the_name_of_the_file(path):
     ("fields", "message"),
     [
         ({"magic": 0}, r"not a replay memory"),
-        ({"format": 9}, "format 9, .*format 3"),
+        ({"format": 9}, "format 9, .*format 4"),
         ({"schema": 1}, "schema .*schema "),
         ({"capacity": 2**40}, "is damaged"),
         ({"max_bytes": 0}, "is damaged"),
@@ -301,8 +302,8 @@ def test_schema_round_trips_through_json():
     again = Schema.from_dict(json.loads(json.dumps(schema.to_dict())))
     assert again == schema
     assert again.frame_shape == (84, 84)  # JSON has lists instead of tuples.
-    assert again.fingerprint == schema.fingerprint
-    assert replace(schema, n_step=5).fingerprint != schema.fingerprint
+    assert again.table.fingerprint == schema.table.fingerprint
+    assert replace(schema, n_step=5).table.fingerprint != schema.table.fingerprint
 
 
 def test_stream_has_the_same_shard_in_every_incarnation():

@@ -22,7 +22,7 @@ from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
-from apexreplay.types import Segment, Stream, record_dtype
+from apexreplay.types import Segment, Stream
 
 FORK = multiprocessing.get_context("fork")
 COUNT = 5  # transitions of a segment
@@ -37,7 +37,7 @@ def schema(request):
 
 
 def create(path, schema, **sizes):
-    return StoreWriter.create(path, schema, SETTINGS._replace(**sizes), store_incarnation=7)
+    return StoreWriter.create(path, schema.table, SETTINGS._replace(**sizes), store_incarnation=7)
 
 
 @cache
@@ -49,7 +49,7 @@ def frame_of(number, index):
 
 def make_segment(schema, number):
     """The first transitions of an episode, so that depths grow from 1 to 4."""
-    records = np.zeros(COUNT, record_dtype(schema))
+    records = np.zeros(COUNT, schema.table.record)
     records["n_step_return"], records["priority"] = number, 1 + np.arange(COUNT)
     records["frame"] = np.arange(COUNT)
     records["next_frame"] = records["frame"] + schema.n_step
@@ -75,7 +75,7 @@ class SteppedDecoder(StackDecoder):
     """Decoding is a step, "decode". Also keeps the number of transitions of each decoding."""
 
     def __init__(self, schema, stacks, steps):
-        super().__init__(schema, stacks)
+        super().__init__(schema.table, [stacks])
         self.steps = steps
         self.sizes = []
 
@@ -91,7 +91,7 @@ class Slot:
     def __init__(self, path, schema, batch_size=64, *, seed=4, steps=uninterrupted):
         self.ring = BatchRing(schema, batch_size)
         settings = DrawSettings(0, 1, batch_size, 1_000, RateLimiter(1, 0.0, 0.0, inserts_wait=False))
-        reader = StoreReader(path, schema, steps=steps)
+        reader = StoreReader(path, schema.table, steps=steps)
         self.source = LocalSource(
             BatchDrawer(reader, SamplerCounters(1), 0, settings, np.random.default_rng(seed), clock=lambda: 0.0)
         )
@@ -118,13 +118,13 @@ def test_direct_batch_equals_the_batch_that_is_sent(path, schema):
     for number in range(30):
         writer.insert(make_segment(schema, number))
     direct = Slot(path, schema, seed=3).fill()
-    sent = StoreReader(path, schema).sample(64, np.random.default_rng(3))
+    sent = StoreReader(path, schema.table).sample(64, np.random.default_rng(3))
     for name, field in (("keys", "key"), ("probability", "probability"), ("version", "version")):
         np.testing.assert_array_equal(getattr(direct, name), sent.records[field])
     assert direct.usable.all()
     assert_intact(direct)
     stacks = np.empty_like(direct.stacks)
-    assert StackDecoder(schema, stacks).decode(sent.records, sent.blob, np.arange(64)).all()
+    assert StackDecoder(schema.table, [stacks]).decode(sent.records, sent.blob, np.arange(64)).all()
     np.testing.assert_array_equal(direct.stacks, stacks)
     writer.close()
 
@@ -231,7 +231,7 @@ def test_draws_are_intact_while_another_process_writes(path, schema):
 
 
 def test_a_reader_cannot_write_to_the_memory(path):
-    writer, reader = create(path, LZ4), StoreReader(path, LZ4)
+    writer, reader = create(path, LZ4), StoreReader(path, LZ4.table)
     with pytest.raises(ValueError, match="read-only"):
         reader._rows[0] = 0
     writer.close()
@@ -250,5 +250,5 @@ def test_size_is_in_range_while_the_writer_replaces_everything(path):
             writer.insert(make_segment(LZ4, next(numbers)))
             return key
 
-    assert 0 < Racing(path, LZ4).size <= 2 * COUNT
+    assert 0 < Racing(path, LZ4.table).size <= 2 * COUNT
     writer.close()

@@ -49,7 +49,7 @@ def endpoint():
 
 
 def test_batches_arrive_and_invalid_messages_are_counted(context, endpoint):
-    limit = max_batch_bytes(PIXELS, 4)
+    limit = max_batch_bytes(PIXELS.table, 4)
     receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=limit)
     assert receiver.receive(0.0) is None
     stranger = context.socket(zmq.PUSH)
@@ -72,7 +72,7 @@ def test_batches_go_to_all_loaders_in_turn(context):
             probe.bind(("127.0.0.1", 0))
             endpoints.append(f"tcp://127.0.0.1:{probe.getsockname()[1]}")
         receivers.append(
-            BatchReceiver(context, endpoints[-1], CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS, 4))
+            BatchReceiver(context, endpoints[-1], CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS.table, 4))
         )
     sender, served = BatchSender(context, endpoints, CODEC), set()
 
@@ -88,7 +88,7 @@ def test_batches_go_to_all_loaders_in_turn(context):
 
 
 def test_reconnecting_closes_the_old_connection(context, endpoint):
-    receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS, 4))
+    receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS.table, 4))
     port = f":{int(endpoint.rpartition(':')[2]):04X}"
 
     def connections():
@@ -113,21 +113,21 @@ def test_reconnecting_closes_the_old_connection(context, endpoint):
 def test_size_limits_are_just_above_the_longest_messages(schema):
     """The messages have as many frames as possible (episodes of one step), and no frame compresses."""
     count, length = 64, 3_000
-    num_steps, num_frames = length + schema.n_step, 2 * schema.stack + schema.n_step
+    num_steps, num_frames = length + schema.n_step, schema.stack + schema.n_step
     batch = make_batch(schema, count)
-    batch = batch._replace(blob=make_blob([bytes(schema.max_frame_bytes)] * (count * num_frames)))
+    batch = batch._replace(blob=make_blob([bytes(schema.table.max_entry_bytes)] * (count * num_frames)))
     segment = make_segment(schema, count=num_steps)
-    segment = segment._replace(blob=make_blob([bytes(schema.max_frame_bytes)] * (2 * num_steps + schema.stack)))
+    segment = segment._replace(blob=make_blob([bytes(schema.table.max_entry_bytes)] * (2 * num_steps + schema.stack)))
     codec = RunCodec(RUN, schema)
     for message, limit in (
-        (codec.encode_batch(batch), max_batch_bytes(schema, count)),
-        (codec.encode_segment(segment), max_segment_bytes(schema, length)),
+        (codec.encode_batch(batch), max_batch_bytes(schema.table, count)),
+        (codec.encode_segment(segment), max_segment_bytes(schema.table, length)),
     ):
         assert 0 <= limit - sum(map(len, message)) < CONTROL_MARGIN
 
 
 def test_an_unreachable_loader_receives_no_batches(context, endpoint):
-    receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS, 4))
+    receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS.table, 4))
     sender = BatchSender(context, [endpoint, "tcp://127.0.0.1:1"], CODEC)
     for number in range(8):
         assert sender.send(make_batch(PIXELS, number=number), DEADLINE)
@@ -207,7 +207,7 @@ def test_receipts_reach_only_the_actor_of_their_stream(endpoint):
 
     async def scenario():
         with open_context() as server, open_context() as actor:
-            limit = max_segment_bytes(PIXELS, 5)
+            limit = max_segment_bytes(PIXELS.table, 5)
             experience = AsyncReceiver(server, zmq.PULL, endpoint, "experience", high_water_mark=10, max_bytes=limit)
             publisher = ReceiptPublisher(server, receipts_endpoint, CODEC)
             sender = ExperienceSender(actor, endpoint, num_messages=4)

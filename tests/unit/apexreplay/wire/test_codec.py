@@ -124,7 +124,7 @@ def bad(name, value, schema=PIXELS, at=2):
 @pytest.mark.parametrize(
     ("records", "reason"),
     [
-        (bad("n_step_return", np.nan), "return"),
+        (bad("n_step_return", np.nan), "n_step_return"),
         (bad("discount", -0.1), "discount"),
         (bad("discount", 1.5), "discount"),
         (bad("discount", np.nan), "discount"),
@@ -133,17 +133,17 @@ def bad(name, value, schema=PIXELS, at=2):
         (bad("action", 3), "action"),
         (bad("action", -1), "action"),
         (bad("reward", np.inf), "reward"),
-        (bad("step_discount", 1.5), "discount"),
-        (bad("step_discount", np.nan), "discount"),
-        (bad("depth", 0), "depth"),
-        (bad("depth", 5), "depth"),
-        (bad("next_depth", 0), "depth"),
-        (bad("next_depth", 200), "depth"),
-        (bad("depth", 4), "frames"),
-        (bad("next_frame", 2), "frames"),
-        (bad("next_frame", 6), "frames"),
-        (bad("next_frame", 60_000), "frames"),
-        (bad("next_depth", 3, at=0), "frames"),
+        (bad("step_discount", 1.5), "step_discount"),
+        (bad("step_discount", np.nan), "step_discount"),
+        (bad("depth", 0), "steps"),
+        (bad("depth", 5), "steps"),
+        (bad("next_depth", 0), "steps"),
+        (bad("next_depth", 200), "steps"),
+        (bad("depth", 4), "steps"),
+        (bad("next_frame", 2), "steps"),
+        (bad("next_frame", 6), "steps"),
+        (bad("next_frame", 60_000), "steps"),
+        (bad("next_depth", 3, at=0), "steps"),
     ],
 )
 def test_invalid_records_are_refused(records, reason):
@@ -234,7 +234,7 @@ def bad_batch(**fields):
         (bad_batch(probability=0), "probability"),
         (bad_batch(probability=np.nan), "probability"),
         (bad_batch(probability=np.nextafter(2.0**-1_000, 0)), "probability"),
-        (bad_batch(next_frame=7), "frames"),
+        (bad_batch(next_frame=7), "steps"),
     ],
 )
 def test_invalid_batches_are_refused(frames, reason):

@@ -17,7 +17,7 @@ from apex.dqn.manual_backward.bfloat16_layers import (
     interleave,
 )
 from apex.dqn.networks import make_network
-from apexreplay.types import Schema
+from apex.schema import Schema
 
 PIXELS = Schema(frame_shape=(47, 61), frame_dtype="uint8", stack=2, num_actions=3, n_step=3, codec="lz4")
 

@@ -20,7 +20,7 @@ from apex.dqn.manual_backward import pixel_torso
 from apex.dqn.manual_backward.layers import VectorTorso
 from apex.dqn.manual_backward.update import ManualUpdate
 from apex.dqn.networks import QNetwork, make_network
-from apexreplay.types import Schema
+from apex.schema import Schema
 
 CPU = torch.device("cpu")
 NUM_ACTIONS = 3

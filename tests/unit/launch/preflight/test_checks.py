@@ -29,12 +29,12 @@ from apex.launch.preflight.report import Check, require_all
 from apex.launch.preflight.requirements import files_needed, gpu_bytes, memory_needed, store_bytes
 from apex.runtime.gpu import Cuda, Gpu
 from apex.runtime.hardware import FileLimit, Machine
+from apex.schema import Schema
 from apex.sizing import size_to_machine
 from apexreplay.errors import UsageError
 from apexreplay.native import NativeError
 from apexreplay.process.limits import Space
 from apexreplay.store.location import claim_path
-from apexreplay.types import Schema
 
 GIB = 2**30
 SHM = Path("/dev/shm")

@@ -23,10 +23,10 @@ from apex.launch.preflight.doctor import (
 from apex.launch.preflight.report import Check, describe_check
 from apex.runs.folder import RunFolder
 from apex.runtime.hardware import Machine
+from apex.schema import Schema
 from apex.sizing import size_to_machine
 from apexreplay.errors import FAILED, FINISHED, REFUSED
 from apexreplay.store.location import claim_run, store_path
-from apexreplay.types import Schema
 
 BEFORE_SIZES = ["software", "native loops", "CPU", "cores", "logout", "GPU", "environment"]
 SIZES = ["threads", "actors", "capacity", "memory", "free memory", "tmpfs", "open files", "disk", "ports"]

@@ -26,7 +26,7 @@ LIMITED = """
 import json, resource, sys
 from apex.config import from_dict
 from apex.launch.preflight.fit import fit
-from apexreplay.types import Schema
+from apex.schema import Schema
 config, schema = json.loads(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 4_096))
 fit(from_dict(config), Schema.from_dict(schema), print)

@@ -16,9 +16,9 @@ from apex.launch.preflight.requirements import (
     store_bytes,
 )
 from apex.learning.batch_ring import MAX_BEHIND
+from apex.schema import Schema
 from apex.sizing import table_bytes
 from apexreplay.store.layout import Sizes
-from apexreplay.types import Schema
 
 PIXELS = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
@@ -31,12 +31,12 @@ CONFIG = Config(
 
 
 def test_the_store_needs_its_file_and_a_page_for_readers():
-    assert store_bytes(CONFIG, PIXELS) == Sizes(100_000, 10_000_000, 40).file_bytes(PIXELS) + 4_096
+    assert store_bytes(CONFIG, PIXELS) == Sizes(100_000, 10_000_000, 40).file_bytes(PIXELS.table) + 4_096
 
 
 def test_each_shard_needs_its_part_and_a_page():
     sharded = dataclasses.replace(CONFIG, replay=dataclasses.replace(CONFIG.replay, num_shards=2))
-    assert store_bytes(sharded, PIXELS) == 2 * (Sizes(50_000, 5_000_000, 40).file_bytes(PIXELS) + 4_096)
+    assert store_bytes(sharded, PIXELS) == 2 * (Sizes(50_000, 5_000_000, 40).file_bytes(PIXELS.table) + 4_096)
 
 
 def test_memory_is_the_sum_of_store_and_programs():

@@ -1,0 +1,114 @@
+"""The schema of a run: observations, actions, and the table of its transitions in the replay library.
+
+Axes: B batch, A discrete actions, K values of a continuous action, S stacked frames, *F one frame. An action is int64,
+0 ... A - 1, or float32[K] in [-1, 1], depending on the `Schema`.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from math import prod
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apexreplay.table import FieldCodec, Table, Window, table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """What the environment's observations and actions are, and what a transition takes from them."""
+
+    frame_shape: tuple[int, ...]  # (84, 84) for images, (D,) for vectors
+    frame_dtype: Literal["uint8", "float32"]
+    stack: int  # frames in one observation; 1 for vectors
+    num_actions: int  # A; 0 if actions are continuous
+    n_step: int  # maximum steps that one transition spans
+    codec: FieldCodec  # compression of each single frame
+    action_size: int = 0  # K; 0 if actions are discrete
+    masked: bool = False  # whether the environment has masks of the allowed actions
+
+    @property
+    def frame_bytes(self) -> int:
+        """Size of one decompressed frame in bytes."""
+        return prod(self.frame_shape) * np.dtype(self.frame_dtype).itemsize
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Shape of one observation, [S, *F]."""
+        return (self.stack, *self.frame_shape)
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one action: () if actions are discrete, else (K,)."""
+        return (self.action_size,) if self.action_size else ()
+
+    @property
+    def action_dtype(self) -> str:
+        """The dtype of a discrete action, or of each of the K values of a continuous action."""
+        return "<f4" if self.action_size else "<i8"
+
+    @property
+    def actions(self) -> str:
+        """A description of the actions, such as "6 actions"."""
+        return f"actions of {self.action_size} values" if self.action_size else f"{self.num_actions} actions"
+
+    @property
+    def mask_bytes(self) -> int:
+        """Size in bytes of a packed action mask (see `pack_mask`); 0 if there are no masks."""
+        return -(-self.num_actions // 8) if self.masked else 0
+
+    @property
+    def table(self) -> Table:
+        """The table of the transitions."""
+        return transitions(self)
+
+    def to_attributes(self) -> dict[str, Any]:
+        """Returns the fields and the shapes, for code that creates a network without this package."""
+        return {**self.to_dict(), "observation_shape": self.observation_shape, "action_shape": self.action_shape}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as a dictionary that can be written as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Self:
+        """Returns the schema from a result of `to_dict` or its JSON. Raises ValueError if a field is missing."""
+        missing = [field.name for field in fields(cls) if field.name not in saved]
+        if missing:
+            raise ValueError(f"the schema lacks {', '.join(missing)}: an older version of this package wrote it")
+        return cls(**{**saved, "frame_shape": tuple(saved["frame_shape"])})
+
+
+@cache
+def transitions(schema: Schema) -> Table:
+    """Returns the table of n-step transitions (DESIGN: Ape-X's record).
+
+    `reward` and `step_discount` belong to the single step from s_t; learning does not use them yet.
+    """
+    masks = {"next_mask": ("|u1", (schema.mask_bytes,))} if schema.masked else {}  # actions of s_{t+m}: `pack_mask`
+    return table(
+        "transitions",
+        {"observation": (schema.frame_dtype, schema.frame_shape, schema.codec)},
+        item=Window(schema.stack, schema.n_step),
+        values={
+            "n_step_return": "<f4",  # r_{t+1} + ... + gamma^(m-1) r_{t+m}
+            "discount": "<f4",  # gamma^m, or 0 if s_{t+m} is terminal
+            "reward": "<f4",  # r_{t+1}, the reward used for learning
+            "step_discount": "<f4",  # gamma, or 0 if s_{t+1} is terminal
+            "action": (schema.action_dtype, schema.action_shape),
+            **masks,
+        },
+        kept=("reward", "step_discount"),
+        description=schema.actions,
+    )
+
+
+def pack_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Packs bool[..., A] into uint8[..., ceil(A / 8)]: action a is bit a % 8 of byte a // 8; bits beyond A are 0."""
+    return np.packbits(mask, axis=-1, bitorder="little")
+
+
+def unpack_mask(packed: NDArray[np.uint8], num_actions: int) -> NDArray[np.bool_]:
+    """Returns the mask that `pack_mask` packed, bool[..., A]."""
+    return np.unpackbits(packed, axis=-1, count=num_actions, bitorder="little").view(np.bool_)

@@ -1,0 +1,319 @@
+"""Tables: which fields a step has, and what an item takes from the steps of its stream.
+
+A step is stored once. Its fields with the codec "lz4" are compressed one by one; its fields with the codec "raw" share
+one row. Each compressed field and the row are an *entry* of the step. Items refer to steps by their numbers and have
+values of their own. Axes: M items, V views of an item, W steps of a view.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apexreplay.errors import UsageError, require
+
+Array = NDArray[Any]
+FieldCodec = Literal["lz4", "raw"]
+
+LZ4_BYTES = 256  # size from which on a field of integers is compressed by default
+MAX_STEPS_OF_ITEM = 1_000  # maximum steps to which one item refers
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_TAKEN = {"key", "priority", "probability", "segment", "unused", "version", "num_frames"}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """An array of every step. `dtype` is a NumPy type string, little-endian: "|u1", "<i8", "<f4"."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    codec: FieldCodec = "raw"
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of one array in bytes, not compressed."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @classmethod
+    def of(cls, declared: Any) -> Self:
+        """Returns the field of a declaration: a dtype, (dtype, shape), (dtype, shape, codec), or a dictionary of these.
+
+        Without a codec, integers of at least LZ4_BYTES bytes are compressed. Raises UsageError.
+        """
+        parts = [declared]
+        if isinstance(declared, Mapping):
+            unknown = sorted(set(declared) - {"dtype", "shape", "codec"})
+            require(not unknown and "dtype" in declared, f"a field has dtype, shape and codec, got {dict(declared)}")
+            parts = [
+                declared["dtype"],
+                declared.get("shape", ()),
+                *([declared["codec"]] if "codec" in declared else []),
+            ]
+        elif isinstance(declared, tuple | list):
+            parts = list(declared)
+        require(1 <= len(parts) <= 3, f"a field is a dtype, (dtype, shape) or (dtype, shape, codec), got {declared!r}")
+        dtype = _scalar(parts[0])
+        shape = tuple(parts[1]) if len(parts) > 1 else ()
+        sized = all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 2**24 for n in shape)
+        require(sized and len(shape) <= 8, f"a shape has at most 8 positive integers, got {shape}")
+        whole = cls(dtype.str, shape)
+        large = dtype.kind in "iu" and whole.num_bytes >= LZ4_BYTES
+        codec: Any = parts[2] if len(parts) > 2 else "lz4" if large else "raw"
+        require(codec in ("lz4", "raw"), f"a codec is lz4 or raw, got {codec!r}")
+        return cls(dtype.str, shape, codec)
+
+
+def _scalar(declared: Any) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = np.dtype(declared).newbyteorder("<")
+    except TypeError as error:
+        raise UsageError(f"{declared!r} is not a dtype of NumPy") from error
+    is_plain = dtype.kind in "iuf" and dtype.itemsize <= 8
+    require(
+        is_plain, f"a dtype is an integer or a float of at most 64 bits, got {declared!r}", remedy="use uint8 for bool"
+    )
+    return dtype
+
+
+class Entry(NamedTuple):
+    """What each step has in the blob: one compressed field, or the row of all raw fields."""
+
+    names: tuple[str, ...]
+    dtype: np.dtype[Any]  # of a value of the field; of the row, with a field for each name
+    shape: tuple[int, ...]
+    codec: FieldCodec
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in bytes, not compressed."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def max_bytes(self) -> int:
+        """Maximum size in the blob in bytes; for lz4, the bound that LZ4 guarantees."""
+        return self.num_bytes + self.num_bytes // 255 + 16 if self.codec == "lz4" else self.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """An item is one step."""
+
+    kind = "step"
+    width = 1  # W
+    positions = ("frame",)  # V fields of a record, each with the number of the newest step of a view
+    depths: tuple[str, ...] = ()
+    max_steps = 1
+
+    def spans(self, records: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the number of the first step of each item, int64[M], and how many steps it has, int64[M]."""
+        return records["frame"].astype(np.int64), np.ones(len(records), np.int64)
+
+    def flaw(self, records: Array, num_steps: Array | int) -> str:
+        """Returns what is wrong with the references of received records; "" if nothing is.
+
+        `num_steps`: steps of the message, or of each item.
+        """
+        return "" if (records["frame"] < num_steps).all() else "`frame` is beyond the last step"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """An item is two stacks of steps: the `stack` steps up to `frame`, and those up to `next_frame`.
+
+    `next_frame` is 1 to `span` steps after `frame`. `depth` and `next_depth` are the numbers of real steps in the
+    stacks: an episode starts with `stack` - 1 steps of zeros, which are never stored.
+    """
+
+    stack: int  # W
+    span: int
+
+    kind = "window"
+    positions = ("frame", "next_frame")
+    depths = ("depth", "next_depth")
+
+    def __post_init__(self) -> None:
+        fits = 1 <= self.stack <= 255 and self.span >= 1 and self.max_steps <= MAX_STEPS_OF_ITEM
+        require(fits, f"a window has a stack of 1 to 255 and a span from 1 on, got {self.stack} and {self.span}")
+
+    @property
+    def width(self) -> int:
+        """W, the steps of one stack."""
+        return self.stack
+
+    @property
+    def max_steps(self) -> int:
+        """Maximum steps to which one item refers."""
+        return self.stack + self.span
+
+    def spans(self, records: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the number of the first step of each item, int64[M], and how many steps it has, int64[M]."""
+        frame, next_frame = records["frame"].astype(np.int64), records["next_frame"].astype(np.int64)
+        first = np.minimum(frame - records["depth"], next_frame - records["next_depth"]) + 1
+        return first, next_frame - first + 1
+
+    def flaw(self, records: Array, num_steps: Array | int) -> str:
+        """Returns what is wrong with the references of received records; "" if nothing is.
+
+        `num_steps`: steps of the message, or of each item.
+        """
+        frame, next_frame = records["frame"].astype(np.int64), records["next_frame"].astype(np.int64)
+        steps = next_frame - frame
+        for name, newest in zip(self.depths, (frame, next_frame), strict=True):
+            depth = records[name]
+            if not ((depth >= 1) & (depth <= self.stack)).all():
+                return f"`{name}` is not in 1 ... {self.stack}"
+            if not (depth <= newest + 1).all():
+                return f"a stack of `{name}` steps begins before the first step"
+        if not ((steps >= 1) & (steps <= self.span)).all():
+            return f"`next_frame` is not 1 to {self.span} after `frame`"
+        return "" if (next_frame < num_steps).all() else "`next_frame` is beyond the last step"
+
+
+Item = Single | Window
+
+
+@dataclass(frozen=True)
+class Table:
+    """The declaration of a table. Use `table` to make one: it checks the names and accepts short forms."""
+
+    name: str
+    steps: tuple[tuple[str, Field], ...]
+    item: Item
+    values: tuple[tuple[str, Field], ...]  # fields of an item, in its record; always raw
+    kept: tuple[str, ...] = ()  # values that are stored, but not drawn
+    description: str = ""  # what the dtypes do not say; tables with another description are other tables
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the declaration as a dictionary that can be written as JSON."""
+        return {
+            "name": self.name,
+            "steps": {name: asdict(field) for name, field in self.steps},
+            "item": {"kind": self.item.kind, **asdict(self.item)},
+            "values": {name: asdict(field) for name, field in self.values},
+            "kept": list(self.kept),
+            "description": self.description,
+        }
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """The first 32 bits of the declaration's SHA-256. Every message header contains this number."""
+        text = json.dumps(self.to_dict(), separators=(",", ":"))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """The entries of each step, in their order in the blob: the row of the raw fields is the last."""
+        raw = [(name, field) for name, field in self.steps if field.codec == "raw"]
+        entries = [
+            Entry((name,), np.dtype(field.dtype), field.shape, "lz4")
+            for name, field in self.steps
+            if field.codec == "lz4"
+        ]
+        if len(raw) == 1:
+            ((name, field),) = raw
+            entries.append(Entry((name,), np.dtype(field.dtype), field.shape, "raw"))
+        elif raw:
+            row = np.dtype([(name, field.dtype, field.shape) for name, field in raw])
+            entries.append(Entry(tuple(name for name, _ in raw), row, (), "raw"))
+        return tuple(entries)
+
+    @cached_property
+    def max_entry_bytes(self) -> int:
+        """Maximum size of one entry in the blob, in bytes."""
+        return max(entry.max_bytes for entry in self.entries)
+
+    @cached_property
+    def max_step_bytes(self) -> int:
+        """Maximum size of one step in the blob in bytes, with the offsets of its entries."""
+        return sum(entry.max_bytes + 4 for entry in self.entries)
+
+    @cached_property
+    def record(self) -> np.dtype[Any]:
+        """The dtype of one item in a segment. References count the steps of the segment, from 0.
+
+        `priority` is the item's first priority, before the exponent.
+        """
+        return np.dtype([("priority", "<f4"), *_fields(self.values), *self._references])
+
+    @cached_property
+    def batch_record(self) -> np.dtype[Any]:
+        """The dtype of one item of a batch. References count from the item's first step, and its steps are adjacent.
+
+        `num_frames`: steps of the item. `probability`: P(i) = leaf / root of the sum-tree when the item was drawn,
+        divided by the number of shards. `version`: that of the item's segment.
+        """
+        drawn = [(name, field) for name, field in self.values if name not in self.kept]
+        head = [("key", "<i8"), ("probability", "<f8"), *_fields(drawn), ("version", "<u4"), ("num_frames", "<u2")]
+        return padded([*head, *self._references])
+
+    @property
+    def _references(self) -> list[Any]:
+        return [*((name, "<u2") for name in self.item.positions), *((name, "u1") for name in self.item.depths)]
+
+    @cached_property
+    def floats(self) -> tuple[str, ...]:
+        """The names of the values that are floats, and of the priority."""
+        return ("priority", *(name for name, field in self.values if np.dtype(field.dtype).kind == "f"))
+
+    @cached_property
+    def copied(self) -> tuple[str, ...]:
+        """The fields of `batch_record` that are equal in the stored record."""
+        values = [name for name, _ in self.values if name not in self.kept]
+        return ("key", "version", *values, *self.item.depths)
+
+
+def padded(record: list[Any]) -> np.dtype[Any]:
+    """Returns the dtype of the fields, padded to a multiple of 8 bytes for alignment by a field `unused`, always 0."""
+    return np.dtype([*record, ("unused", "u1", (-np.dtype(record).itemsize % 8,))])
+
+
+def _fields(values: Any) -> list[Any]:
+    return [(name, field.dtype, field.shape) for name, field in values]
+
+
+def table(
+    name: str,
+    steps: Mapping[str, Any],
+    *,
+    item: Item | None = None,
+    values: Mapping[str, Any] | None = None,
+    kept: tuple[str, ...] = (),
+    description: str = "",
+) -> Table:
+    """Declares a table.
+
+        table("steps", {"image": ("uint8", (84, 84)), "action": "int64", "reward": "float32"})
+
+    steps: the fields of a step, by name; see `Field.of`.
+    item: what an item refers to, `Single()` or `Window(stack, span)`; None: a single step.
+    values: fields of an item that do not belong to one step, such as an n-step return.
+    kept: names of values that are stored, but not sent in batches.
+    description: what the dtypes do not say, such as the meaning of actions.
+    Raises UsageError.
+    """
+    item = item or Single()
+    fields = [*steps, *(values or {})]
+    for each in (name, *fields):
+        require(_NAME.fullmatch(each) is not None, f"a name has 1 to 40 of a-z, 0-9 and _, got {each!r}")
+    require(len(set(fields)) == len(fields), f"a name stands for a step's field and for a value: {sorted(fields)}")
+    taken = sorted((_TAKEN | {*item.positions, *item.depths}) & set(values or {}))
+    require(not taken, f"these names of values are taken: {', '.join(taken)}")
+    require(len(steps) > 0, f"table {name!r} has no field of steps")
+    unknown = sorted(set(kept) - set(values or {}))
+    require(not unknown, f"`kept` names no values: {', '.join(unknown)}")
+    raw = {key: Field.of(declared) for key, declared in (values or {}).items()}
+    return Table(
+        name,
+        tuple((key, Field.of(declared)) for key, declared in steps.items()),
+        item,
+        tuple((key, Field(field.dtype, field.shape, "raw")) for key, field in raw.items()),
+        tuple(kept),
+        description,
+    )

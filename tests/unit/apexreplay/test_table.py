@@ -1,0 +1,274 @@
+"""Tables of any fields, compared with a naive twin: what is drawn is what was appended, by memory and by message."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.builders import PIXELS, RUN
+
+from apexreplay.client.segment_buffer import SegmentBuffer
+from apexreplay.errors import UsageError
+from apexreplay.frame_blob import make_blob, read_table
+from apexreplay.frames.encoder import StepEncoder, make_targets, name_arrays
+from apexreplay.frames.stack_decoder import StackDecoder
+from apexreplay.store.layout import StoreSettings
+from apexreplay.store.reader import StoreReader
+from apexreplay.store.writer import StoreWriter
+from apexreplay.table import Field, Single, Table, Window, table
+from apexreplay.types import BatchMessage, Segment, Stream
+from apexreplay.wire.codec import Codec
+from apexreplay.wire.header import WireError
+
+SETTINGS = StoreSettings(100, 400_000, num_streams=2, priority_exponent=0.5, min_priority=1e-3)
+
+TABLES = {
+    "one raw field": table("t", {"x": ("float32", (3,))}),
+    "one image": table("t", {"image": ("uint8", (20, 16))}),
+    "image and numbers": table("t", {"image": ("uint8", (20, 16)), "action": "int64", "reward": "float32"}),
+    "a dictionary": table(
+        "t",
+        {"rgb": ("uint8", (8, 8, 3), "lz4"), "goal": ("float64", (2,)), "hint": ("uint16", (300,)), "done": "uint8"},
+        values={"score": "float32", "id": "int32", "mask": ("uint8", (3,))},
+        kept=("id",),
+    ),
+    "windows of an image": table("t", {"image": ("uint8", (20, 16))}, item=Window(4, 3), values={"n_step": "float32"}),
+    "windows of a dictionary": table(
+        "t",
+        {"rgb": ("uint8", (8, 8, 3), "lz4"), "depth_map": ("uint16", (200,)), "goal": ("float32", (2,)), "k": "int8"},
+        item=Window(3, 5),
+        values={"n_step": "float32", "action": ("float32", (2,))},
+    ),
+    "windows of raw fields": table("t", {"x": ("float32", (3,)), "y": "int64"}, item=Window(2, 1)),
+}
+
+
+def draw_field(rng, field):
+    dtype = np.dtype(field.dtype)
+    return (rng.normal(size=field.shape) if dtype.kind == "f" else rng.integers(0, 100, field.shape)).astype(dtype)
+
+
+class Twin:
+    """A stream whose steps and items are kept as plain arrays."""
+
+    def __init__(self, declared: Table, seed: int) -> None:
+        self.table, self.rng = declared, np.random.default_rng(seed)
+        self.buffer = SegmentBuffer(declared)
+        self.steps: list[dict] = []
+        self.ages: list[int] = []
+        self.items: list[dict] = []  # by key: what a draw must return
+        self.age = 0
+
+    def step(self):
+        step = {name: draw_field(self.rng, field) for name, field in self.table.steps}
+        self.buffer.append(step)
+        self.steps.append(step)
+        self.ages.append(self.age)
+        self.age += 1
+
+    def end(self):
+        self.buffer.end_episode()
+        self.age = 0
+
+    def item(self):
+        """Adds an item of the newest step, or of any two steps that a window may have."""
+        values = {name: draw_field(self.rng, field) for name, field in self.table.values}
+        expected = {name: value for name, value in values.items() if name not in self.table.kept}
+        if isinstance(self.table.item, Single):
+            self.buffer.add_item(1.0, values)
+            self.items.append(expected | self.steps[-1])
+            return
+        span = int(self.rng.integers(1, self.table.item.span + 1))
+        if self.ages[-1] < span:
+            return
+        self.buffer.add_item(1.0, values, frame=-1 - span, next_frame=-1)
+        for name, field in self.table.steps:
+            for prefix, newest in (("", len(self.steps) - 1 - span), ("next_", len(self.steps) - 1)):
+                stack = np.zeros((self.table.item.stack, *field.shape), field.dtype)
+                for back in range(min(self.table.item.stack, self.ages[newest] + 1)):
+                    stack[-1 - back] = self.steps[newest - back][name]
+                expected[prefix + name] = stack
+        self.items.append(expected)
+
+
+def decode(declared: Table, batch: BatchMessage):
+    targets = make_targets(declared, len(batch.records))
+    for target in targets:
+        target.view(np.uint8)[...] = 255  # whatever an earlier batch left
+    decoder = StackDecoder(declared, targets)
+    assert decoder.decode(batch.records, batch.blob, np.arange(len(batch.records))).all()
+    return name_arrays(declared, targets)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_draw_returns_what_was_appended(tmp_path, name, seed):
+    declared = TABLES[name]
+    twin, codec = Twin(declared, seed), Codec(RUN, declared)
+    path = tmp_path / "t.replay"
+    writer = StoreWriter.create(path, declared, SETTINGS, store_incarnation=7)
+    reader = StoreReader(path, declared)
+    rng, number = np.random.default_rng(seed), 0
+    for count in range(400):
+        twin.step()
+        if rng.random() < 0.8:
+            twin.item()
+        if rng.random() < 0.15:
+            twin.end()
+        if len(twin.buffer) >= 20:
+            piece = twin.buffer.cut()
+            segment = Segment(Stream(1, 5), number, 3, piece.records, piece.blob)
+            writer.insert(codec.decode_segment(codec.encode_segment(segment)))
+            number += 1
+        if count % 60 != 59 or not number:
+            continue
+        sample = reader.sample(32, rng)
+        assert sample is not None
+        part = BatchMessage(0, 7, 0, 0, sample.num_transitions, sample.records, sample.blob)
+        batch = codec.decode_batch(codec.encode_batch(part), 32)
+        arrays = decode(declared, batch)
+        draw = reader.draw(32, rng)
+        located = make_targets(declared, len(draw.records))
+        assert StackDecoder(declared, located).decode_located(draw.frames, np.arange(len(draw.records))).all()
+        assert reader.still_live(draw).all()
+        for records, named in ((batch.records, arrays), (draw.records, name_arrays(declared, located))):
+            assert (records["version"] == 3).all()
+            for index, key in enumerate(records["key"].tolist()):
+                for field, expected in twin.items[key].items():
+                    found = named[field] if field in named else records[field]
+                    np.testing.assert_array_equal(found[index], expected, err_msg=f"{field} of {key}")
+                    assert found.dtype == expected.dtype
+    assert number >= 8
+    assert writer.num_inserted > writer.size  # The oldest were evicted.
+
+
+@pytest.mark.parametrize("name", ["image and numbers", "a dictionary", "windows of a dictionary"])
+def test_a_wrong_length_of_any_entry_is_refused(name):
+    declared = TABLES[name]
+    twin, codec = Twin(declared, 1), Codec(RUN, declared)
+    for _ in range(8):
+        twin.step()
+        twin.item()
+    piece = twin.buffer.cut()
+    offsets = read_table(piece.blob)
+    entries = [piece.blob[start:stop] for start, stop in pairwise(offsets)]
+    last = next(entry for entry in declared.entries if entry.codec == "raw")
+    column = declared.entries.index(last)
+
+    def send(changed):
+        segment = Segment(Stream(1, 5), 0, 3, piece.records, make_blob(changed))
+        return codec.decode_segment(codec.encode_segment(segment))
+
+    assert len(send(entries).records) == len(piece.records)
+    for index, wrong in (
+        (column, entries[column][:-1]),
+        (column, entries[column] + b"\0"),
+        (0, entries[0] + bytes(declared.entries[0].max_bytes)),
+    ):
+        with pytest.raises(WireError, match=r"^blob"):
+            send([*entries[:index], wrong, *entries[index + 1 :]])
+    with pytest.raises(WireError, match=r"^blob"):
+        send(entries[:-1])  # a step without its last entry
+    rows = np.frombuffer(bytearray(entries[column]), last.dtype)
+    floats = [field for field in last.names if rows[field].dtype.kind == "f"]
+    for field in floats:
+        spoiled = rows.copy()
+        spoiled[field] = np.nan
+        with pytest.raises(WireError, match="finite"):
+            send([*entries[:column], spoiled.tobytes(), *entries[column + 1 :]])
+
+
+@pytest.mark.parametrize(
+    ("declare", "named"),
+    [
+        (lambda: table("T", {"x": "int64"}), "'T'"),
+        (lambda: table("t", {"x y": "int64"}), "'x y'"),
+        (lambda: table("t", {}), "'t'"),
+        (lambda: table("t", {"x": "bool"}), "'bool'"),
+        (lambda: table("t", {"x": "object"}), "'object'"),
+        (lambda: table("t", {"x": "complex64"}), "'complex64'"),
+        (lambda: table("t", {"x": "float128"}), "'float128'"),
+        (lambda: table("t", {"x": "nonsense"}), "'nonsense'"),
+        (lambda: table("t", {"x": ("int64", (0,))}), r"\(0,\)"),
+        (lambda: table("t", {"x": ("int64", (2.5,))}), r"2\.5"),
+        (lambda: table("t", {"x": ("int64", (2,), "zip")}), "'zip'"),
+        (lambda: table("t", {"x": {"shape": (2,)}}), "dtype"),
+        (lambda: table("t", {"x": {"dtype": "int64", "size": 2}}), "size"),
+        (lambda: table("t", {"x": "int64"}, values={"x": "int64"}), "x"),
+        (lambda: table("t", {"x": "int64"}, values={"key": "int64"}), "key"),
+        (lambda: table("t", {"x": "int64"}, values={"frame": "int64"}), "frame"),
+        (lambda: table("t", {"x": "int64"}, kept=("y",)), "y"),
+        (lambda: Window(0, 1), "0"),
+        (lambda: Window(4, 0), "0"),
+        (lambda: Window(4, 2_000), "2000"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(declare, named):
+    with pytest.raises(UsageError, match=named):
+        declare()
+
+
+def test_short_forms_of_a_field_are_equal():
+    long = Field("<f4", (3,), "raw")
+    assert Field.of(("float32", (3,))) == Field.of(("float32", [3], "raw")) == long
+    assert Field.of({"dtype": "float32", "shape": [3]}) == long
+    assert Field.of(np.int16) == Field("<i2")
+    assert Field.of(("uint8", (84, 84))).codec == "lz4"
+    assert Field.of(("uint8", (15,))).codec == Field.of(("float32", (84, 84))).codec == "raw"
+
+
+@pytest.mark.parametrize(
+    ("step", "named"),
+    [
+        ({"x": 1.0}, "y"),
+        ({"x": 1.0, "y": [1, 2], "z": 0}, "z"),
+        ({"x": [1.0], "y": [1, 2]}, "x"),
+        ({"x": np.nan, "y": [1, 2]}, "x"),
+        ({"x": 1e300, "y": [1, 2]}, "x"),
+        ({"x": 1.0, "y": [1.5, 2]}, "y"),
+        ({"x": 1.0, "y": [1, 300]}, "y"),
+        ({"x": 1.0, "y": [-1, 0]}, "y"),
+        ({"x": "one", "y": [1, 2]}, "x"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_step_that_does_not_fit_is_refused(step, named):
+    encoder = StepEncoder(table("t", {"x": "float32", "y": ("uint8", (2,))}))
+    assert encoder.encode({"x": 1, "y": [1, 2]}) == [b"\0\0\x80?\x01\x02"]
+    with pytest.raises(UsageError, match=f"'{named}'|`{named}`"):
+        encoder.encode(step)
+
+
+def test_items_of_two_episodes_or_of_old_steps_are_refused():
+    buffer = SegmentBuffer(table("t", {"x": "int64"}, item=Window(2, 3)))
+    for step in range(3):
+        buffer.append({"x": step})
+    for frame, following in ((-1, -1), (-1, -2), (-4, -1), (0, -1)):
+        with pytest.raises(UsageError):
+            buffer.add_item(1.0, {}, frame, following)
+    for priority in (-1.0, np.nan, np.inf):
+        with pytest.raises(UsageError, match="priority"):
+            buffer.add_item(priority, {}, -2, -1)
+    buffer.end_episode()
+    buffer.append({"x": 3})
+    with pytest.raises(UsageError, match="episodes"):
+        buffer.add_item(1.0, {}, -2, -1)
+    for step in range(4, 20):
+        buffer.append({"x": step})
+    with pytest.raises(UsageError):
+        buffer.add_item(1.0, {}, -10, -8)
+    with pytest.raises(UsageError, match="too old"):
+        buffer.add_item(1.0, {}, -5, -4)
+    buffer.add_item(1.0, {}, -4, -1)
+    assert len(buffer) == 1
+
+
+def test_the_protocol_shows_the_declaration_of_transitions():
+    text = (Path(__file__).parents[3] / "docs/protocol.md").read_text()
+    (shown,) = re.findall(r"```json\n(\{\"name\":\"transitions\".*?)```", text, re.S)
+    schema = PIXELS.__class__(**{**PIXELS.to_dict(), "frame_shape": (84, 84), "num_actions": 6})
+    declared = json.dumps(schema.table.to_dict(), separators=(",", ":"))
+    assert shown.replace("\n", "") == declared
+    assert schema.table.fingerprint != PIXELS.table.fingerprint
