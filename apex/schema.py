@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.table import FieldCodec, Table, Window, table
+from apexreplay.tables import FieldCodec, Table, Window, table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.table import Array
+from apexreplay.tables import Array
 
 
 class Role(StrEnum):

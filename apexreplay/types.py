@@ -7,7 +7,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from apexreplay.frame_blob import FrameBlob
-from apexreplay.table import Array
+from apexreplay.tables import Array
 
 
 class Stream(NamedTuple):

@@ -32,7 +32,7 @@ from apex.learning.setup import choose_device, prepare_torch
 from apex.learning.trainer import BatchProvider, Trainer
 from apex.schema import Schema
 from apexreplay.process.lifecycle import Stop
-from apexreplay.table import Array
+from apexreplay.tables import Array
 from apexreplay.types import PriorityUpdate
 from bench.harness.command import (
     NUM_STREAMS,

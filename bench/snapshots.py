@@ -23,7 +23,7 @@ from apexreplay.store.layout import StoreSettings
 from apexreplay.store.location import memory_folder
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
-from apexreplay.table import Array
+from apexreplay.tables import Array
 from apexreplay.types import Segment, Stream
 
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=18, n_step=3, codec="lz4")

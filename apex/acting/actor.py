@@ -17,7 +17,7 @@ from apex.types import Exploration, Parameters, Step
 from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import POLL_SECONDS, Wait
-from apexreplay.table import Array
+from apexreplay.tables import Array
 from apexreplay.types import Stream
 
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from apex.acting.shared_parameters import SharedParameters
 from apex.transport.endpoints import ParameterSubscriber
-from apex.transport.json_codec import MAX_JSON_BYTES, decode_json, encode_json
 from apex.transport.messages.results import Scores, ScoreSums
 from apex.transport.messages.status import ActorStatus
 from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.process.rates import Rates
+from apexreplay.wire.json_codec import MAX_JSON_BYTES, decode_json, encode_json
 
 
 class WorkerReports:

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexreplay.errors import require
-from apexreplay.table import Array
+from apexreplay.tables import Array
 
 
 def epsilon_ladder(num_actors: int, base: float, exponent: float) -> NDArray[np.float64]:

@@ -24,7 +24,7 @@ from apex.schema import Schema
 from apexreplay.errors import ChildDiedError, UsageError
 from apexreplay.process.children import call_in_child
 from apexreplay.process.lifecycle import Stop
-from apexreplay.table import Array
+from apexreplay.tables import Array
 
 MIN_STEPS, MAX_STEPS = 10, 256  # steps for which an environment is tried: one for each discrete action, within these
 SMALL_IMAGE = 40  # pixels; a smaller image may not fit the built-in network

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.types import Step
-from apexreplay.table import Array
+from apexreplay.tables import Array
 
 
 class VectorEnvironment(Protocol):

@@ -37,7 +37,7 @@ from apex.runtime import trust
 from apex.sentences import plural
 from apexreplay.errors import FAILED, FINISHED, require
 from apexreplay.process.lifecycle import reports_errors, stop_on_signals
-from apexreplay.table import Array
+from apexreplay.tables import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 from apex.learning.batch_ring import BatchSlot
 from apexreplay.server.batch_drawer import BatchDrawer
 from apexreplay.store.reader import MAX_ATTEMPTS
-from apexreplay.table import Array
+from apexreplay.tables import Array
 from apexreplay.types import BatchMessage
 
 

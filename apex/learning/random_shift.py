@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from apex.config import Config
-from apexreplay.table import Array
+from apexreplay.tables import Array
 
 
 class RandomShift:

@@ -17,12 +17,12 @@ from apex.types import Role
 from apexreplay.process.lifecycle import Stop
 from apexreplay.server.server import ReplayServer
 from apexreplay.server.service import ServerSettings, serve
-from apexreplay.server.status import ReplayStatus
 from apexreplay.snapshots.folder import SnapshotFolder, shard_folder
 from apexreplay.store import location
 from apexreplay.store.location import memory_id, store_path
 from apexreplay.transport.endpoints import max_segment_bytes
 from apexreplay.transport.sockets import Context, InsecureBindWarning, reachable_address
+from apexreplay.wire.status import ReplayStatus
 
 log = logging.getLogger("apex")
 
@@ -56,6 +56,7 @@ def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) ->
         draw=draw_settings(config.replay, shard, config.learner.batch_size),
         num_rows=counter_rows(config.replay, config.learner),
         num_samplers=0 if is_shared else config.replay.num_samplers,
+        binds_batches=False,
         batch_endpoints=[transport.endpoint("batches", welcome.route.host, loader) for loader in loaders],
         seed=config.seed,
         snapshots=snapshots,

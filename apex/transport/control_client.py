@@ -5,13 +5,14 @@ import time
 
 import zmq
 
-from apex.transport.json_codec import MAX_JSON_BYTES, decode_answer, encode_control
+from apex.transport.json_codec import decode_answer, encode_control
 from apex.transport.messages.control import Answer, Request
 from apex.transport.timing import CONTROL_RECONNECT_SECONDS
 from apexreplay.transport.handshakes import FailedHandshakes
 from apexreplay.transport.sockets import Context, Reader, connect, prepare
 from apexreplay.transport.timing import GOODBYE_SECONDS
 from apexreplay.wire.header import WireError
+from apexreplay.wire.json_codec import MAX_JSON_BYTES
 
 WARN_SECONDS = 60.0  # minimum time between two warnings about invalid answers
 

@@ -23,8 +23,8 @@ from apex.types import Role
 from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
 from apexreplay.process.watchdog import StuckDetector
-from apexreplay.server.status import ReplayStatus
 from apexreplay.transport.sockets import open_context
+from apexreplay.wire.status import ReplayStatus
 
 STUCK_FACTOR = 1.25  # factor on `run.stuck_seconds`: above 1, so that a supervisor, which can report more, acts first
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from apex.schema import Schema
-from apex.transport.json_codec import decode_json, encode_json
 from apex.transport.messages.results import EvaluationResult
 from apex.types import Parameters
-from apexreplay.table import Array
+from apexreplay.tables import Array
 from apexreplay.types import Stream
 from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import Frame, MessageKind, require_field
+from apexreplay.wire.json_codec import decode_json, encode_json
 
 MAX_VERSION = 2**32 - 1
 

@@ -8,7 +8,7 @@ import numpy as np
 from apexreplay.errors import require
 from apexreplay.frame_blob import make_blob
 from apexreplay.frames.encoder import StepEncoder, fill_values
-from apexreplay.table import Array, Table, Window
+from apexreplay.tables import Array, Table, Window
 
 MAX_PRIORITY = float(np.finfo(np.float32).max)
 
@@ -34,6 +34,10 @@ class SegmentBuffer:
     def __len__(self) -> int:
         """The number of items that are not in a segment yet."""
         return len(self._records)
+
+    def is_full(self, length: int) -> bool:
+        """Whether there are items, and `length` of them or steps for twice as many."""
+        return len(self._records) >= length or (len(self._records) > 0 and len(self._steps) >= 2 * length)
 
     def append(self, step: Mapping[str, Any]) -> None:
         """Adds a step. Raises UsageError if it does not fit the table; then nothing is added."""

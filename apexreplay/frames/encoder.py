@@ -7,7 +7,7 @@ import cramjam
 import numpy as np
 
 from apexreplay.errors import require
-from apexreplay.table import Array, Entry, FieldCodec, Table
+from apexreplay.tables import Array, Entry, FieldCodec, Table
 
 
 def _lz4(array: Array) -> bytes:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from apexreplay.frame_blob import FrameBlob
 from apexreplay.frames.located import Located
 from apexreplay.native import NativeError, open_native
-from apexreplay.table import Array
+from apexreplay.tables import Array
 
 MOST_FRAMES = 255  # maximum frames of one transition for the native code
 INTERFACE = 3  # must equal `apex_interface` of decompress.c

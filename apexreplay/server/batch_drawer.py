@@ -10,7 +10,7 @@ from apexreplay.frame_blob import FrameBlob
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.store.reader import StoreReader
-from apexreplay.table import Array
+from apexreplay.tables import Array
 from apexreplay.transport.timing import CREDIT_SECONDS
 from apexreplay.types import BatchMessage
 

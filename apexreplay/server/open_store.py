@@ -19,7 +19,7 @@ from apexreplay.store import location
 from apexreplay.store.file import is_whole
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.writer import StoreWriter
-from apexreplay.table import Table
+from apexreplay.tables import Table
 
 log = logging.getLogger("apex")
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from apexreplay.server.histogram import BINS_PER_DECADE, LOWEST_DECADE, Histogram, bin_edges
 from apexreplay.store.layout import Store
+from apexreplay.wire.histogram import BINS_PER_DECADE, LOWEST_DECADE, Histogram, bin_edges
 
 PERIOD = 10.0  # minimum seconds between two histograms
 MOST_KEYS = 10_000  # maximum number of transitions examined; examining more would delay the writer's thread

@@ -10,13 +10,13 @@ from apexreplay.process.rates import Rates
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.server.priority_histogram import PriorityHistogram
 from apexreplay.server.sampler_counters import SamplerCounters
-from apexreplay.server.status import ReplayStatus
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.writer import StoreWriter
 from apexreplay.transport.timing import STREAM_LIFE_SECONDS
 from apexreplay.types import Receipt
 from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import Frame, WireError
+from apexreplay.wire.status import ReplayStatus
 
 log = logging.getLogger("apex")
 

@@ -11,7 +11,7 @@ from apexreplay.errors import require
 from apexreplay.snapshots.folder import Snapshot, SnapshotFolder
 from apexreplay.store import layout
 from apexreplay.store.writer import StoreWriter
-from apexreplay.table import Table
+from apexreplay.tables import Table
 
 log = logging.getLogger("apex")
 

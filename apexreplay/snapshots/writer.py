@@ -21,7 +21,7 @@ from apexreplay.frame_blob import as_words, measure_blobs
 from apexreplay.snapshots.folder import Snapshot, SnapshotFile, SnapshotFolder
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import Store
-from apexreplay.table import Array, Table
+from apexreplay.tables import Array, Table
 
 FILE_BYTES = 8 << 20  # approximate bytes of blobs per file, which are copied at once
 ROW_ATTEMPTS = 1_000

@@ -11,7 +11,7 @@ from apexreplay.errors import DamagedMemoryError, DataError, require
 from apexreplay.files.file_lock import LOCK_ATTEMPTS, FileLock
 from apexreplay.store.layout import STORE_HEADER, Regions, Sizes, StoreSettings
 from apexreplay.store.location import beside, in_use, remove
-from apexreplay.table import Table
+from apexreplay.tables import Table
 
 MAGIC = int.from_bytes(b"ApeXrepl", "little")
 FORMAT = 4  # format of the file; increases when its regions or records change

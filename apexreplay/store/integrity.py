@@ -17,7 +17,7 @@ from apexreplay.errors import DamagedMemoryError
 from apexreplay.frame_blob import as_words, measure_blobs
 from apexreplay.store.layout import BLOB_ALIGNMENT, COMMIT, TORN, Regions
 from apexreplay.store.priority_weights import MAX_STORED_PRIORITY
-from apexreplay.table import Table
+from apexreplay.tables import Table
 
 
 class _Segments(NamedTuple):

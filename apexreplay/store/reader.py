@@ -10,7 +10,7 @@ from apexreplay.files.atomic_files import Steps, uninterrupted
 from apexreplay.frames.located import LOCATED, Arena, CopiedFrames, Located
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import COMMIT, FIRST_BYTE, FIRST_KEY, Store
-from apexreplay.table import Array, Table
+from apexreplay.tables import Array, Table
 
 MAX_ATTEMPTS = 16  # draws of a batch until the writer has overwritten none of it
 

@@ -19,7 +19,7 @@ from apexreplay.store.integrity import require_sound, seal
 from apexreplay.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, TORN, Regions, Store, StoreSettings
 from apexreplay.store.location import beside, in_use
 from apexreplay.store.priority_weights import PriorityWeights, count_refused
-from apexreplay.table import Array, Table
+from apexreplay.tables import Array, Table
 from apexreplay.types import PriorityUpdate, Receipt, Segment, Stream
 
 

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 import zmq
 
-from apexreplay.table import Table
-from apexreplay.transport.sockets import Context, Reader, Socket, bind, connect, prepare
+from apexreplay.tables import Table
+from apexreplay.transport.sockets import Context, Reader, Socket, bind, connect, prepare, receive
 from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Stream
 from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import HEADER, WireError, receipt_topic
@@ -147,6 +148,80 @@ class BatchReceiver(Reader):
         if self.num_refused.bit_count() == 1:
             counts = dict(self.refused)
             log.warning("dropped %d messages that are not valid batches; by reason: %s", self.num_refused, counts)
+
+
+class RequestReceiver(Reader):
+    """Receives the requests of clients for batches, and answers them."""
+
+    def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
+        """Binds the socket."""
+        super().__init__()
+        self._codec = codec
+        self._socket = context.socket(zmq.ROUTER)
+        prepare(self._socket, high_water_mark=1_000, max_bytes=1_024, reader_may_pause=True)
+        bind(self._socket, endpoint, "batches")
+
+    def receive(self, timeout: float) -> list[tuple[bytes, int]]:
+        """Returns (client, batch size) of all requests that have arrived. Waits up to `timeout` s for the first."""
+        requests: list[tuple[bytes, int]] = []
+        while parts := receive(self._socket, timeout):
+            timeout = 0.0
+            try:
+                requests.append((parts[0], self._codec.decode_request(parts[1:])))
+            except WireError as error:
+                self.refuse(error)
+        return requests
+
+    def answer(self, client: bytes, batch: BatchMessage) -> None:
+        """Sends a batch without waiting. It is lost if the client is gone, or if its queue is full."""
+        try:
+            self._socket.send_multipart([client, *self._codec.encode_batch(batch)], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            self.refuse(WireError("unanswered", str(error)))
+
+
+class BatchRequester(Reader):
+    """Asks the samplers of a server for batches. Keeps `credit` requests waiting there."""
+
+    def __init__(
+        self, context: Context, endpoints: Sequence[str], codec: Codec, *, batch_size: int, credit: int
+    ) -> None:
+        """Connects. Each endpoint is a sampler process; the requests go to them in turn."""
+        super().__init__()
+        self._codec = codec
+        self._batch_size = batch_size
+        self._credit = credit
+        self._endpoints = endpoints
+        self._socket = context.socket(zmq.DEALER)
+        limit = max_batch_bytes(codec.table, batch_size)
+        prepare(self._socket, high_water_mark=max(credit, 2), max_bytes=limit)
+        for endpoint in endpoints:
+            connect(self._socket, endpoint, "batches")
+        self._request(credit)
+
+    def receive(self, timeout: float) -> BatchMessage | None:
+        """Returns the next batch, or None after `timeout` seconds or for an invalid message, which is counted."""
+        parts = receive(self._socket, timeout, copy=False)
+        if parts is None:
+            return None
+        self._request(1)
+        try:
+            return self._codec.decode_batch([part.buffer for part in parts], self._batch_size)
+        except WireError as error:
+            self.refuse(error)
+            return None
+
+    def reconnect(self) -> None:
+        """Renews the connections and all requests; batches on their way are lost."""
+        for endpoint in self._endpoints:
+            self._socket.disconnect(endpoint)
+            connect(self._socket, endpoint, "batches")
+        self._request(self._credit)
+
+    def _request(self, count: int) -> None:
+        with suppress(zmq.Again):  # A connection that is renewed asks again.
+            for _ in range(count):
+                self._socket.send_multipart(self._codec.encode_request(self._batch_size), zmq.NOBLOCK)
 
 
 class PrioritySender:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexreplay.frame_blob import BlobError, check_table, read_table
-from apexreplay.table import Array, Entry, Table
+from apexreplay.tables import Array, Entry, Table
 from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Segment, Stream
 from apexreplay.wire.header import Frame, Header, MessageKind, WireError, checksum, pack, require_field, unpack
 
@@ -108,6 +108,19 @@ class Codec:
         return BatchMessage(
             header.shard, header.incarnation, header.sender, header.number, num_transitions, records, blob
         )
+
+    def encode_request(self, batch_size: int) -> list[bytes]:
+        """Returns one frame, a header: the request for one batch of `batch_size` items."""
+        return self._seal(MessageKind.REQUEST, Stream(0, 0), 0, batch_size, b"")
+
+    def decode_request(self, frames: Sequence[Frame]) -> int:
+        """Decodes what `encode_request` wrote."""
+        header, (body,) = self._check(frames, MessageKind.REQUEST, 1)
+        header.require_zero("shard", "sender", "incarnation", "number")
+        count = header.num_items
+        require_field(0 < count <= MAX_PRIORITIES, "count", f"{count} items, expected 1 to {MAX_PRIORITIES}")
+        require_field(len(body) == 0, "length", f"{len(body)} bytes, expected 0")
+        return count
 
     def encode_priorities(self, update: PriorityUpdate) -> list[bytes]:
         """Returns one frame: header, keys, priorities."""

@@ -30,6 +30,7 @@ class MessageKind(IntEnum):
     PARAMETERS = 5
     CONTROL = 6
     EVALUATION = 7
+    REQUEST = 8
 
 
 class WireError(ValueError):

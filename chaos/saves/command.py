@@ -30,7 +30,7 @@ from apexreplay.errors import FAILED, FINISHED, UsageError
 from apexreplay.process.children import start_child
 from apexreplay.process.lifecycle import Stop, reports_errors
 from apexreplay.store.location import memory_folder
-from apexreplay.table import Array
+from apexreplay.tables import Array
 from chaos.saves.saver import Read, Saver, make_run, make_segment, read_run
 
 STEP_NAMES = (  # the steps of a save

@@ -26,7 +26,7 @@ from apexreplay.snapshots.restore import restore
 from apexreplay.snapshots.writer import SnapshotWriter
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.writer import StoreWriter
-from apexreplay.table import Array
+from apexreplay.tables import Array
 from apexreplay.types import Segment, Stream
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")

@@ -8,8 +8,8 @@ from apex.transport.messages.control import Hello
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import ActorStatus, EvaluatorStatus
-from apexreplay.server.status import ReplayStatus
 from apexreplay.wire.header import WIRE_VERSION
+from apexreplay.wire.status import ReplayStatus
 
 RUN = 0xABCDEF
 

@@ -10,7 +10,7 @@ from apex.config import Config, flatten
 from apex.facts import Bottleneck
 from apex.runtime.resources import HostUse
 from apex.transport.messages.status import ActorStatus, LearnerStatus
-from apexreplay.server.status import ReplayStatus
+from apexreplay.wire.status import ReplayStatus
 
 BUSY = 0.8  # share of time; a part that works more than this counts as fully busy
 # Without a configured ratio, a learner draws as many samples as it can: in the paper 0.8 samples per insert. At ten

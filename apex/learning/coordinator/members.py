@@ -13,8 +13,8 @@ from apex.transport.messages import control
 from apex.transport.messages.run_status import RoleRow
 from apex.transport.messages.status import ActorStatus, Resources
 from apex.transport.timing import ABSENT_HEARTBEATS
-from apexreplay.server.histogram import merge
-from apexreplay.server.status import ReplayStatus
+from apexreplay.wire.histogram import merge
+from apexreplay.wire.status import ReplayStatus
 
 MAX_MEMBERS = 2_000  # maximum processes; heartbeats of any further process are refused
 # Maximum rows of a status reply: with three texts of at most 800 bytes per row, it stays below MAX_JSON_BYTES.

@@ -21,8 +21,8 @@ from apex.runs.metrics.writer import MetricRow
 from apex.sentences import advise
 from apex.transport.messages.results import EvaluationResult, Scores
 from apex.transport.messages.status import LearnerStatus
-from apexreplay.server.histogram import Histogram
-from apexreplay.server.status import ReplayStatus
+from apexreplay.wire.histogram import Histogram
+from apexreplay.wire.status import ReplayStatus
 
 
 class MetricRows:

@@ -25,9 +25,9 @@ from tensorboardX.summary import custom_scalars, histogram_raw, scalar, text  # 
 
 from apex.runs.metrics.append_file import AppendFile
 from apex.runs.metrics.tensorboard_layout import LAYOUT
-from apex.transport.json_codec import encode_json
 from apexreplay.files.atomic_files import replace_file
-from apexreplay.server.histogram import Histogram
+from apexreplay.wire.histogram import Histogram
+from apexreplay.wire.json_codec import encode_json
 
 FLUSH_SECONDS = 1.0  # interval at which `accept` flushes
 MAX_ROW_BYTES = 1 << 16  # more than a row with all its histograms and texts has

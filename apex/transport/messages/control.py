@@ -12,9 +12,9 @@ from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import ActorStatus, EvaluatorStatus, Resources
 from apex.types import Role
 from apexreplay.facts import Record, Text
-from apexreplay.server.status import ReplayStatus
 from apexreplay.types import Stream
 from apexreplay.wire.header import WIRE_VERSION
+from apexreplay.wire.status import ReplayStatus
 
 JOINING = (Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # The learner never joins, and observers only request the status.
 

@@ -17,7 +17,7 @@ from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
-from apexreplay.table import Field, Single, Table, Window, table
+from apexreplay.tables import Field, Single, Table, Window, table
 from apexreplay.types import BatchMessage, Segment, Stream
 from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import WireError

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from apexreplay.server.histogram import MAX_BINS, Histogram, bin_edges, merge
+from apexreplay.wire.histogram import MAX_BINS, Histogram, bin_edges, merge
 
 
 def test_edges_grow_by_eight_to_a_decade_from_1e_minus_8_on():

@@ -6,9 +6,9 @@ from support.store_builders import create, make_segment, make_update
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apex.runs.metrics.writer import MetricRow, MetricsWriter
-from apexreplay.server.histogram import BINS_PER_DECADE
 from apexreplay.server.priority_histogram import MOST_KEYS, PERIOD, PriorityHistogram
 from apexreplay.store.priority_weights import MAX_STORED_PRIORITY
+from apexreplay.wire.histogram import BINS_PER_DECADE
 
 
 def make_store(path, *priorities, **sizes):

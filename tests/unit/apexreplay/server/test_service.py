@@ -56,6 +56,7 @@ def settings(tmp_path, read_keys):
         num_rows=1,
         num_samplers=0,
         batch_endpoints=[],
+        binds_batches=False,
         seed=1,
         snapshots=None,
         snapshot_seconds=1.0,

@@ -14,7 +14,7 @@ from apex.runs.metrics.writer import MetricsWriter, read_curve
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Exploration
 from apexreplay.facts import Waiting
-from apexreplay.server.histogram import Histogram, bin_edges
+from apexreplay.wire.histogram import Histogram, bin_edges
 
 DAY = 86_400.0
 

@@ -15,12 +15,12 @@ from apex.learning.coordinator.state import MAX_STARTUP_SECONDS, RunState
 from apex.learning.coordinator.status import summarize
 from apex.runtime.resources import HostUse
 from apex.transport.hello import host_name
-from apex.transport.json_codec import MAX_JSON_BYTES, encode_json
 from apex.transport.messages.run_status import EvaluatorSummary, RoleRow
 from apex.transport.messages.status import LearnerStatus, Resources
 from apex.transport.timing import ABSENT_HEARTBEATS
 from apex.types import Exploration, Progress
 from apexreplay.facts import MAX_TEXT, Waiting
+from apexreplay.wire.json_codec import MAX_JSON_BYTES, encode_json
 
 RESOURCES = ("cores", "memory_bytes", "gpu_share", "gpu_memory_bytes")
 THERE = {"experience": "tcp://..."}

@@ -14,7 +14,7 @@ from tensorboardX.record_writer import masked_crc32c
 
 from apex.runs.metrics.append_file import MAX_PENDING_BYTES
 from apex.runs.metrics.writer import MetricRow, MetricsWriter, cut_curves, read_curve
-from apexreplay.server.histogram import Histogram
+from apexreplay.wire.histogram import Histogram
 
 
 def make_row(steps=100, **changes):

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from apexreplay.facts import Count, Counts, Number, Record, Text, Waiting
-from apexreplay.server.histogram import Histogram
+from apexreplay.wire.histogram import Histogram
 
 
 class ReplayStatus(Record, frozen=True, kw_only=True):

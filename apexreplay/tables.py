@@ -9,10 +9,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +108,7 @@ class Single:
     kind = "step"
     width = 1  # W
     positions = ("frame",)  # V fields of a record, each with the number of the newest step of a view
-    depths: tuple[str, ...] = ()
+    depths: ClassVar[tuple[str, ...]] = ()
     max_steps = 1
 
     def spans(self, records: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -200,6 +200,23 @@ class Table:
             "kept": list(self.kept),
             "description": self.description,
         }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+        """Returns the table from a result of `to_dict` or its JSON. Raises UsageError."""
+        try:
+            item = dict(saved["item"])
+            made = table(
+                saved["name"],
+                saved["steps"],
+                item={"step": Single, "window": Window}[item.pop("kind")](**item),
+                values=saved["values"],
+                kept=tuple(saved["kept"]),
+                description=saved["description"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"not the declaration of a table: {error}") from error
+        return cls(**{field.name: getattr(made, field.name) for field in fields(made)})
 
     @cached_property
     def fingerprint(self) -> int:

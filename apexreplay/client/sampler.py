@@ -1,0 +1,205 @@
+"""Draws batches from a table of a server: from its memory on the same host, else by messages."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apexreplay.client.connection import Connection, new_session, refused
+from apexreplay.errors import DataError, UsageError, require
+from apexreplay.frames.encoder import make_targets, name_arrays
+from apexreplay.frames.stack_decoder import StackDecoder
+from apexreplay.process.lifecycle import POLL_SECONDS
+from apexreplay.rate_limiter import RateLimiter
+from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.store.location import counters_path, memory_id
+from apexreplay.store.reader import MAX_ATTEMPTS, StoreReader
+from apexreplay.tables import Array, Table
+from apexreplay.transport.curve.key_store import Keys
+from apexreplay.transport.endpoints import BatchRequester, PrioritySender
+from apexreplay.transport.sockets import ReconnectBackoff, open_context
+from apexreplay.types import BatchMessage, PriorityUpdate
+from apexreplay.wire.codec import MAX_PRIORITIES, Codec
+from apexreplay.wire.control import Hello, Welcome
+
+IDLE_SECONDS = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch of B items. `batch["NAME"]` is the array of a field or of a value, with the axis B first.
+
+    Windows have two arrays for each field of a step: `NAME` and `next_NAME`, [B, W, *shape], the newest step last.
+    """
+
+    fields: dict[str, Array]
+    keys: NDArray[np.int64]  # [B]  identify the items
+    probabilities: NDArray[np.float64]  # [B]  P(i), with which each item was drawn
+    versions: NDArray[np.int64]  # [B]  `Writer.version` of each item
+    num_items: int  # items in the table when the batch was drawn: N of importance weights
+    part: BatchMessage
+
+    def __getitem__(self, name: str) -> Array:
+        return self.fields[name]
+
+
+class Sampler:
+    """Draws batches of a table. An iterator of batches that never ends; `sample` has a timeout.
+
+    Use a sampler from one thread, in the process that created it.
+    """
+
+    def __init__(
+        self, connection: Connection, table: str, keys: Keys | None, batch_size: int, timeout: float, **options: int
+    ) -> None:
+        """Use `Client.sampler`."""
+        require(1 <= batch_size <= MAX_PRIORITIES, f"batch_size must be 1 to {MAX_PRIORITIES}, got {batch_size}")
+        self._connection = connection
+        self._session = new_session()
+        self._table_name, self._shared = table, bool(options["shared_memory"])
+        welcome = connection.ask(self._hello(), timeout)
+        assert isinstance(welcome, Welcome)
+        self.table = Table.from_dict(welcome.table)
+        self.batch_size = batch_size
+        self._pid = os.getpid()
+        self._open = open_context(keys)
+        context = self._open.__enter__()
+        codec = Codec(int(welcome.run_id, 16), self.table)
+        host = connection.address.rpartition(":")[0]
+        self._priorities = PrioritySender(context, codec)
+        self._priorities.connect(f"{host}:{welcome.priorities}")
+        self._reader: _MemoryReader | None = None
+        self._remote: BatchRequester | None = None
+        if welcome.path:
+            self._reader = _MemoryReader(Path(welcome.path), self.table, welcome, batch_size)
+        else:
+            require(len(welcome.batches) > 0, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
+            endpoints = [f"{host}:{port}" for port in welcome.batches]
+            credit = max(1, options["prefetch"])
+            self._remote = BatchRequester(context, endpoints, codec, batch_size=batch_size, credit=credit)
+        connection.keep(self._session, self._hello)
+        self._closed = False
+
+    @property
+    def reads_memory(self) -> bool:
+        """Whether batches are drawn from the server's memory, without messages."""
+        return self._reader is not None
+
+    def sample(self, timeout: float | None = None) -> Batch:
+        """Returns a batch; waits while there are too few items, or while the limit of draws per insert is reached.
+
+        Raises DataError after `timeout` seconds; None: no limit.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        backoff, began = ReconnectBackoff(), time.monotonic()
+        while True:
+            self._check()
+            batch = self._reader.draw() if self._reader is not None else self._receive(POLL_SECONDS)
+            if batch is not None:
+                return batch
+            if self._reader is not None:
+                time.sleep(IDLE_SECONDS)
+            elif self._remote is not None and backoff.is_due(time.monotonic() - began):
+                self._remote.reconnect()
+            if deadline is not None and time.monotonic() >= deadline:
+                remedy = "apexreplay status shows how many items there are, and what samplers wait for"
+                raise DataError(f"no batch of {self.table.name!r} within {timeout:g} s", remedy)
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield self.sample()
+
+    def update_priorities(self, batch: Batch, priorities: Array, keys: Array | None = None) -> None:
+        """Sets the priorities of a batch's items, [B], or of `keys` of it. Items that are gone are ignored.
+
+        Does not wait; if the server is away for long, priorities are dropped. Raises UsageError for a wrong shape.
+        """
+        self._check()
+        keys = batch.keys if keys is None else np.asarray(keys, np.int64)
+        found = np.asarray(priorities, np.float32)
+        require(found.shape == keys.shape, f"priorities must be [{len(keys)}], got {list(found.shape)}")
+        part = batch.part
+        self._priorities.send(PriorityUpdate(0, part.store_incarnation, part.sampler, part.number, keys, found))
+
+    def close(self) -> None:
+        """Ends the lease and closes the sockets. Further calls do nothing."""
+        if not self._closed:
+            self._closed = True
+            self._connection.leave(self._session)
+            self._open.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _hello(self) -> Hello:
+        memory = memory_id() if self._shared else ""
+        return Hello(session=self._session, role="sampler", table=self._table_name, memory=memory)
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError("a sampler cannot be used after a fork", "create it in the child process")
+        if self._closed:
+            raise UsageError("the sampler is closed", "open a new one")
+        refusal = self._connection.refusal(self._session)
+        if refusal is not None:
+            raise refused(refusal)
+
+    def _receive(self, timeout: float) -> Batch | None:
+        assert self._remote is not None
+        part = self._remote.receive(timeout)
+        if part is None:
+            return None
+        targets = make_targets(self.table, self.batch_size)
+        decoded = StackDecoder(self.table, targets).decode(part.records, part.blob, np.arange(self.batch_size))
+        return _make_batch(self.table, part, targets) if decoded.all() else None
+
+
+class _MemoryReader:
+    """Draws from the memory of a server on this host."""
+
+    def __init__(self, path: Path, table: Table, welcome: Welcome, batch_size: int) -> None:
+        self._table = table
+        self._batch_size = batch_size
+        counters = SamplerCounters(welcome.num_rows, counters_path(path))
+        settings = DrawSettings(0, 1, batch_size, 2**62, RateLimiter(*welcome.limiter))
+        self._drawer = BatchDrawer(StoreReader(path, table), counters, welcome.row, settings, np.random.default_rng())
+
+    def draw(self) -> Batch | None:
+        """Returns a batch; None if the limits do not allow one now."""
+        drawer, reader = self._drawer, self._drawer.reader
+        if not drawer.may_draw():
+            return None
+        num_items, targets = reader.size, make_targets(self._table, self._batch_size)
+        decoder = StackDecoder(self._table, targets)
+        records, missing = np.zeros(self._batch_size, self._table.batch_record), np.arange(self._batch_size)
+        for _ in range(MAX_ATTEMPTS):
+            drawn = reader.draw(len(missing), drawer.rng)
+            rows = missing[: len(drawn.records)]
+            good = decoder.decode_located(drawn.frames, rows) & reader.still_live(drawn)
+            records[rows[good]] = drawn.records[good]
+            missing = np.concatenate([rows[~good], missing[len(rows) :]])
+            if not len(missing):
+                return _make_batch(self._table, drawer.make_part(records, num_items), targets)
+        return None
+
+
+def _make_batch(table: Table, part: BatchMessage, targets: list[Array]) -> Batch:
+    records = part.records
+    values = {name: records[name] for name, _ in table.values if name not in table.kept}
+    return Batch(
+        fields={**name_arrays(table, targets), **values},
+        keys=records["key"].copy(),
+        probabilities=records["probability"].copy(),
+        versions=records["version"].astype(np.int64),
+        num_items=part.num_transitions,
+        part=part,
+    )

@@ -1,0 +1,199 @@
+"""Writes steps and items into a table of a server, each item exactly once."""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Self
+
+from apexreplay.client.connection import Connection, new_session, refused
+from apexreplay.client.reliable_sender import ReliableSender
+from apexreplay.client.segment_buffer import SegmentBuffer
+from apexreplay.errors import DataError, UsageError
+from apexreplay.tables import Single, Table
+from apexreplay.transport.curve.key_store import Keys
+from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
+from apexreplay.transport.sockets import open_context
+from apexreplay.types import Cut, Stream
+from apexreplay.wire.codec import Codec
+from apexreplay.wire.control import Hello, Welcome
+
+LINGER_SECONDS = 1.0  # time after which an incomplete segment is sent
+IDLE_SECONDS = 0.05
+_QUEUED = 2  # segments between the caller and the thread that sends them
+
+
+class Writer:
+    """Appends the steps of one stream, such as one environment, to a table.
+
+    A thread sends segments of items, and repeats them until the server has stored them. While the server is slow or
+    away, `append` and `add_item` wait. Use a writer from one thread, in the process that created it, and create it
+    after a fork. As a context manager, it waits at the end until everything is stored.
+
+    `version`: a number that is stored with each item from now on, such as that of the policy that acts; 0 at first.
+    """
+
+    def __init__(self, connection: Connection, table: str, keys: Keys | None, timeout: float) -> None:
+        """Use `Client.writer`."""
+        self._connection = connection
+        self._session = new_session()
+        welcome = connection.ask(Hello(session=self._session, role="writer", table=table), timeout)
+        assert isinstance(welcome, Welcome)
+        self._welcome = welcome
+        self.table = Table.from_dict(welcome.table)
+        self.version = 0
+        self._keys = keys
+        self._pid = os.getpid()
+        self._buffer = SegmentBuffer(self.table)
+        self._lock = threading.Lock()  # of the buffer
+        self._changed_at = time.monotonic()
+        self._pieces: queue.Queue[tuple[Cut, int]] = queue.Queue(_QUEUED)
+        self._in_flight = 0  # segments that the thread has taken and that are not stored yet
+        self._error: BaseException | None = None
+        self._stop = threading.Event()
+        connection.keep(self._session, self._hello_again)
+        self._thread = threading.Thread(target=self._run, name=f"apexreplay-writer-{table}", daemon=True)
+        self._thread.start()
+
+    def append(self, step: Mapping[str, Any], priority: float = 1.0, values: Mapping[str, Any] | None = None) -> None:
+        """Appends a step: an array or number for each field of the table's steps.
+
+        In a table of single steps, the step is an item with this `priority` and these `values`. Raises UsageError if
+        something does not fit the table; then nothing is appended.
+        """
+        self._check()
+        with self._lock:
+            self._buffer.append(step)
+            if isinstance(self.table.item, Single):
+                self._buffer.add_item(priority, values or {})
+                self._changed_at = time.monotonic()
+        self._send_full()
+
+    def add_item(
+        self, priority: float = 1.0, values: Mapping[str, Any] | None = None, *, frame: int = -2, next_frame: int = -1
+    ) -> None:
+        """Adds an item of a table of windows. Raises UsageError as `SegmentBuffer.add_item` does.
+
+        frame, next_frame: the newest steps of its two stacks; -1 is the newest step of the stream.
+        """
+        self._check()
+        with self._lock:
+            self._buffer.add_item(priority, values or {}, frame, next_frame)
+            self._changed_at = time.monotonic()
+        self._send_full()
+
+    def end_episode(self) -> None:
+        """The next step begins an episode: no window reaches beyond it."""
+        with self._lock:
+            self._buffer.end_episode()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until all items are stored. Raises DataError after `timeout` seconds; None: no limit."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._cut()
+        while self._pieces.unfinished_tasks or self._in_flight:
+            self._check()
+            if deadline is not None and time.monotonic() >= deadline:
+                problem = f"{self.num_unstored} segments of {self.table.name!r} were not stored within {timeout:g} s"
+                raise DataError(problem, "check that the server runs; apexreplay status shows what it waits for")
+            time.sleep(0.002)
+
+    @property
+    def num_unstored(self) -> int:
+        """The number of segments that the server has not acknowledged yet."""
+        return self._pieces.qsize() + self._in_flight
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flushes and ends the lease of the stream. Further calls do nothing."""
+        if self._stop.is_set():
+            return
+        try:
+            self.flush(timeout)
+        finally:
+            self._stop.set()
+            self._thread.join()
+            self._connection.leave(self._session)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # --- the caller's thread ----------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError("a writer cannot be used after a fork", "create it in the child process")
+        if self._error is not None:
+            raise UsageError(f"the writer of {self.table.name!r} has failed: {self._error}") from self._error
+        if self._stop.is_set():
+            raise UsageError("the writer is closed", "open a new one")
+        refusal = self._connection.refusal(self._session)
+        if refusal is not None:
+            raise refused(refusal)
+
+    def _send_full(self) -> None:
+        if self._buffer.is_full(self._welcome.segment_length):
+            self._cut()
+
+    def _cut(self) -> None:
+        """Passes the collected items to the thread; waits while it has enough to do."""
+        with self._lock:
+            piece = self._buffer.cut() if len(self._buffer) else None
+        while piece is not None:
+            try:
+                self._pieces.put((Cut(0, piece.records, piece.blob), self.version), timeout=IDLE_SECONDS)
+                return
+            except queue.Full:
+                self._check()
+
+    # --- the sending thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with open_context(self._keys) as context:
+                welcome, host = self._welcome, self._connection.address.rpartition(":")[0]
+                codec = Codec(int(welcome.run_id, 16), self.table)
+                stream = Stream(welcome.stream, int(welcome.incarnation, 16))
+                outlet = ExperienceSender(context, f"{host}:{welcome.experience}", num_messages=welcome.window)
+                receipts = ReceiptReceiver(context, [f"{host}:{welcome.receipts}"], codec, [stream])
+                self._send(ReliableSender([stream], codec, [outlet], receipts, window=welcome.window))
+        except BaseException as error:
+            self._error = error
+
+    def _send(self, sender: ReliableSender) -> None:
+        while not self._stop.is_set():
+            sender.pump(0.002 if sender.in_flight else 0.0)
+            self._in_flight = sender.in_flight
+            if sender.blocked:
+                sender.pump(IDLE_SECONDS)
+                continue
+            try:
+                cut, version = self._pieces.get(timeout=0.002 if sender.in_flight else IDLE_SECONDS)
+            except queue.Empty:
+                self._linger(sender)
+                continue
+            sender.send([cut], version)
+            self._in_flight = sender.in_flight
+            self._pieces.task_done()
+
+    def _linger(self, sender: ReliableSender) -> None:
+        """Sends an incomplete segment whose newest item is old."""
+        with self._lock:  # Until the segment counts as in flight, so that `flush` cannot miss it.
+            if len(self._buffer) and time.monotonic() - self._changed_at >= LINGER_SECONDS:
+                piece = self._buffer.cut()
+                sender.send([Cut(0, piece.records, piece.blob)], self.version)
+                self._in_flight = sender.in_flight
+
+    def _hello_again(self) -> Hello:
+        welcome = self._welcome
+        return Hello(
+            session=self._session,
+            role="writer",
+            table=self.table.name,
+            run_id=welcome.run_id,
+            stream=welcome.stream,
+            incarnation=welcome.incarnation,
+        )

@@ -1,0 +1,309 @@
+"""A server of tables that runs alone: a process for each table, and this one, which answers clients that join."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from apexreplay.errors import FINISHED, DataError
+from apexreplay.files.atomic_files import replace_file, seal, unseal
+from apexreplay.process.children import check_children, start_child, stop_children
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.server.batch_drawer import DrawSettings
+from apexreplay.server.leases import Full, Lease, Leases
+from apexreplay.server.server import ReplayServer
+from apexreplay.server.service import ServerSettings, serve
+from apexreplay.server.table_settings import TableSettings
+from apexreplay.snapshots.folder import SnapshotFolder
+from apexreplay.store.location import claim_run, memory_id, store_path
+from apexreplay.transport.async_receiver import ROUTER, AsyncReceiver
+from apexreplay.transport.endpoints import max_segment_bytes
+from apexreplay.transport.roles import read_keys
+from apexreplay.transport.sockets import Context, InsecureBindWarning, open_context
+from apexreplay.types import Stream
+from apexreplay.wire.codec import MAX_PRIORITIES, Codec
+from apexreplay.wire.control import (
+    Alive,
+    Answer,
+    Beat,
+    Bye,
+    Hello,
+    Later,
+    Refusal,
+    Request,
+    ServerStatus,
+    StatusRequest,
+    TableStatus,
+    Welcome,
+    decode_message,
+    encode_message,
+)
+from apexreplay.wire.header import WireError
+from apexreplay.wire.json_codec import MAX_JSON_BYTES, decode_json, encode_json
+from apexreplay.wire.status import ReplayStatus
+
+PORT = 23_000  # default port of the control socket
+PORTS_PER_TABLE = 10  # experience, priorities, receipts, then one for each sampler process
+MEMORY_SAMPLERS = 64  # samplers that may read a table's memory at a time
+STATUS_SECONDS = 1.0
+STOP_SECONDS = 15.0  # maximum time in which the tables save their last snapshots
+REMEDY = "create it with apexreplay keys DIR, or leave --keys out on a trusted network"
+
+log = logging.getLogger("apex")
+
+
+class Place(NamedTuple):
+    """Where a server listens and what it keeps."""
+
+    bind: str = "127.0.0.1"  # IPv4 address
+    port: int = PORT
+    snapshots: Path | None = None  # folder of the snapshots, a folder for each table in it; None: nothing is kept
+    snapshot_seconds: float = 60.0
+    keys: Path | None = None  # folder of CURVE keys; None: no authentication
+
+
+def run_server(
+    tables: Sequence[TableSettings], place: Place, stop: Stop, on_ready: Callable[[], None] = lambda: None
+) -> int:
+    """Serves the tables until `stop` is requested; returns the exit status.
+
+    With `place.snapshots`, the memory of a killed server is used again by the next one with the same folder. Raises
+    UsageError if a table does not fit the memory, AddressError for a port in use, and ChildDiedError.
+    """
+    start, run_ids = _open_folder(place.snapshots, [each.table.name for each in tables])
+    served = []
+    with ExitStack() as stack:
+        for run_id in run_ids:
+            stack.enter_context(claim_run(run_id, place.snapshots))
+        children = []
+        try:
+            for index, (settings, run_id) in enumerate(zip(tables, run_ids, strict=True)):
+                reader, writer = Pipe(duplex=False)
+                task = settings, place, index, run_id, writer
+                children.append(start_child(f"table-{settings.table.name}", _serve_table, *task))
+                writer.close()
+                rows = range(settings.num_samplers, settings.num_samplers + MEMORY_SAMPLERS)
+                served.append(_Served(settings, index, run_id, reader, Leases(settings.num_streams, rows, start)))
+            with open_context(read_keys(place.keys, "server")) as context:
+                door = _Door(context, place, served)
+
+                async def watch() -> None:
+                    is_ready = False
+                    while not stop.poll():
+                        await asyncio.sleep(POLL_SECONDS)
+                        context.check()
+                        check_children(children)
+                        if door.collect() and not is_ready:
+                            is_ready = True
+                            log.info("ready: tcp://%s:%d", place.bind, place.port)
+                            on_ready()
+
+                async def run() -> None:
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(watch())
+                        group.create_task(door.answer(stop))
+
+                try:
+                    asyncio.run(run())
+                except BaseExceptionGroup as group:
+                    raise group.exceptions[0] from group
+        finally:
+            stop_children(children, STOP_SECONDS)
+    return FINISHED
+
+
+def _open_folder(folder: Path | None, names: Sequence[str]) -> tuple[int, list[int]]:
+    """Returns the number of this start, and an id for each table; the ids are the same at each start with `folder`."""
+    if folder is None:
+        return 1, [secrets.randbits(52) + 1 for _ in names]
+    path = folder / "server.json"
+    saved: dict[str, Any] = {"start": 0, "tables": {}}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            saved = unseal(path.read_bytes())
+        run_ids = {name: saved["tables"].get(name) or secrets.randbits(52) + 1 for name in names}
+        start = int(saved["start"]) + 1
+        replace_file(path, seal({"start": start, "tables": {**saved["tables"], **run_ids}}))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"cannot use {path}: {error}", "choose another folder, or remove the file") from error
+    return start, [run_ids[name] for name in names]
+
+
+# --- the process of a table -------------------------------------------------------------------------------------------
+
+
+class _Link:
+    """What the process of a table needs of the server: it reports its status."""
+
+    inserts_wanted = False
+    finished = True  # It saves a last snapshot and removes the memory when it is stopped.
+    lost = False
+
+    def __init__(self, server: ReplayServer, context: Context, pipe: Connection) -> None:
+        self._server = server
+        self._pipe = pipe
+        self._polls = 0
+
+    def check(self) -> None:
+        """Reports the status about every STATUS_SECONDS. Called every POLL_SECONDS."""
+        if self._polls % round(STATUS_SECONDS / POLL_SECONDS) == 0:
+            self._pipe.send_bytes(encode_json(self._server.status()))
+        self._polls += 1
+
+    def close(self) -> None:
+        """Closes the pipe."""
+        self._pipe.close()
+
+
+def _serve_table(stop: Stop, settings: TableSettings, place: Place, index: int, run_id: int, pipe: Connection) -> None:
+    first = place.port + 1 + PORTS_PER_TABLE * index
+
+    def address(port: int) -> str:
+        return f"tcp://{place.bind}:{port}"
+
+    folder = None if place.snapshots is None else SnapshotFolder(place.snapshots / settings.table.name)
+    max_segments = settings.window * min(settings.num_streams, 1_000)
+    serve(
+        ServerSettings(
+            codec=Codec(run_id, settings.table),
+            path=store_path(run_id),
+            store=settings.store,
+            draw=DrawSettings(0, 1, MAX_PRIORITIES, 2**62, settings.limiter),
+            num_rows=settings.num_samplers + MEMORY_SAMPLERS,
+            num_samplers=settings.num_samplers,
+            batch_endpoints=[address(first + 3 + sampler) for sampler in range(settings.num_samplers)],
+            binds_batches=True,
+            seed=secrets.randbits(32),
+            snapshots=folder,
+            snapshot_seconds=place.snapshot_seconds,
+            endpoints={name: address(first + at) for at, name in enumerate(("experience", "priorities", "receipts"))},
+            max_segments=max_segments,
+            max_segment_bytes=max_segment_bytes(settings.table, settings.segment_length),
+            read_keys=partial(read_keys, place.keys, "server"),
+            stuck_seconds=0.0,
+            warning=InsecureBindWarning("" if place.keys or place.bind.startswith("127.") else place.bind, REMEDY),
+        ),
+        lambda server, context: _Link(server, context, pipe),
+        stop,
+    )
+
+
+# --- the control socket -----------------------------------------------------------------------------------------------
+
+
+class _Served(NamedTuple):
+    """A table, as the control socket sees it."""
+
+    settings: TableSettings
+    position: int
+    run_id: int
+    pipe: Connection
+    leases: Leases
+
+
+class _Door:
+    """Answers clients: leases, addresses, status."""
+
+    def __init__(self, context: Context, place: Place, served: Sequence[_Served]) -> None:
+        """Binds the control socket."""
+        self._context = context
+        self._place = place
+        self._served = {each.settings.table.name: each for each in served}
+        self._status: dict[str, ReplayStatus] = {}
+        endpoint = f"tcp://{place.bind}:{place.port}"
+        self._socket = AsyncReceiver(
+            context, ROUTER, endpoint, "control", high_water_mark=1_000, max_bytes=MAX_JSON_BYTES
+        )
+
+    async def answer(self, stop: Stop) -> None:
+        """Answers requests until `stop`."""
+        while not stop.poll():
+            for peer, *frames in await self._socket.burst(POLL_SECONDS):
+                try:
+                    answer = self._answer(decode_message(frames, Request), getattr(peer, "role", ""))
+                except WireError as error:
+                    self._socket.refuse(error)
+                    continue
+                if answer is not None:
+                    self._socket.reply(peer, encode_message(answer))
+
+    def collect(self) -> bool:
+        """Reads what the tables have reported; returns whether all of them have."""
+        for name, served in self._served.items():
+            with suppress(EOFError, OSError):  # The process of the table has ended, which is reported elsewhere.
+                while served.pipe.poll():
+                    self._status[name] = decode_json(served.pipe.recv_bytes(), ReplayStatus)
+        return len(self._status) == len(self._served)
+
+    def _answer(self, request: Request, role: str) -> Answer | None:
+        session = request.session
+        if isinstance(request, StatusRequest):
+            return self._report(session)
+        if isinstance(request, Hello):
+            wanted = {"writer": "writer", "sampler": "reader"}[request.role]
+            if role not in ("", wanted, "administrator"):
+                return Refusal(session=session, reason="role", subject=role)
+            return self._join(request)
+        for served in self._served.values():
+            if isinstance(request, Bye):
+                served.leases.end(session)
+            elif isinstance(request, Beat) and served.leases.beat(session):
+                return Alive(session=session)
+        return None if isinstance(request, Bye) else Refusal(session=session, reason="unknown_lease")
+
+    def _join(self, hello: Hello) -> Answer:
+        served = self._served.get(hello.table)
+        if served is None:
+            return Refusal(session=hello.session, reason="no_table", subject=", ".join(self._served)[:200])
+        lease: Lease | Full | None
+        shared = hello.memory == memory_id()
+        if hello.role == "writer":
+            known_stream = None
+            if hello.stream >= 0 and int(hello.run_id, 16) == served.run_id:
+                known_stream = Stream(hello.stream, int(hello.incarnation, 16))
+            lease = served.leases.writer(hello.session, known_stream)
+        else:
+            lease = served.leases.sampler(hello.session) if shared else served.leases.remote(hello.session)
+        if lease is None:
+            return Later(session=hello.session)
+        if isinstance(lease, Full):
+            return Refusal(session=hello.session, reason=lease.reason, subject=str(lease.limit))
+        settings, first = served.settings, self._place.port + 1 + PORTS_PER_TABLE * served.position
+        return Welcome(
+            session=hello.session,
+            run_id=f"{served.run_id:x}",
+            table=settings.table.to_dict(),
+            experience=first,
+            priorities=first + 1,
+            receipts=first + 2,
+            batches=[first + 3 + sampler for sampler in range(settings.num_samplers)],
+            stream=lease.stream.actor_id if lease.stream else -1,
+            incarnation=f"{lease.stream.incarnation if lease.stream else 0:x}",
+            window=settings.window,
+            segment_length=settings.segment_length,
+            path=str(store_path(served.run_id)) if shared and hello.role == "sampler" else "",
+            row=lease.row,
+            num_rows=settings.num_samplers + MEMORY_SAMPLERS,
+            limiter=(settings.min_size, settings.samples_per_insert, settings.tolerance, settings.inserts_wait),
+        )
+
+    def _report(self, session: int) -> ServerStatus:
+        tables = {}
+        for name, served in self._served.items():
+            writers, samplers = served.leases.count()
+            tables[name] = TableStatus(
+                capacity=served.settings.capacity, writers=writers, samplers=samplers, replay=self._status.get(name)
+            )
+        return ServerStatus(
+            session=session,
+            tables=tables,
+            refused_connections=self._context.refused_connections,
+            refusals=dict(self._socket.refused),
+        )

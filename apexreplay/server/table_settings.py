@@ -1,0 +1,98 @@
+"""The tables of a server with their limits, in Python or from a TOML file."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from apexreplay.errors import DataError, require
+from apexreplay.rate_limiter import RateLimiter
+from apexreplay.store.layout import StoreSettings
+from apexreplay.tables import Single, Table, Window, table
+
+DEFAULT_BYTES = 1 << 30
+MAX_STREAMS = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSettings:
+    """A table with its limits. Raises UsageError for a value out of range."""
+
+    table: Table
+    capacity: int = 100_000  # items; the oldest are removed first
+    max_bytes: int = 0  # bytes of steps; 0: enough for `capacity` steps that do not compress, at most 1 GiB
+    priority_exponent: float = 0.6  # items are drawn in proportion to priority ** exponent; 0: uniformly
+    min_priority: float = 1e-6
+    min_size: int = 1  # items before the first draw
+    samples_per_insert: float = 0.0  # items drawn per inserted item; 0: no limit
+    tolerance: float = 0.1  # deviation from that, as a share of samples_per_insert * min_size
+    inserts_wait: bool = False  # whether inserts wait for draws, too
+    num_streams: int = 256  # writers at a time
+    num_samplers: int = 1  # processes that draw for clients on other hosts
+    segment_length: int = 50  # items that a writer sends at once
+    window: int = 16  # segments that a writer may send before the first is acknowledged
+
+    def __post_init__(self) -> None:
+        limits = {
+            "capacity": (1, 2**40),
+            "max_bytes": (0, 2**46),
+            "priority_exponent": (0, 10),
+            "min_priority": (1e-30, 1e30),
+            "min_size": (1, self.capacity),
+            "samples_per_insert": (0, 1e9),
+            "tolerance": (0, 1e9),
+            "num_streams": (1, MAX_STREAMS),
+            "num_samplers": (0, 6),
+            "segment_length": (1, min(4_000, self.capacity)),
+            "window": (1, 63),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            is_right = is_number and (name in _FLOATS or isinstance(value, int)) and low <= value <= high
+            require(is_right, f"{self.table.name}.{name} must be from {low} to {high}, got {value!r}")
+
+    @property
+    def store(self) -> StoreSettings:
+        """The settings of the store."""
+        num_bytes = self.max_bytes or min(DEFAULT_BYTES, self.capacity * (self.table.max_step_bytes + 16) + 4_096)
+        return StoreSettings(self.capacity, num_bytes, self.num_streams, self.priority_exponent, self.min_priority)
+
+    @property
+    def limiter(self) -> RateLimiter:
+        """The limits of draws and inserts."""
+        return RateLimiter(self.min_size, self.samples_per_insert, self.tolerance, self.inserts_wait)
+
+    @classmethod
+    def from_dict(cls, name: str, declared: Mapping[str, Any]) -> Self:
+        """Returns the table `name` from a table of TOML: `steps`, `item`, `values`, `kept` and the limits above."""
+        limits = dict(declared)
+        item = dict(limits.pop("item", {"kind": "step"}))
+        kinds: dict[str, Any] = {"step": Single, "window": Window}
+        kind = item.pop("kind", "")
+        require(kind in kinds, f"{name}.item.kind must be one of {sorted(kinds)}, got {kind!r}")
+        known = {field.name for field in fields(kinds[kind])}
+        require(set(item) == known, f"{name}.item must have {sorted(known | {'kind'})}, got {sorted(item)}")
+        steps, values = limits.pop("steps", {}), limits.pop("values", {})
+        kept = tuple(limits.pop("kept", ()))
+        options = sorted({field.name for field in fields(cls)} - {"table"})
+        unknown = sorted(set(limits) - set(options))
+        own = ["steps", "item", "values", "kept"]
+        require(not unknown, f"{name} has unknown settings {unknown}", remedy=f"known are {', '.join(own + options)}")
+        return cls(table=table(name, steps, item=kinds[kind](**item), values=values, kept=kept), **limits)
+
+
+_FLOATS = {field.name for field in fields(TableSettings) if field.type is float}
+
+
+def read_tables(path: Path) -> list[TableSettings]:
+    """Returns the tables of a TOML file, one for each of its tables. Raises UsageError and DataError."""
+    try:
+        declared = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    require(len(declared) > 0, f"{path} declares no table")
+    for name, content in declared.items():
+        require(isinstance(content, dict), f"{path}: {name} is no table", remedy=f"begin the table with [{name}]")
+    return [TableSettings.from_dict(name, content) for name, content in declared.items()]

@@ -1,0 +1,106 @@
+"""Starts a server of tables as a child process that ends with this one."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import SystemRandom
+from typing import Any, Self
+
+from apexreplay.client.client import Client
+from apexreplay.errors import DataError
+from apexreplay.server.standalone import PORTS_PER_TABLE
+from apexreplay.server.table_settings import TableSettings
+from apexreplay.tables import Table
+
+START_SECONDS = 60.0  # maximum time in which the server starts; restoring a snapshot takes the longest
+_ATTEMPTS = 50
+
+
+class Server:
+    """A server of tables in a child process. As a context manager, it stops the server at the end."""
+
+    def __init__(self, process: "subprocess.Popen[str]", host: str, port: int, keys: Path | None) -> None:
+        """Use `serve`."""
+        self.process = process
+        self.host = host
+        self.port = port
+        self._keys = keys
+
+    def client(self) -> Client:
+        """Returns a client of this server."""
+        return Client(self.host, self.port, keys=self._keys)
+
+    def close(self) -> None:
+        """Stops the server. With a folder of snapshots, it saves a last one before."""
+        self.process.terminate()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def serve(
+    tables: Sequence[Table | TableSettings],
+    *,
+    bind: str = "127.0.0.1",
+    port: int = 0,
+    snapshots: str | Path | None = None,
+    keys: str | Path | None = None,
+    insecure: bool = False,
+) -> Server:
+    """Starts a server of the tables, as `apexreplay serve` does, and returns it when it is ready.
+
+    port: of the control socket; those of the tables follow. 0: free ones. `insecure`: allows other hosts without keys.
+    Raises UsageError and DataError with the reason if it cannot start.
+    """
+    settings = [each if isinstance(each, TableSettings) else TableSettings(table=each) for each in tables]
+    port = port or _find_ports(bind, 1 + PORTS_PER_TABLE * len(settings))
+    options = {"--snapshots": snapshots, "--keys": keys, "--port": port, "--bind": bind, "--parent": os.getpid()}
+    command = [sys.executable, "-P", "-m", "apexreplay", "serve", "--table", "-", "--ready"]
+    command += [f"{name}={value}" for name, value in options.items() if value is not None]
+    command += ["--insecure-no-auth"] if insecure else []
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin:
+        json.dump([to_dict(each) for each in settings], process.stdin)
+    said = process.stdout.readline()
+    if said.strip() == "ready":
+        host = "127.0.0.1" if bind == "0.0.0.0" else bind
+        return Server(process, host, port, None if keys is None else Path(keys))
+    process.wait()
+    raise DataError("the server did not start; it has printed the reason to standard error")
+
+
+def to_dict(settings: TableSettings) -> dict[str, Any]:
+    """Returns the settings as a dictionary that can be written as JSON."""
+    limits = {name: getattr(settings, name) for name in settings.__slots__ if name != "table"}
+    return {"table": settings.table.to_dict(), **limits}
+
+
+def from_dict(saved: dict[str, Any]) -> TableSettings:
+    """Returns the settings from a result of `to_dict`. Raises UsageError."""
+    return TableSettings(**{**saved, "table": Table.from_dict(saved["table"])})
+
+
+def _find_ports(bind: str, count: int) -> int:
+    """Returns the first of `count` free ports in a row."""
+    for _ in range(_ATTEMPTS):
+        first = SystemRandom().randrange(23_100, 32_000 - count)
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind((bind, port))
+        except OSError:
+            continue
+        return first
+    raise DataError(f"{bind} has no {count} free ports in a row from 23100 to 32000", "set port")

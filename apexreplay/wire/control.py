@@ -1,0 +1,124 @@
+"""Messages between a server of tables and its clients, as JSON: joining, leases, status. docs/protocol.md has them.
+
+Numbers of 64 bits are texts of hexadecimal digits, because not every language has such integers.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from apexreplay.facts import Count, Counts, Record, Text
+from apexreplay.types import Stream
+from apexreplay.wire.header import Frame, MessageKind, pack, unpack
+from apexreplay.wire.json_codec import decode_json, encode_json
+from apexreplay.wire.status import ReplayStatus
+
+Session = Annotated[int, Meta(ge=0, lt=2**53)]  # drawn at random by the client; each answer repeats it
+Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,16}\Z")]
+
+
+class Hello(Record, frozen=True, kw_only=True, tag="hello"):
+    """Asks for a lease: of a stream of the table (writer), or of a row of its counters (sampler)."""
+
+    session: Session
+    role: Literal["writer", "sampler"]
+    table: Text
+    memory: Text = ""  # `memory_id` of the client; "": the client does not want to read the memory itself
+    run_id: Hex = "0"  # with `stream` and `incarnation`: a lease to keep, because the server has started again
+    stream: Annotated[int, Meta(ge=-1, lt=2**32)] = -1
+    incarnation: Hex = "0"
+
+
+class Beat(Record, frozen=True, kw_only=True, tag="beat"):
+    """Keeps the lease of a session."""
+
+    session: Session
+
+
+class Bye(Record, frozen=True, kw_only=True, tag="bye"):
+    """Ends the lease of a session. Has no answer."""
+
+    session: Session
+
+
+class StatusRequest(Record, frozen=True, kw_only=True, tag="status"):
+    """Asks for the status of the server."""
+
+    session: Session
+
+
+class Welcome(Record, frozen=True, kw_only=True, tag="welcome"):
+    """The answer to Hello: what the client needs to know."""
+
+    session: Session
+    run_id: Hex  # of the table
+    table: dict[str, Any]  # `Table.to_dict`
+    experience: int  # ports
+    priorities: int
+    receipts: int
+    batches: list[int]
+    stream: int  # of a writer; else -1
+    incarnation: Hex
+    window: int  # unacknowledged segments that a writer may have
+    segment_length: int  # items of a segment
+    path: Text  # of the memory, if the client can read it
+    row: int  # of a sampler that reads the memory; else -1
+    num_rows: int
+    limiter: tuple[int, float, float, bool]  # the first four fields of `RateLimiter`
+
+
+class Alive(Record, frozen=True, kw_only=True, tag="alive"):
+    """The answer to Beat."""
+
+    session: Session
+
+
+class Later(Record, frozen=True, kw_only=True, tag="later"):
+    """The answer to Hello while clients of an earlier start may still come back."""
+
+    session: Session
+
+
+class Refusal(Record, frozen=True, kw_only=True, tag="refused"):
+    """Nothing was done, and why."""
+
+    session: Session
+    reason: Literal["no_table", "no_stream", "stream_taken", "no_row", "role", "unknown_lease"]
+    subject: Text = ""  # the tables that there are, the number of streams or rows, or the role of the key
+
+
+class TableStatus(Record, frozen=True, kw_only=True):
+    """The status of a table."""
+
+    capacity: Count
+    writers: Count
+    samplers: Count  # that read the memory themselves
+    replay: ReplayStatus | None  # None: the table has not reported yet
+
+
+class ServerStatus(Record, frozen=True, kw_only=True, tag="server"):
+    """The answer to StatusRequest."""
+
+    session: Session
+    version: int = 1  # rises if a field is removed, renamed or changes its meaning
+    tables: dict[Text, TableStatus]
+    refused_connections: Counts  # number of connections by socket and reason
+    refusals: Counts  # number of control messages by reason
+
+
+Request = Hello | Beat | Bye | StatusRequest
+Answer = Welcome | Alive | Later | Refusal | ServerStatus
+
+
+def encode_message(message: Request | Answer) -> list[bytes]:
+    """Returns one frame: header, JSON."""
+    body = encode_json(message)
+    return [pack(MessageKind.CONTROL, 0, 0, Stream(0, 0), 0, 0, 0, [body]) + body]
+
+
+def decode_message(frames: Sequence[Frame], kind: Any) -> Any:
+    """Decodes what `encode_message` wrote. `kind`: `Request` or `Answer`. Raises WireError."""
+    header, (body,) = unpack(frames, MessageKind.CONTROL, 1)
+    header.require_zero("shard", "run_id", "sender", "schema", "incarnation", "number", "num_items")
+    return decode_json(body, kind)
