@@ -213,7 +213,7 @@ def test_training_continues_after_accepted_segments(side, by_socket, accepted_se
     learning = Learning(tmp_path / "store", {"pixels": PIXELS, "vectors": VECTORS}[side], by_socket=by_socket)
     for first in range(0, 500, 5):
         learning.insert(make_segment(learning.schema, first=first), actor_id=0)
-    hostile = [segment for seed, segment in accepted_segments if seed.side == side][:200]
+    hostile = [segment for seed, segment in accepted_segments if seed.side == side][:600]
     for segment in hostile:
         learning.insert(segment, actor_id=1)
     shares = [learning.learn() for _ in range(400)]
