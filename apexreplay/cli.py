@@ -13,7 +13,6 @@ import msgspec
 from apexreplay.client.client import Client
 from apexreplay.errors import FINISHED, DataError, UsageError, require
 from apexreplay.process.lifecycle import reports_errors, stop_on_signals
-from apexreplay.process.spawn import belong_to
 from apexreplay.server.standalone import PORT, Place, run_server
 from apexreplay.server.table_settings import TableSettings, read_tables
 from apexreplay.serving import from_dict
@@ -36,7 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--port", type=int, default=PORT, help="control port; those of the tables follow (default: %(default)s)")
     add("--keys", type=Path, metavar="DIR", help="folder of CURVE keys; see apexreplay keys")
     add("--insecure-no-auth", action="store_true", help="allow other hosts without keys")
-    add("--parent", type=int, help=argparse.SUPPRESS)
     add("--ready", action="store_true", help=argparse.SUPPRESS)
     status = _add(commands, "status", _status, "show the tables of a server")
     add = status.add_argument
@@ -61,8 +59,6 @@ def _add(commands: Any, name: str, run: Callable[[argparse.Namespace], int], tex
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    if arguments.parent is not None:
-        belong_to(arguments.parent)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     loopback, keys = arguments.bind.startswith("127."), arguments.keys
     remedy = "create keys with apexreplay keys DIR, or allow it with --insecure-no-auth"

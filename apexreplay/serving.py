@@ -1,29 +1,28 @@
 """Starts a server of tables as a child process that ends with this one."""
 
 import json
-import os
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from random import SystemRandom
+from signal import SIGTERM
 from typing import Any, Self
 
 from apexreplay.client.client import Client
 from apexreplay.errors import DataError
+from apexreplay.process.spawn import PIPE, Process, spawn
 from apexreplay.server.standalone import PORTS_PER_TABLE
 from apexreplay.server.table_settings import TableSettings
 from apexreplay.tables import Table
 
-START_SECONDS = 60.0  # maximum time in which the server starts; restoring a snapshot takes the longest
 _ATTEMPTS = 50
 
 
 class Server:
     """A server of tables in a child process. As a context manager, it stops the server at the end."""
 
-    def __init__(self, process: "subprocess.Popen[str]", host: str, port: int, keys: Path | None) -> None:
+    def __init__(self, process: Process, host: str, port: int, keys: Path | None) -> None:
         """Use `serve`."""
         self.process = process
         self.host = host
@@ -58,23 +57,21 @@ def serve(
     """Starts a server of the tables, as `apexreplay serve` does, and returns it when it is ready.
 
     port: of the control socket; those of the tables follow. 0: free ones. `insecure`: allows other hosts without keys.
-    Raises UsageError and DataError with the reason if it cannot start.
+    The server ends with the thread that calls this. Raises UsageError and DataError with the reason if it cannot start.
     """
     settings = [each if isinstance(each, TableSettings) else TableSettings(table=each) for each in tables]
     port = port or _find_ports(bind, 1 + PORTS_PER_TABLE * len(settings))
-    options = {"--snapshots": snapshots, "--keys": keys, "--port": port, "--bind": bind, "--parent": os.getpid()}
+    options = {"--snapshots": snapshots, "--keys": keys, "--port": port, "--bind": bind}
     command = [sys.executable, "-P", "-m", "apexreplay", "serve", "--table", "-", "--ready"]
     command += [f"{name}={value}" for name, value in options.items() if value is not None]
     command += ["--insecure-no-auth"] if insecure else []
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = spawn(command, input=PIPE, output=PIPE, errors=None, ends_by=SIGTERM)
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdin:
-        json.dump([to_dict(each) for each in settings], process.stdin)
+        process.stdin.write(json.dumps([to_dict(each) for each in settings]).encode())
     said = process.stdout.readline()
-    if said.strip() == "ready":
+    if said.strip() == b"ready":
         host = "127.0.0.1" if bind == "0.0.0.0" else bind
         return Server(process, host, port, None if keys is None else Path(keys))
     process.wait()

@@ -26,9 +26,9 @@ from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.process.children import start_child
 from apexreplay.process.freed_memory import keep_freed_memory
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
-from apexreplay.server.batch_drawer import BatchDrawer
+from apexreplay.sampling.batch_drawer import BatchDrawer
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.server.sampler import IDLE_SECONDS
-from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.store.location import counters_path, has_owner, store_path
 from apexreplay.store.reader import StoreReader
 from apexreplay.transport.endpoints import BatchReceiver, max_batch_bytes

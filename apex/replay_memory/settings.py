@@ -2,7 +2,7 @@
 
 from apex.config import LearnerConfig, ReplayConfig
 from apexreplay.rate_limiter import RateLimiter
-from apexreplay.server.batch_drawer import DrawSettings
+from apexreplay.sampling.batch_drawer import DrawSettings
 from apexreplay.store.layout import StoreSettings
 
 

@@ -16,8 +16,8 @@ from apexreplay.frames.encoder import make_targets, name_arrays
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.process.lifecycle import POLL_SECONDS
 from apexreplay.rate_limiter import RateLimiter
-from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
-from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.store.location import counters_path, memory_id
 from apexreplay.store.reader import MAX_ATTEMPTS, StoreReader
 from apexreplay.tables import Array, Table

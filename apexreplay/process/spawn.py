@@ -11,21 +11,24 @@ from typing import IO, Any
 
 from apexreplay.errors import NEIGHBOUR_GONE
 
+PIPE = subprocess.PIPE
 File = int | IO[Any]
+Process = subprocess.Popen[bytes]
 
 
 def spawn(
     command: Sequence[str],
     *,
+    input: File = subprocess.DEVNULL,
     output: File = subprocess.DEVNULL,
-    errors: File = subprocess.STDOUT,
+    errors: File | None = subprocess.STDOUT,
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     niceness: int = 0,
     cores: Collection[int] = (),
     ends_by: signal.Signals = signal.SIGKILL,
 ) -> subprocess.Popen[bytes]:
-    """Starts a program with an empty standard input, in its own session, so that Ctrl-C does not reach it.
+    """Starts a program in its own session, so that Ctrl-C does not reach it.
 
     When the calling thread ends, the kernel sends the signal `ends_by` to the program. `environment` is added to the
     environment of this process. `cwd`: working directory; None: that of this process. `cores`: numbers of the CPU cores
@@ -44,7 +47,7 @@ def spawn(
 
     return subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=input,
         stdout=output,
         stderr=errors,
         env={**os.environ, **(environment or {})},

@@ -6,7 +6,7 @@ from collections import deque
 import numpy as np
 
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
-from apexreplay.server.batch_drawer import BatchDrawer
+from apexreplay.sampling.batch_drawer import BatchDrawer
 from apexreplay.server.sampler import IDLE_SECONDS, SamplerTask
 from apexreplay.store.reader import StoreReader
 from apexreplay.transport.endpoints import RequestReceiver

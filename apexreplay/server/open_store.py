@@ -12,7 +12,7 @@ from pathlib import Path
 from apexreplay.errors import DamagedMemoryError, UsageError
 from apexreplay.process.limits import read_available_memory, read_space
 from apexreplay.process.text import size
-from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.restore import restore
 from apexreplay.store import location

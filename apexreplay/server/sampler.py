@@ -9,8 +9,8 @@ import numpy as np
 
 from apexreplay.process.freed_memory import keep_freed_memory
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
-from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
-from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.store.reader import StoreReader
 from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import BatchSender

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from apexreplay.facts import Waiting
 from apexreplay.process.rates import Rates
 from apexreplay.rate_limiter import RateLimiter
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.server.priority_histogram import PriorityHistogram
-from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.writer import StoreWriter
 from apexreplay.transport.timing import STREAM_LIFE_SECONDS

@@ -15,11 +15,11 @@ from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError
 from apexreplay.facts import Waiting
 from apexreplay.process.children import check_children, start_child, stop_children
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
-from apexreplay.server.batch_drawer import DrawSettings
+from apexreplay.sampling.batch_drawer import DrawSettings
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.server.batch_server import run_batch_server
 from apexreplay.server.open_store import open_store, reclaim
 from apexreplay.server.sampler import SamplerTask, run_sampler
-from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.server.server import ReplayServer
 from apexreplay.server.snapshot_process import SnapshotProcess
 from apexreplay.snapshots.folder import SnapshotFolder

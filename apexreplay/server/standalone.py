@@ -15,7 +15,7 @@ from apexreplay.errors import FINISHED, DataError
 from apexreplay.files.atomic_files import replace_file, seal, unseal
 from apexreplay.process.children import check_children, start_child, stop_children
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
-from apexreplay.server.batch_drawer import DrawSettings
+from apexreplay.sampling.batch_drawer import DrawSettings
 from apexreplay.server.leases import Full, Lease, Leases
 from apexreplay.server.server import ReplayServer
 from apexreplay.server.service import ServerSettings, serve

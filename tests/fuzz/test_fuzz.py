@@ -39,8 +39,8 @@ from apexreplay.client.send_window import SendWindow
 from apexreplay.frames import lz4_blocks
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.rate_limiter import RateLimiter
-from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
-from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter

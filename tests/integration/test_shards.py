@@ -14,8 +14,8 @@ from apex.learning.batch_source import LocalSource
 from apex.learning.loader import Loader
 from apex.learning.random_shift import RandomShift
 from apexreplay.rate_limiter import RateLimiter
-from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
-from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter

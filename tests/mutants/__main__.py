@@ -24,7 +24,7 @@ MODULES = (  # modules of learning, store and protocol
     "apex/algorithms/graph_update", "apex/algorithms/parameters", "apexreplay/frame_blob", "apex/learning/trainer",
     "apex/learning/skipped_batches", "apex/learning/batch_ring", "apex/learning/loader", "apex/learning/batch_source",
     "apex/learning/coordinator/leases", "apex/learning/coordinator/coordinator", "apexreplay/rate_limiter",
-    "apexreplay/server/batch_drawer", "apexreplay/server/sampler_counters", "apexreplay/server/server",
+    "apexreplay/sampling/batch_drawer", "apexreplay/sampling/sampler_counters", "apexreplay/server/server",
     "apexreplay/server/open_store", "apexreplay/snapshots/writer", "apexreplay/snapshots/restore",
     "apexreplay/snapshots/folder", "apexreplay/frames/stack_decoder", "apexreplay/store/sum_tree",
     "apexreplay/store/writer", "apexreplay/store/reader", "apexreplay/store/deduplication",

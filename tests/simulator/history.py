@@ -23,7 +23,7 @@ from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, Transp
 from apex.replay_memory.settings import store_settings
 from apex.runs.folder import RunFolder
 from apex.transport.hello import Route, Welcome
-from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.sampling.sampler_counters import SamplerCounters
 
 from .actor_host import ActorHost
 from .ledger import LEASE_SECONDS, Ledger, require

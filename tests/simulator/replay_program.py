@@ -13,7 +13,7 @@ from apex.transport.run_codec import RunCodec
 from apex.types import Role
 from apexreplay.errors import LostMemoryError, SnapshotError, UsageError
 from apexreplay.rate_limiter import RateLimiter
-from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.server.server import ReplayServer
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.writer import SnapshotWriter

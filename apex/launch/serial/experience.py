@@ -18,8 +18,8 @@ from apex.replay_memory.settings import draw_settings
 from apex.runs.folder import RunFolder
 from apex.transport.run_codec import RunCodec
 from apexreplay.client.reliable_sender import ReliableSender
-from apexreplay.server.batch_drawer import BatchDrawer
-from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.sampling.batch_drawer import BatchDrawer
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.server.server import ReplayServer
 from apexreplay.store.location import store_path
 from apexreplay.store.reader import StoreReader

@@ -13,9 +13,9 @@ from apex.transport.run_codec import RunCodec
 from apexreplay.errors import LostMemoryError, UsageError
 from apexreplay.files.file_lock import FileLock
 from apexreplay.rate_limiter import RateLimiter
-from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.server.open_store import reclaim
-from apexreplay.server.sampler_counters import SamplerCounters
 from apexreplay.server.server import ReplayServer
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.writer import SnapshotWriter

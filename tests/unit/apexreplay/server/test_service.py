@@ -12,7 +12,7 @@ from apex.transport.run_codec import RunCodec
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, UsageError
 from apexreplay.process.lifecycle import Stop
 from apexreplay.rate_limiter import RateLimiter
-from apexreplay.server.batch_drawer import DrawSettings
+from apexreplay.sampling.batch_drawer import DrawSettings
 from apexreplay.server.service import ServerSettings, serve
 from apexreplay.store.layout import StoreSettings
 from apexreplay.transport.curve.key_store import Endpoint, Keys, create_pair, lists_for

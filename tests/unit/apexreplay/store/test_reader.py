@@ -17,8 +17,8 @@ from apexreplay.files.atomic_files import uninterrupted
 from apexreplay.frame_blob import make_blob
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.rate_limiter import RateLimiter
-from apexreplay.server.batch_drawer import BatchDrawer, DrawSettings
-from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter

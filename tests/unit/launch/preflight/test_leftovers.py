@@ -13,7 +13,7 @@ from apex.launch.preflight.leftovers import (
     find_orphans,
 )
 from apexreplay.files.file_lock import FileLock
-from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.store.location import beside, claim_path, counters_path
 
 pytestmark = pytest.mark.programs

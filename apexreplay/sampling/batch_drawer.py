@@ -8,7 +8,7 @@ import numpy as np
 
 from apexreplay.frame_blob import FrameBlob
 from apexreplay.rate_limiter import RateLimiter
-from apexreplay.server.sampler_counters import SamplerCounters
+from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.store.reader import StoreReader
 from apexreplay.tables import Array
 from apexreplay.transport.timing import CREDIT_SECONDS
