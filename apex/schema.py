@@ -12,7 +12,8 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.tables import FieldCodec, Table, Window, table
+from apexreplay.item_kinds import Window
+from apexreplay.tables import FieldCodec, Table, table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 
 class Role(StrEnum):

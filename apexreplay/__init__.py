@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from apexreplay.client.sampler import Batch as Batch
     from apexreplay.client.sampler import Sampler as Sampler
     from apexreplay.client.writer import Writer as Writer
+    from apexreplay.item_kinds import Single as Single
+    from apexreplay.item_kinds import Window as Window
     from apexreplay.server.table_settings import TableSettings as TableSettings
     from apexreplay.serving import Server as Server
     from apexreplay.serving import serve as serve
-    from apexreplay.tables import Single as Single
     from apexreplay.tables import Table as Table
-    from apexreplay.tables import Window as Window
     from apexreplay.tables import table as table
 
 _MODULES = {
@@ -28,10 +28,10 @@ _MODULES = {
     "Client": "client.client",
     "Sampler": "client.sampler",
     "Server": "serving",
-    "Single": "tables",
+    "Single": "item_kinds",
     "Table": "tables",
     "TableSettings": "server.table_settings",
-    "Window": "tables",
+    "Window": "item_kinds",
     "Writer": "client.writer",
     "serve": "serving",
     "table": "tables",

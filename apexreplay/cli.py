@@ -13,7 +13,8 @@ import msgspec
 from apexreplay.client.client import Client
 from apexreplay.errors import FINISHED, DataError, UsageError, require
 from apexreplay.process.lifecycle import reports_errors, stop_on_signals
-from apexreplay.server.standalone import PORT, Place, run_server
+from apexreplay.server.place import PORT, Place
+from apexreplay.server.standalone import run_server
 from apexreplay.server.table_settings import TableSettings, read_tables
 from apexreplay.serving import from_dict
 from apexreplay.transport.roles import CLIENTS, create_keys

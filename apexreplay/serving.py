@@ -12,7 +12,7 @@ from typing import Any, Self
 from apexreplay.client.client import Client
 from apexreplay.errors import DataError
 from apexreplay.process.spawn import PIPE, Process, spawn
-from apexreplay.server.standalone import PORTS_PER_TABLE
+from apexreplay.server.place import PORTS_PER_TABLE
 from apexreplay.server.table_settings import TableSettings
 from apexreplay.tables import Table
 

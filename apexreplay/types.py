@@ -7,7 +7,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from apexreplay.frame_blob import FrameBlob
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 
 class Stream(NamedTuple):

@@ -31,8 +31,8 @@ from apex.learning.device_transfer import lock_memory
 from apex.learning.setup import choose_device, prepare_torch
 from apex.learning.trainer import BatchProvider, Trainer
 from apex.schema import Schema
+from apexreplay.item_kinds import Array
 from apexreplay.process.lifecycle import Stop
-from apexreplay.tables import Array
 from apexreplay.types import PriorityUpdate
 from bench.harness.command import (
     NUM_STREAMS,

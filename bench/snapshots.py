@@ -13,6 +13,7 @@ import numpy as np
 
 from apex.schema import Schema
 from apexreplay.frame_blob import make_blob
+from apexreplay.item_kinds import Array
 from apexreplay.process.children import start_child, stop_children
 from apexreplay.process.lifecycle import Stop
 from apexreplay.server.snapshot_process import SnapshotProcess
@@ -23,7 +24,6 @@ from apexreplay.store.layout import StoreSettings
 from apexreplay.store.location import memory_folder
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
-from apexreplay.tables import Array
 from apexreplay.types import Segment, Stream
 
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=18, n_step=3, codec="lz4")

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexreplay.frame_blob import read_table
+from apexreplay.item_kinds import Array
 from apexreplay.store.layout import FIRST_KEY, Regions
-from apexreplay.tables import Array
 from apexreplay.types import Segment
 
 # The values of the other fields depend on the slot.

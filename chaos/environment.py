@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 ID = "chaos.environment:AuditEnvironment"
 PACED_ID = "chaos.environment:PacedEnvironment"

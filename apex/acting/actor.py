@@ -16,8 +16,8 @@ from apex.transport.timing import DRAIN_SECONDS
 from apex.types import Exploration, Parameters, Step
 from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.facts import Waiting
+from apexreplay.item_kinds import Array
 from apexreplay.process.lifecycle import POLL_SECONDS, Wait
-from apexreplay.tables import Array
 from apexreplay.types import Stream
 
 

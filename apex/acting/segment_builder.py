@@ -12,7 +12,7 @@ from apex.types import Step
 from apexreplay.errors import require
 from apexreplay.frame_blob import make_blob
 from apexreplay.frames.encoder import COMPRESS
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 from apexreplay.types import Cut
 
 # The replay server refuses segments whose priorities are not finite.

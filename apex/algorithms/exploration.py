@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexreplay.errors import require
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 
 def epsilon_ladder(num_actors: int, base: float, exponent: float) -> NDArray[np.float64]:

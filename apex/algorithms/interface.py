@@ -20,7 +20,7 @@ from apex.runtime.importer import call_factory
 from apex.schema import Schema
 from apex.types import Exploration
 from apexreplay.errors import require
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 Mask = NDArray[np.bool_] | None  # [E, A]  whether each action is allowed; None: all are allowed
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 RESCALING_EPSILON = 1e-3  # makes h invertible with bounded slope; the value of R2D2 (Kapturowski et al. 2019)
 

@@ -20,7 +20,7 @@ from apex.dpg.networks import ActorCritic, make_network
 from apex.dpg.update import DpgUpdate
 from apex.schema import Schema
 from apex.types import Exploration
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 
 class DpgAgent:

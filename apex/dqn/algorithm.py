@@ -18,7 +18,7 @@ from apex.dqn.manual_backward.update import make_forward
 from apex.dqn.networks import make_network, q_values
 from apex.schema import Schema
 from apex.types import Exploration
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 
 class DqnAgent:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from apex.config import EnvironmentConfig
 from apexreplay.errors import UsageError, require
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 MAX_ACTIONS = 65_536  # maximum actions of a Discrete space
 MAX_COMBINATIONS = 1_024  # maximum actions of a MultiDiscrete or MultiBinary space: one for each combination

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.metric_tags import MAX_METRICS, SUCCESS
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 # Maximum |reward| of a step. With n <= 64, returns stay below 1e15, beyond which the learner skips them.
 MAX_REWARD = 1e13

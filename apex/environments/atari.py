@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from apex.config import EnvironmentConfig
 from apex.types import Step
 from apexreplay.errors import UsageError
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 EMULATOR_FPS = 60  # frames per second of the console
 SCREEN_HEIGHT, SCREEN_WIDTH = 210, 160  # pixels of a picture; the resolution of the console for all but three games

@@ -22,9 +22,9 @@ from apex.environments.interface import VectorEnvironment
 from apex.errors import StoppedError
 from apex.schema import Schema
 from apexreplay.errors import ChildDiedError, UsageError
+from apexreplay.item_kinds import Array
 from apexreplay.process.children import call_in_child
 from apexreplay.process.lifecycle import Stop
-from apexreplay.tables import Array
 
 MIN_STEPS, MAX_STEPS = 10, 256  # steps for which an environment is tried: one for each discrete action, within these
 SMALL_IMAGE = 40  # pixels; a smaller image may not fit the built-in network

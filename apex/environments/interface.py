@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.types import Step
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 
 class VectorEnvironment(Protocol):

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from apex.config import EnvironmentConfig
 from apex.environments.answers import BadAnswerError, describe_type, shorten
 from apexreplay.errors import UsageError, require
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 CHANNELS = {1: None, 3: cv2.COLOR_RGB2GRAY, 4: cv2.COLOR_RGBA2GRAY}  # number of channels -> conversion to grayscale
 MAX_VALUES = 2**20  # maximum values of a vector observation

@@ -12,7 +12,7 @@ from apex.environments.factory import make_environment
 from apex.environments.interface import VectorEnvironment
 from apex.schema import Schema
 from apexreplay.errors import require
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 
 class AgentEnvironment(gymnasium.Env[Array, Any]):

@@ -15,7 +15,7 @@ from apex.environments.answers import BadAnswerError, ScaleCheck
 from apex.environments.fault_budget import FaultBudget
 from apex.environments.observation_form import read_observations
 from apex.types import Step
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 DEFAULT_FPS = 30  # steps per second for pictures, if the environment has no render_fps
 

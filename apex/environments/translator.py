@@ -11,7 +11,7 @@ from apex.config import EnvironmentConfig
 from apex.environments.answers import BadAnswerError, describe_type, write_frame
 from apex.environments.factory import read_forms
 from apexreplay.errors import UsageError
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 
 class Translator:

@@ -36,8 +36,8 @@ from apex.runs.folder import open_run
 from apex.runtime import trust
 from apex.sentences import plural
 from apexreplay.errors import FAILED, FINISHED, require
+from apexreplay.item_kinds import Array
 from apexreplay.process.lifecycle import reports_errors, stop_on_signals
-from apexreplay.tables import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from apex.algorithms.interface import Mask, check_allowed
 from apex.environments.interface import VectorEnvironment
 from apex.metric_tags import MAX_METRICS
 from apex.types import Step
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 NUM_RESAMPLES = 10_000  # resamples of the bootstrap
 ENDLESS_STEPS = 100_000  # steps of one game after which a warning is logged; the longest Atari games have 27,000

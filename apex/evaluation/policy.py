@@ -25,7 +25,7 @@ from apex.runs.folder import RunFolder
 from apex.runtime import trust
 from apex.schema import Schema
 from apexreplay.errors import UsageError, require
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 EPSILON = "probability of a random action, 0.001 by default; continuous actions: standard deviation of noise, default 0"
 

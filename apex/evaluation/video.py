@@ -19,7 +19,7 @@ from apex.environments.interface import VectorEnvironment
 from apex.evaluation.episodes import ActFunction
 from apex.types import Step
 from apexreplay.errors import UsageError, require
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 MIN_HEIGHT = 400  # minimum height in pixels; smaller pictures are enlarged by a whole factor
 GIF_FPS = 25.0  # maximum pictures per second; if a game has more, some are left out, and the speed stays the same

@@ -23,8 +23,8 @@ from apex.runs.lock import is_held
 from apex.runtime.trust import add_allow
 from apex.sentences import describe_outcome, plural
 from apexreplay.errors import FINISHED, require
+from apexreplay.item_kinds import Array
 from apexreplay.process.lifecycle import Stop, reports_errors, sleep, stop_on_signals
-from apexreplay.tables import Array
 
 FOREVER = 10**12  # games or pictures
 FILM_SECONDS = 60.0  # default length of a film; a GIF of this length has a few megabytes

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from apex.config import LearnerConfig
 from apex.schema import Schema, unpack_mask
 from apexreplay.frames.stack_decoder import StackDecoder
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 from apexreplay.types import BatchMessage, PriorityUpdate
 
 NUM_SLOTS = 3  # slots: one in training, one ready, one being filled; each further loader needs one more

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 
 from apex.learning.batch_ring import BatchSlot
+from apexreplay.item_kinds import Array
 from apexreplay.sampling.batch_drawer import BatchDrawer
 from apexreplay.store.reader import MAX_ATTEMPTS
-from apexreplay.tables import Array
 from apexreplay.types import BatchMessage
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from apex.algorithms.gradient_step import DeviceBatch
 from apex.learning.batch_ring import MAX_BEHIND, Batch
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 log = logging.getLogger("apex")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from apex.config import Config
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 
 class RandomShift:

@@ -21,7 +21,7 @@ from apex.learning.batch_ring import MAX_RETURN, Batch
 from apex.learning.device_transfer import copy_to_host, make_transfer
 from apex.learning.skipped_batches import set_aside
 from apex.types import Parameters
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 from apexreplay.types import PriorityUpdate
 
 # While no batch arrives: time between two checks for gradient steps that the device has finished.

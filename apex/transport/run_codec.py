@@ -7,7 +7,7 @@ import numpy as np
 from apex.schema import Schema
 from apex.transport.messages.results import EvaluationResult
 from apex.types import Parameters
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 from apexreplay.types import Stream
 from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import Frame, MessageKind, require_field

@@ -14,13 +14,14 @@ from apexreplay.client.connection import Connection, new_session, refused
 from apexreplay.errors import DataError, UsageError, require
 from apexreplay.frames.encoder import make_targets, name_arrays
 from apexreplay.frames.stack_decoder import StackDecoder
+from apexreplay.item_kinds import Array
 from apexreplay.process.lifecycle import POLL_SECONDS
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
 from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.store.location import counters_path, memory_id
 from apexreplay.store.reader import MAX_ATTEMPTS, StoreReader
-from apexreplay.tables import Array, Table
+from apexreplay.tables import Table
 from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import BatchRequester, PrioritySender
 from apexreplay.transport.sockets import ReconnectBackoff, open_context

@@ -8,7 +8,8 @@ import numpy as np
 from apexreplay.errors import require
 from apexreplay.frame_blob import make_blob
 from apexreplay.frames.encoder import StepEncoder, fill_values
-from apexreplay.tables import Array, Table, Window
+from apexreplay.item_kinds import Array, Window
+from apexreplay.tables import Table
 
 MAX_PRIORITY = float(np.finfo(np.float32).max)
 

@@ -11,7 +11,8 @@ from apexreplay.client.connection import Connection, new_session, refused
 from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.client.segment_buffer import SegmentBuffer
 from apexreplay.errors import DataError, UsageError
-from apexreplay.tables import Single, Table
+from apexreplay.item_kinds import Single
+from apexreplay.tables import Table
 from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apexreplay.transport.sockets import open_context

@@ -7,7 +7,8 @@ import cramjam
 import numpy as np
 
 from apexreplay.errors import require
-from apexreplay.tables import Array, Entry, FieldCodec, Table
+from apexreplay.item_kinds import Array
+from apexreplay.tables import Entry, FieldCodec, Table
 
 
 def _lz4(array: Array) -> bytes:

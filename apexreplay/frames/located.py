@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexreplay.frame_blob import FrameBlob, as_words, find_frames, join_blob, table_bytes
-from apexreplay.tables import Array
+from apexreplay.item_kinds import Array
 
 # The entries of one item, counted from its first; `struct located` of decompress.c, which reads windows of one entry.
 LOCATED = np.dtype(

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from apexreplay.frame_blob import FrameBlob
 from apexreplay.frames.located import Located
+from apexreplay.item_kinds import Array
 from apexreplay.native import NativeError, open_native
-from apexreplay.tables import Array
 
 MOST_FRAMES = 255  # maximum frames of one transition for the native code
 INTERFACE = 3  # must equal `apex_interface` of decompress.c

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from apexreplay.frame_blob import FrameBlob, read_table
 from apexreplay.frames.located import Located
 from apexreplay.frames.lz4_blocks import MOST_FRAMES, NativeBlocks, make_blocks
-from apexreplay.tables import Array, Table
+from apexreplay.item_kinds import Array
+from apexreplay.tables import Table
 
 
 class StackDecoder:

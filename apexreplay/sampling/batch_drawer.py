@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from apexreplay.frame_blob import FrameBlob
+from apexreplay.item_kinds import Array
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.store.reader import StoreReader
-from apexreplay.tables import Array
 from apexreplay.transport.timing import CREDIT_SECONDS
 from apexreplay.types import BatchMessage
 

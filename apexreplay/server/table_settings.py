@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from apexreplay.errors import DataError, require
+from apexreplay.item_kinds import Single, Window
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.store.layout import StoreSettings
-from apexreplay.tables import Single, Table, Window, table
+from apexreplay.tables import Table, table
 
 DEFAULT_BYTES = 1 << 30
 MAX_STREAMS = 65_536

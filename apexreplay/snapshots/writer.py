@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from apexreplay.errors import SnapshotError
 from apexreplay.files.atomic_files import Steps, uninterrupted
 from apexreplay.frame_blob import as_words, measure_blobs
+from apexreplay.item_kinds import Array
 from apexreplay.snapshots.folder import Snapshot, SnapshotFile, SnapshotFolder
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import Store
-from apexreplay.tables import Array, Table
+from apexreplay.tables import Table
 
 FILE_BYTES = 8 << 20  # approximate bytes of blobs per file, which are copied at once
 ROW_ATTEMPTS = 1_000

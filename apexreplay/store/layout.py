@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexreplay.crc32 import crc32
+from apexreplay.item_kinds import Array
 from apexreplay.store.sum_tree import SumTree
-from apexreplay.tables import Array, Table, padded
+from apexreplay.tables import Table, padded
 
 # Written once, `magic` last. All fields except `store_incarnation` must match when a writer opens the file again.
 STORE_HEADER = np.dtype(

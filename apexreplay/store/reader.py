@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from apexreplay.files.atomic_files import Steps, uninterrupted
 from apexreplay.frames.located import LOCATED, Arena, CopiedFrames, Located
+from apexreplay.item_kinds import Array
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import COMMIT, FIRST_BYTE, FIRST_KEY, Store
-from apexreplay.tables import Array, Table
+from apexreplay.tables import Table
 
 MAX_ATTEMPTS = 16  # draws of a batch until the writer has overwritten none of it
 

@@ -13,13 +13,14 @@ from apexreplay.crc32 import crc32
 from apexreplay.errors import LostMemoryError, require
 from apexreplay.files.atomic_files import Steps, uninterrupted
 from apexreplay.files.file_lock import LOCK_ATTEMPTS, FileLock
+from apexreplay.item_kinds import Array
 from apexreplay.store.deduplication import InsertOutcome, StreamRow
 from apexreplay.store.file import create_file, open_file
 from apexreplay.store.integrity import require_sound, seal
 from apexreplay.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, TORN, Regions, Store, StoreSettings
 from apexreplay.store.location import beside, in_use
 from apexreplay.store.priority_weights import PriorityWeights, count_refused
-from apexreplay.tables import Array, Table
+from apexreplay.tables import Table
 from apexreplay.types import PriorityUpdate, Receipt, Segment, Stream
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexreplay.frame_blob import BlobError, check_table, read_table
-from apexreplay.tables import Array, Entry, Table
+from apexreplay.item_kinds import Array
+from apexreplay.tables import Entry, Table
 from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Segment, Stream
 from apexreplay.wire.header import Frame, Header, MessageKind, WireError, checksum, pack, require_field, unpack
 

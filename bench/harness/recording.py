@@ -15,8 +15,8 @@ from apex.errors import EnvironmentFailure
 from apex.schema import Schema
 from apexreplay.frame_blob import make_blob, read_table
 from apexreplay.frames.encoder import COMPRESS
+from apexreplay.item_kinds import Array
 from apexreplay.process.lifecycle import Stop
-from apexreplay.tables import Array
 from apexreplay.types import Cut
 
 # the stream and the frames of a segment, counted within the stream

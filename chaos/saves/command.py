@@ -27,10 +27,10 @@ from apex.learning.run_save import snapshot_folder
 from apex.runs.checkpoints.paths import BEST, MANIFEST, NEWEST
 from apex.runs.folder import RunFolder
 from apexreplay.errors import FAILED, FINISHED, UsageError
+from apexreplay.item_kinds import Array
 from apexreplay.process.children import start_child
 from apexreplay.process.lifecycle import Stop, reports_errors
 from apexreplay.store.location import memory_folder
-from apexreplay.tables import Array
 from chaos.saves.saver import Read, Saver, make_run, make_segment, read_run
 
 STEP_NAMES = (  # the steps of a save

@@ -21,12 +21,12 @@ from apex.types import Progress
 from apexreplay.errors import UsageError
 from apexreplay.files.atomic_files import Steps, uninterrupted
 from apexreplay.frame_blob import make_blob
+from apexreplay.item_kinds import Array
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.restore import restore
 from apexreplay.snapshots.writer import SnapshotWriter
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.writer import StoreWriter
-from apexreplay.tables import Array
 from apexreplay.types import Segment, Stream
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")

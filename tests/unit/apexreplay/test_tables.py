@@ -14,10 +14,11 @@ from apexreplay.errors import UsageError
 from apexreplay.frame_blob import make_blob, read_table
 from apexreplay.frames.encoder import StepEncoder, make_targets, name_arrays
 from apexreplay.frames.stack_decoder import StackDecoder
+from apexreplay.item_kinds import Single, Window
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
-from apexreplay.tables import Field, Single, Table, Window, table
+from apexreplay.tables import Field, Table, table
 from apexreplay.types import BatchMessage, Segment, Stream
 from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import WireError

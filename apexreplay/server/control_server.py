@@ -1,0 +1,145 @@
+"""Answers the clients of a server of tables on its control socket: leases, addresses, status."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.server.leases import Full, Lease, Leases
+from apexreplay.server.place import MEMORY_SAMPLERS, Place, first_port
+from apexreplay.server.table_settings import TableSettings
+from apexreplay.store.location import memory_id, store_path
+from apexreplay.transport.async_receiver import ROUTER, AsyncReceiver
+from apexreplay.transport.sockets import Context
+from apexreplay.types import Stream
+from apexreplay.wire.control import (
+    Alive,
+    Answer,
+    Beat,
+    Bye,
+    Hello,
+    Later,
+    Refusal,
+    Request,
+    ServerStatus,
+    StatusRequest,
+    TableStatus,
+    Welcome,
+    decode_message,
+    encode_message,
+)
+from apexreplay.wire.header import WireError
+from apexreplay.wire.json_codec import MAX_JSON_BYTES, decode_json
+from apexreplay.wire.status import ReplayStatus
+
+
+class ServedTable(NamedTuple):
+    """A table, as the control socket sees it."""
+
+    settings: TableSettings
+    position: int
+    run_id: int
+    pipe: Connection
+    leases: Leases
+
+
+class ControlServer:
+    """Answers clients: leases, addresses, status."""
+
+    def __init__(self, context: Context, place: Place, served: Sequence[ServedTable]) -> None:
+        """Binds the control socket."""
+        self._context = context
+        self._place = place
+        self._served = {each.settings.table.name: each for each in served}
+        self._status: dict[str, ReplayStatus] = {}
+        endpoint = f"tcp://{place.bind}:{place.port}"
+        self._socket = AsyncReceiver(
+            context, ROUTER, endpoint, "control", high_water_mark=1_000, max_bytes=MAX_JSON_BYTES
+        )
+
+    async def answer(self, stop: Stop) -> None:
+        """Answers requests until `stop`."""
+        while not stop.poll():
+            for peer, *frames in await self._socket.burst(POLL_SECONDS):
+                try:
+                    answer = self._answer(decode_message(frames, Request), getattr(peer, "role", ""))
+                except WireError as error:
+                    self._socket.refuse(error)
+                    continue
+                if answer is not None:
+                    self._socket.reply(peer, encode_message(answer))
+
+    def collect(self) -> bool:
+        """Reads what the tables have reported; returns whether all of them have."""
+        for name, served in self._served.items():
+            with suppress(EOFError, OSError):  # The process of the table has ended, which is reported elsewhere.
+                while served.pipe.poll():
+                    self._status[name] = decode_json(served.pipe.recv_bytes(), ReplayStatus)
+        return len(self._status) == len(self._served)
+
+    def _answer(self, request: Request, role: str) -> Answer | None:
+        session = request.session
+        if isinstance(request, StatusRequest):
+            return self._report(session)
+        if isinstance(request, Hello):
+            wanted = {"writer": "writer", "sampler": "reader"}[request.role]
+            if role not in ("", wanted, "administrator"):
+                return Refusal(session=session, reason="role", subject=role)
+            return self._join(request)
+        for served in self._served.values():
+            if isinstance(request, Bye):
+                served.leases.end(session)
+            elif isinstance(request, Beat) and served.leases.beat(session):
+                return Alive(session=session)
+        return None if isinstance(request, Bye) else Refusal(session=session, reason="unknown_lease")
+
+    def _join(self, hello: Hello) -> Answer:
+        served = self._served.get(hello.table)
+        if served is None:
+            return Refusal(session=hello.session, reason="no_table", subject=", ".join(self._served)[:200])
+        lease: Lease | Full | None
+        shared = hello.memory == memory_id()
+        if hello.role == "writer":
+            known_stream = None
+            if hello.stream >= 0 and int(hello.run_id, 16) == served.run_id:
+                known_stream = Stream(hello.stream, int(hello.incarnation, 16))
+            lease = served.leases.writer(hello.session, known_stream)
+        else:
+            lease = served.leases.sampler(hello.session) if shared else served.leases.remote(hello.session)
+        if lease is None:
+            return Later(session=hello.session)
+        if isinstance(lease, Full):
+            return Refusal(session=hello.session, reason=lease.reason, subject=str(lease.limit))
+        settings, first = served.settings, first_port(self._place, served.position)
+        return Welcome(
+            session=hello.session,
+            run_id=f"{served.run_id:x}",
+            table=settings.table.to_dict(),
+            experience=first,
+            priorities=first + 1,
+            receipts=first + 2,
+            batches=[first + 3 + sampler for sampler in range(settings.num_samplers)],
+            stream=lease.stream.actor_id if lease.stream else -1,
+            incarnation=f"{lease.stream.incarnation if lease.stream else 0:x}",
+            window=settings.window,
+            segment_length=settings.segment_length,
+            path=str(store_path(served.run_id)) if shared and hello.role == "sampler" else "",
+            row=lease.row,
+            num_rows=settings.num_samplers + MEMORY_SAMPLERS,
+            limiter=(settings.min_size, settings.samples_per_insert, settings.tolerance, settings.inserts_wait),
+        )
+
+    def _report(self, session: int) -> ServerStatus:
+        tables = {}
+        for name, served in self._served.items():
+            writers, samplers = served.leases.count()
+            tables[name] = TableStatus(
+                capacity=served.settings.capacity, writers=writers, samplers=samplers, replay=self._status.get(name)
+            )
+        return ServerStatus(
+            session=session,
+            tables=tables,
+            refused_connections=self._context.refused_connections,
+            refusals=dict(self._socket.refused),
+        )
