@@ -1,12 +1,13 @@
 """A client's connection to the control socket of a server: requests, and heartbeats that keep its leases."""
 
+import os
 import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from typing import Protocol
 
-from apexreplay.errors import DataError, UsageError
+from apexreplay.errors import DataError, UsageError, require
 from apexreplay.process.lifecycle import POLL_SECONDS
 from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.curve.key_store import Keys
@@ -20,6 +21,7 @@ from apexreplay.wire.control import (
     Refusal,
     Request,
     StatusRequest,
+    Welcome,
 )
 
 BEAT_SECONDS = 1.0
@@ -27,7 +29,15 @@ IDLE_SECONDS = 0.02  # maximum time until a request is sent
 REPEAT_SECONDS = 1.0  # time without an answer after which a request is sent again
 _NUMBERS = random.SystemRandom()  # also differs between processes that were forked
 
-Lost = Callable[[], Hello]  # called when the server does not know a lease; returns the request to get it back
+
+class Holder(Protocol):
+    """The owner of a lease. The methods are called in the connection's thread."""
+
+    def hello(self) -> Hello:
+        """Returns the request for the lease, after the server has started again and does not know it."""
+
+    def welcome(self, welcome: Welcome) -> None:
+        """Takes the answer to `hello`."""
 
 
 class Connection:
@@ -38,8 +48,9 @@ class Connection:
         self._keys = keys
         self._requests: queue.Queue[Request] = queue.Queue()
         self._answers: dict[int, queue.Queue[Answer]] = {}  # by session, while a caller waits
-        self._leases: dict[int, Lost] = {}
+        self._leases: dict[int, Holder] = {}
         self._refused: dict[int, Refusal] = {}  # leases that the server has given to another client
+        self._pid = os.getpid()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="apexreplay-control", daemon=True)
         self._thread.start()
@@ -49,6 +60,9 @@ class Connection:
 
         Raises UsageError if the server refuses it, and DataError if there is no answer within `timeout` seconds.
         """
+        require(
+            os.getpid() == self._pid, "a client cannot be used after a fork", remedy="create it in the child process"
+        )
         answers = self._answers[request.session] = queue.Queue()
         deadline, answer = time.monotonic() + timeout, None
         try:
@@ -69,9 +83,9 @@ class Connection:
             raise DataError(f"no answer from {self.address} within {timeout:g} s", remedy)
         return answer
 
-    def keep(self, session: int, lost: Lost) -> None:
+    def keep(self, session: int, holder: Holder) -> None:
         """Keeps a lease by heartbeats."""
-        self._leases[session] = lost
+        self._leases[session] = holder
 
     def refusal(self, session: int) -> Refusal | None:
         """Returns why the lease has ended; None while there is it."""
@@ -107,12 +121,14 @@ class Connection:
                     self._take(socket, answer)
 
     def _take(self, socket: ControlSocket, answer: Answer) -> None:
-        waiting, lost = self._answers.get(answer.session), self._leases.get(answer.session)
+        waiting, holder = self._answers.get(answer.session), self._leases.get(answer.session)
         if waiting is not None:
             waiting.put(answer)
-        elif isinstance(answer, Refusal) and lost is not None:
+        elif isinstance(answer, Welcome) and holder is not None:
+            holder.welcome(answer)
+        elif isinstance(answer, Refusal) and holder is not None:
             if answer.reason == "unknown_lease":
-                socket.send(lost())
+                socket.send(holder.hello())
             else:
                 del self._leases[answer.session]
                 self._refused[answer.session] = answer
@@ -127,6 +143,7 @@ def refused(refusal: Refusal) -> UsageError:
         "stream_taken": ("another writer has got the stream, because this one was silent", "open a new writer"),
         "no_row": (f"{subject} samplers read the memory already", "close some of them"),
         "role": (f"a key of the {subject} does not allow this", "use the keys of another role"),
+        "new_memory": ("the server has started again without its memory", "start it with --snapshots DIR"),
         "unknown_lease": ("the server does not know this client", ""),
     }
     return UsageError(*sentences[refusal.reason])

@@ -64,8 +64,10 @@ class Sampler:
         self._connection = connection
         self._session = new_session()
         self._table_name, self._shared = table, bool(options["shared_memory"])
-        welcome = connection.ask(self._hello(), timeout)
+        self._run_id = "0"
+        welcome = connection.ask(self.hello(), timeout)
         assert isinstance(welcome, Welcome)
+        self._run_id = welcome.run_id
         self.table = Table.from_dict(welcome.table)
         self.batch_size = batch_size
         self._pid = os.getpid()
@@ -78,14 +80,15 @@ class Sampler:
         self._reader: _MemoryReader | None = None
         self._remote: BatchRequester | None = None
         if welcome.path:
-            self._reader = _MemoryReader(Path(welcome.path), self.table, welcome, batch_size)
+            self._reader = _MemoryReader(self.table, welcome, batch_size)
         else:
             require(len(welcome.batches) > 0, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
             endpoints = [f"{host}:{port}" for port in welcome.batches]
             credit = max(1, options["prefetch"])
             self._remote = BatchRequester(context, endpoints, codec, batch_size=batch_size, credit=credit)
-        connection.keep(self._session, self._hello)
+        self._again: Welcome | None = None  # after the server has started again
         self._closed = False
+        connection.keep(self._session, self)
 
     @property
     def reads_memory(self) -> bool:
@@ -101,6 +104,8 @@ class Sampler:
         backoff, began = ReconnectBackoff(), time.monotonic()
         while True:
             self._check()
+            if self._again is not None and self._reader is not None:  # The memory may be another file.
+                self._reader, self._again = _MemoryReader(self.table, self._again, self.batch_size), None
             batch = self._reader.draw() if self._reader is not None else self._receive(POLL_SECONDS)
             if batch is not None:
                 return batch
@@ -141,9 +146,14 @@ class Sampler:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _hello(self) -> Hello:
+    def hello(self) -> Hello:
+        """Returns the request for a lease; called in the connection's thread, too."""
         memory = memory_id() if self._shared else ""
-        return Hello(session=self._session, role="sampler", table=self._table_name, memory=memory)
+        return Hello(session=self._session, role="sampler", table=self._table_name, memory=memory, run_id=self._run_id)
+
+    def welcome(self, welcome: Welcome) -> None:
+        """Takes the answer after the server has started again; called in the connection's thread."""
+        self._again = welcome
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
@@ -167,7 +177,8 @@ class Sampler:
 class _MemoryReader:
     """Draws from the memory of a server on this host."""
 
-    def __init__(self, path: Path, table: Table, welcome: Welcome, batch_size: int) -> None:
+    def __init__(self, table: Table, welcome: Welcome, batch_size: int) -> None:
+        path = Path(welcome.path)
         self._table = table
         self._batch_size = batch_size
         counters = SamplerCounters(welcome.num_rows, counters_path(path))

@@ -53,7 +53,7 @@ class Writer:
         self._in_flight = 0  # segments that the thread has taken and that are not stored yet
         self._error: BaseException | None = None
         self._stop = threading.Event()
-        connection.keep(self._session, self._hello_again)
+        connection.keep(self._session, self)
         self._thread = threading.Thread(target=self._run, name=f"apexreplay-writer-{table}", daemon=True)
         self._thread.start()
 
@@ -188,7 +188,10 @@ class Writer:
                 sender.send([Cut(0, piece.records, piece.blob)], self.version)
                 self._in_flight = sender.in_flight
 
-    def _hello_again(self) -> Hello:
+    # --- the connection's thread ------------------------------------------------------------------------------------
+
+    def hello(self) -> Hello:
+        """Returns the request for the same stream."""
         welcome = self._welcome
         return Hello(
             session=self._session,
@@ -198,3 +201,6 @@ class Writer:
             stream=welcome.stream,
             incarnation=welcome.incarnation,
         )
+
+    def welcome(self, welcome: Welcome) -> None:
+        """Nothing changes: the server gives the same stream, or refuses."""

@@ -98,11 +98,14 @@ class ControlServer:
         served = self._served.get(hello.table)
         if served is None:
             return Refusal(session=hello.session, reason="no_table", subject=", ".join(self._served)[:200])
+        known_run = int(hello.run_id, 16)
+        if known_run not in (0, served.run_id):
+            return Refusal(session=hello.session, reason="new_memory")
         lease: Lease | Full | None
         shared = hello.memory == memory_id()
         if hello.role == "writer":
             known_stream = None
-            if hello.stream >= 0 and int(hello.run_id, 16) == served.run_id:
+            if hello.stream >= 0 and known_run:
                 known_stream = Stream(hello.stream, int(hello.incarnation, 16))
             lease = served.leases.writer(hello.session, known_stream)
         else:

@@ -25,8 +25,8 @@ class Hello(Record, frozen=True, kw_only=True, tag="hello"):
     role: Literal["writer", "sampler"]
     table: Text
     memory: Text = ""  # `memory_id` of the client; "": the client does not want to read the memory itself
-    run_id: Hex = "0"  # with `stream` and `incarnation`: a lease to keep, because the server has started again
-    stream: Annotated[int, Meta(ge=-1, lt=2**32)] = -1
+    run_id: Hex = "0"  # of the table, if the client had a lease before the server started again; else 0
+    stream: Annotated[int, Meta(ge=-1, lt=2**32)] = -1  # that the writer had; -1: none
     incarnation: Hex = "0"
 
 
@@ -84,7 +84,7 @@ class Refusal(Record, frozen=True, kw_only=True, tag="refused"):
     """Nothing was done, and why."""
 
     session: Session
-    reason: Literal["no_table", "no_stream", "stream_taken", "no_row", "role", "unknown_lease"]
+    reason: Literal["no_table", "no_stream", "stream_taken", "no_row", "role", "unknown_lease", "new_memory"]
     subject: Text = ""  # the tables that there are, the number of streams or rows, or the role of the key
 
 
