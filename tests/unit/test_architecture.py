@@ -98,6 +98,7 @@ def test_commands_do_not_import_torch(module):
 IMPORTERS = {  # modules that may import by a name that is computed, and what they import
     "apex.__init__",  # the Python API
     "apex.cli",  # commands
+    "apexreplay.__init__",  # its public names
     "apex.algorithms.interface",  # built-in algorithms
     "apex.environments.mujoco",  # MuJoCo and dm_control
     "apex.evaluation.export.command",  # onnx

@@ -373,7 +373,7 @@ def test_factory_in_the_current_folder_gets_schema_and_seed(folder):
 def test_program_finds_a_factory_in_its_current_folder(folder):
     program = (
         "from apex.config import NetworkConfig; from apex.dqn.networks import make_network; "
-        "from apex.runtime.trust import allow; from apexreplay.types import Schema; allow('my_networks'); "
+        "from apex.runtime.trust import allow; from apex.schema import Schema; allow('my_networks'); "
         "schema = Schema(frame_shape=(4,), frame_dtype='float32', stack=1, num_actions=2, n_step=3, codec='raw'); "
         "print(type(make_network(NetworkConfig(factory='my_networks:good'), schema, seed=1)).__name__)"
     )
