@@ -66,6 +66,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     allowed = loopback or keys is not None or arguments.insecure_no_auth
     require(allowed, f"other hosts could use {arguments.bind} without keys", remedy=remedy)
     require(1 <= arguments.port <= 65_000, f"--port must be from 1 to 65000, got {arguments.port}")
+    require(arguments.snapshot_seconds > 0, f"--snapshot-seconds must be above 0, got {arguments.snapshot_seconds}")
     place = Place(arguments.bind, arguments.port, arguments.snapshots, arguments.snapshot_seconds, keys)
     with stop_on_signals() as stop:
         return run_server(_tables(arguments.table), place, stop, _say_ready if arguments.ready else lambda: None)
@@ -127,5 +128,5 @@ def prometheus(status: dict[str, Any]) -> list[str]:
         figures = {**(table["replay"] or {}), **{key: table[key] for key in ("capacity", "writers", "samplers")}}
         for key, value in figures.items():
             if isinstance(value, int | float):
-                lines.setdefault(key, []).append(f'apexreplay_{key}{{table="{name}"}} {float(value):g}')
+                lines.setdefault(key, []).append(f'apexreplay_{key}{{table="{name}"}} {float(value)!r}')
     return [line for key, each in sorted(lines.items()) for line in (f"# TYPE apexreplay_{key} gauge", *each)]

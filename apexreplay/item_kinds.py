@@ -51,7 +51,8 @@ class Window:
     depths = ("depth", "next_depth")
 
     def __post_init__(self) -> None:
-        fits = 1 <= self.stack <= 255 and self.span >= 1 and self.max_steps <= MAX_STEPS_OF_ITEM
+        whole = all(type(number) is int for number in (self.stack, self.span))
+        fits = whole and 1 <= self.stack <= 255 and self.span >= 1 and self.max_steps <= MAX_STEPS_OF_ITEM
         require(fits, f"a window has a stack of 1 to 255 and a span from 1 on, got {self.stack} and {self.span}")
 
     @property

@@ -10,7 +10,7 @@ from signal import SIGTERM
 from typing import Any, Self
 
 from apexreplay.client.client import Client
-from apexreplay.errors import DataError
+from apexreplay.errors import DataError, require
 from apexreplay.process.spawn import PIPE, Process, spawn
 from apexreplay.server.place import PORTS_PER_TABLE
 from apexreplay.server.table_settings import TableSettings
@@ -60,6 +60,8 @@ def serve(
     The server ends with the thread that calls this. Raises UsageError and DataError with the reason if it cannot start.
     """
     settings = [each if isinstance(each, TableSettings) else TableSettings(table=each) for each in tables]
+    names = [each.table.name for each in settings]
+    require(len(set(names)) == len(names) > 0, f"a server needs tables with different names, got {names}")
     port = port or _find_ports(bind, 1 + PORTS_PER_TABLE * len(settings))
     options = {"--snapshots": snapshots, "--keys": keys, "--port": port, "--bind": bind}
     command = [sys.executable, "-P", "-m", "apexreplay", "serve", "--table", "-", "--ready"]
@@ -68,9 +70,10 @@ def serve(
     process = spawn(command, input=PIPE, output=PIPE, errors=None, ends_by=SIGTERM)
     assert process.stdin is not None
     assert process.stdout is not None
-    with process.stdin:
+    with process.stdin, process.stdout:
         process.stdin.write(json.dumps([to_dict(each) for each in settings]).encode())
-    said = process.stdout.readline()
+        process.stdin.close()
+        said = process.stdout.readline()
     if said.strip() == b"ready":
         host = "127.0.0.1" if bind == "0.0.0.0" else bind
         return Server(process, host, port, None if keys is None else Path(keys))

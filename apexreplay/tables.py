@@ -58,7 +58,9 @@ class Field:
             parts = list(declared)
         require(1 <= len(parts) <= 3, f"a field is a dtype, (dtype, shape) or (dtype, shape, codec), got {declared!r}")
         dtype = _scalar(parts[0])
-        shape = tuple(parts[1]) if len(parts) > 1 else ()
+        shape = parts[1] if len(parts) > 1 else ()
+        require(isinstance(shape, tuple | list), f"a shape is a list of integers, got {shape!r}")
+        shape = tuple(shape)
         sized = all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 2**24 for n in shape)
         require(sized and len(shape) <= 8, f"a shape has at most 8 positive integers, got {shape}")
         whole = cls(dtype.str, shape)
@@ -236,6 +238,8 @@ def table(
     Raises UsageError.
     """
     item = item or Single()
+    for kind, declared in (("steps", steps), ("values", values or {})):
+        require(isinstance(declared, Mapping), f"the {kind} of {name} must be fields by name, got {declared!r}")
     fields = [*steps, *(values or {})]
     for each in (name, *fields):
         require(_NAME.fullmatch(each) is not None, f"a name has 1 to 40 of a-z, 0-9 and _, got {each!r}")

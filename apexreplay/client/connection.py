@@ -60,9 +60,8 @@ class Connection:
 
         Raises UsageError if the server refuses it, and DataError if there is no answer within `timeout` seconds.
         """
-        require(
-            os.getpid() == self._pid, "a client cannot be used after a fork", remedy="create it in the child process"
-        )
+        usable = os.getpid() == self._pid and not self._stop.is_set()
+        require(usable, "a client cannot be used after its end or a fork", remedy="create one in this process")
         answers = self._answers[request.session] = queue.Queue()
         deadline, answer = time.monotonic() + timeout, None
         try:
@@ -130,7 +129,7 @@ class Connection:
             if answer.reason == "unknown_lease":
                 socket.send(holder.hello())
             else:
-                del self._leases[answer.session]
+                self._leases.pop(answer.session, None)
                 self._refused[answer.session] = answer
 
 

@@ -71,6 +71,8 @@ class Sampler:
         self.table = Table.from_dict(welcome.table)
         self.batch_size = batch_size
         self._pid = os.getpid()
+        has_source = bool(welcome.path or welcome.batches)
+        require(has_source, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
         self._open = open_context(keys)
         context = self._open.__enter__()
         codec = Codec(int(welcome.run_id, 16), self.table)
@@ -79,10 +81,10 @@ class Sampler:
         self._priorities.connect(f"{host}:{welcome.priorities}")
         self._reader: _MemoryReader | None = None
         self._remote: BatchRequester | None = None
+        self._backoff, self._silence = ReconnectBackoff(), 0.0  # seconds that calls have waited since the last batch
         if welcome.path:
             self._reader = _MemoryReader(self.table, welcome, batch_size)
         else:
-            require(len(welcome.batches) > 0, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
             endpoints = [f"{host}:{port}" for port in welcome.batches]
             credit = max(1, options["prefetch"])
             self._remote = BatchRequester(context, endpoints, codec, batch_size=batch_size, credit=credit)
@@ -101,17 +103,17 @@ class Sampler:
         Raises DataError after `timeout` seconds; None: no limit.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        backoff, began = ReconnectBackoff(), time.monotonic()
         while True:
             self._check()
-            if self._again is not None and self._reader is not None:  # The memory may be another file.
-                self._reader, self._again = _MemoryReader(self.table, self._again, self.batch_size), None
+            self._follow()
             batch = self._reader.draw() if self._reader is not None else self._receive(POLL_SECONDS)
             if batch is not None:
+                self._silence = 0.0
                 return batch
             if self._reader is not None:
                 time.sleep(IDLE_SECONDS)
-            elif self._remote is not None and backoff.is_due(time.monotonic() - began):
+            self._silence += POLL_SECONDS
+            if self._remote is not None and self._backoff.is_due(self._silence):
                 self._remote.reconnect()
             if deadline is not None and time.monotonic() >= deadline:
                 remedy = "apexreplay status shows how many items there are, and what samplers wait for"
@@ -163,6 +165,14 @@ class Sampler:
         refusal = self._connection.refusal(self._session)
         if refusal is not None:
             raise refused(refusal)
+
+    def _follow(self) -> None:
+        """Opens the memory, or sends the requests, again if the server has started again."""
+        welcome, self._again = self._again, None
+        if welcome is not None and self._reader is not None:  # The memory may be another file.
+            self._reader = _MemoryReader(self.table, welcome, self.batch_size)
+        elif welcome is not None and self._remote is not None:
+            self._remote.reconnect()
 
     def _receive(self, timeout: float) -> Batch | None:
         assert self._remote is not None

@@ -3,6 +3,7 @@
 import fcntl
 import mmap
 import os
+import weakref
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +42,7 @@ class SamplerCounters:
         if path is None:
             memory = mmap.mmap(-1, num_bytes)
         else:
-            # The file stays open until the process ends, because its lock shows that the store is in use: `is_wanted`.
+            # The file stays open as long as this object, because its lock shows that the store is in use: `is_wanted`.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -51,6 +52,7 @@ class SamplerCounters:
                 os.close(descriptor)
                 problem = f"cannot allocate {num_bytes} bytes for {path}: {error.strerror}"
                 raise UsageError(problem, "free some space there") from error
+            weakref.finalize(self, os.close, descriptor)
         self._header = np.frombuffer(memory, _HEADER, 1)[0]
         self._rows = np.frombuffer(memory, _ROW, num_rows, _LINE_BYTES)
 

@@ -101,6 +101,8 @@ class ControlServer:
         known_run = int(hello.run_id, 16)
         if known_run not in (0, served.run_id):
             return Refusal(session=hello.session, reason="new_memory")
+        if hello.role == "sampler" and hello.table not in self._status:
+            return Later(session=hello.session)  # The memory may not exist yet.
         lease: Lease | Full | None
         shared = hello.memory == memory_id()
         if hello.role == "writer":

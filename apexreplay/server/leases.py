@@ -54,7 +54,7 @@ class Leases:
         taken = {lease.stream.actor_id: lease.stream for lease in self._held.values() if lease.stream is not None}
         if known is not None:
             is_free = known.actor_id not in taken and known.actor_id < self._num_streams
-            is_earlier = known.incarnation < self._next
+            is_earlier = known.incarnation <= self._next
             return (
                 self._keep(session, Lease(known, -1))
                 if is_free and is_earlier

@@ -11,6 +11,7 @@ from apexreplay.item_kinds import Single, Window
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.store.layout import StoreSettings
 from apexreplay.tables import Table, table
+from apexreplay.transport.endpoints import max_segment_bytes
 
 DEFAULT_BYTES = 1 << 30
 MAX_STREAMS = 65_536
@@ -45,7 +46,7 @@ class TableSettings:
             "tolerance": (0, 1e9),
             "num_streams": (1, MAX_STREAMS),
             "num_samplers": (0, 6),
-            "segment_length": (1, min(4_000, self.capacity)),
+            "segment_length": (1, 4_000),
             "window": (1, 63),
         }
         for name, (low, high) in limits.items():
@@ -53,11 +54,19 @@ class TableSettings:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             is_right = is_number and (name in _FLOATS or isinstance(value, int)) and low <= value <= high
             require(is_right, f"{self.table.name}.{name} must be from {low} to {high}, got {value!r}")
+        name, length, waits = self.table.name, self.segment_length, self.inserts_wait
+        require(isinstance(waits, bool), f"{name}.inserts_wait must be true or false, got {waits!r}")
+        require(length <= self.capacity, f"{name}.segment_length {length} is above its capacity {self.capacity}")
+        need, remedy = max_segment_bytes(self.table, length), f"raise it, or lower {name}.segment_length"
+        problem = f"{name}.max_bytes must be 0 or at least {need}, the maximum of a segment, got {self.max_bytes}"
+        require(not 0 < self.max_bytes < need, problem, remedy=remedy)
 
     @property
     def store(self) -> StoreSettings:
         """The settings of the store."""
-        num_bytes = self.max_bytes or min(DEFAULT_BYTES, self.capacity * (self.table.max_step_bytes + 16) + 4_096)
+        all_steps = self.capacity * (self.table.max_step_bytes + 16) + 4_096
+        segment = max_segment_bytes(self.table, self.segment_length)
+        num_bytes = self.max_bytes or max(min(DEFAULT_BYTES, all_steps), segment)
         return StoreSettings(self.capacity, num_bytes, self.num_streams, self.priority_exponent, self.min_priority)
 
     @property
@@ -69,19 +78,22 @@ class TableSettings:
     def from_dict(cls, name: str, declared: Mapping[str, Any]) -> Self:
         """Returns the table `name` from a table of TOML: `steps`, `item`, `values`, `kept` and the limits above."""
         limits = dict(declared)
-        item = dict(limits.pop("item", {"kind": "step"}))
+        item = limits.pop("item", {"kind": "step"})
+        require(isinstance(item, dict), f"{name}.item must be a table with its kind, got {item!r}")
+        item = dict(item)
         kinds: dict[str, Any] = {"step": Single, "window": Window}
         kind = item.pop("kind", "")
-        require(kind in kinds, f"{name}.item.kind must be one of {sorted(kinds)}, got {kind!r}")
+        require(str(kind) in kinds, f"{name}.item.kind must be one of {sorted(kinds)}, got {kind!r}")
         known = {field.name for field in fields(kinds[kind])}
         require(set(item) == known, f"{name}.item must have {sorted(known | {'kind'})}, got {sorted(item)}")
         steps, values = limits.pop("steps", {}), limits.pop("values", {})
-        kept = tuple(limits.pop("kept", ()))
+        kept = limits.pop("kept", [])
+        require(isinstance(kept, list), f"{name}.kept must be a list of values, got {kept!r}")
         options = sorted({field.name for field in fields(cls)} - {"table"})
         unknown = sorted(set(limits) - set(options))
         own = ["steps", "item", "values", "kept"]
         require(not unknown, f"{name} has unknown settings {unknown}", remedy=f"known are {', '.join(own + options)}")
-        return cls(table=table(name, steps, item=kinds[kind](**item), values=values, kept=kept), **limits)
+        return cls(table=table(name, steps, item=kinds[kind](**item), values=values, kept=tuple(kept)), **limits)
 
 
 _FLOATS = {field.name for field in fields(TableSettings) if field.type is float}

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.builders import PIXELS, RUN
+from support.tables import TABLES, Twin
 
 from apexreplay.client.segment_buffer import SegmentBuffer
 from apexreplay.errors import UsageError
 from apexreplay.frame_blob import make_blob, read_table
 from apexreplay.frames.encoder import StepEncoder, make_targets, name_arrays
 from apexreplay.frames.stack_decoder import StackDecoder
-from apexreplay.item_kinds import Single, Window
+from apexreplay.item_kinds import Window
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
@@ -24,74 +25,6 @@ from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import WireError
 
 SETTINGS = StoreSettings(100, 400_000, num_streams=2, priority_exponent=0.5, min_priority=1e-3)
-
-TABLES = {
-    "one raw field": table("t", {"x": ("float32", (3,))}),
-    "one image": table("t", {"image": ("uint8", (20, 16))}),
-    "image and numbers": table("t", {"image": ("uint8", (20, 16)), "action": "int64", "reward": "float32"}),
-    "a dictionary": table(
-        "t",
-        {"rgb": ("uint8", (8, 8, 3), "lz4"), "goal": ("float64", (2,)), "hint": ("uint16", (300,)), "done": "uint8"},
-        values={"score": "float32", "id": "int32", "mask": ("uint8", (3,))},
-        kept=("id",),
-    ),
-    "windows of an image": table("t", {"image": ("uint8", (20, 16))}, item=Window(4, 3), values={"n_step": "float32"}),
-    "windows of a dictionary": table(
-        "t",
-        {"rgb": ("uint8", (8, 8, 3), "lz4"), "depth_map": ("uint16", (200,)), "goal": ("float32", (2,)), "k": "int8"},
-        item=Window(3, 5),
-        values={"n_step": "float32", "action": ("float32", (2,))},
-    ),
-    "windows of raw fields": table("t", {"x": ("float32", (3,)), "y": "int64"}, item=Window(2, 1)),
-}
-
-
-def draw_field(rng, field):
-    dtype = np.dtype(field.dtype)
-    return (rng.normal(size=field.shape) if dtype.kind == "f" else rng.integers(0, 100, field.shape)).astype(dtype)
-
-
-class Twin:
-    """A stream whose steps and items are kept as plain arrays."""
-
-    def __init__(self, declared: Table, seed: int) -> None:
-        self.table, self.rng = declared, np.random.default_rng(seed)
-        self.buffer = SegmentBuffer(declared)
-        self.steps: list[dict] = []
-        self.ages: list[int] = []
-        self.items: list[dict] = []  # by key: what a draw must return
-        self.age = 0
-
-    def step(self):
-        step = {name: draw_field(self.rng, field) for name, field in self.table.steps}
-        self.buffer.append(step)
-        self.steps.append(step)
-        self.ages.append(self.age)
-        self.age += 1
-
-    def end(self):
-        self.buffer.end_episode()
-        self.age = 0
-
-    def item(self):
-        """Adds an item of the newest step, or of any two steps that a window may have."""
-        values = {name: draw_field(self.rng, field) for name, field in self.table.values}
-        expected = {name: value for name, value in values.items() if name not in self.table.kept}
-        if isinstance(self.table.item, Single):
-            self.buffer.add_item(1.0, values)
-            self.items.append(expected | self.steps[-1])
-            return
-        span = int(self.rng.integers(1, self.table.item.span + 1))
-        if self.ages[-1] < span:
-            return
-        self.buffer.add_item(1.0, values, frame=-1 - span, next_frame=-1)
-        for name, field in self.table.steps:
-            for prefix, newest in (("", len(self.steps) - 1 - span), ("next_", len(self.steps) - 1)):
-                stack = np.zeros((self.table.item.stack, *field.shape), field.dtype)
-                for back in range(min(self.table.item.stack, self.ages[newest] + 1)):
-                    stack[-1 - back] = self.steps[newest - back][name]
-                expected[prefix + name] = stack
-        self.items.append(expected)
 
 
 def decode(declared: Table, batch: BatchMessage):
@@ -136,11 +69,7 @@ def test_a_draw_returns_what_was_appended(tmp_path, name, seed):
         assert reader.still_live(draw).all()
         for records, named in ((batch.records, arrays), (draw.records, name_arrays(declared, located))):
             assert (records["version"] == 3).all()
-            for index, key in enumerate(records["key"].tolist()):
-                for field, expected in twin.items[key].items():
-                    found = named[field] if field in named else records[field]
-                    np.testing.assert_array_equal(found[index], expected, err_msg=f"{field} of {key}")
-                    assert found.dtype == expected.dtype
+            twin.check(records["key"], {**{name: records[name] for name in records.dtype.names}, **named})
     assert number >= 8
     assert writer.num_inserted > writer.size  # The oldest were evicted.
 

@@ -1,0 +1,699 @@
+"""A server of tables in its own processes: writers, samplers by memory and by messages, limits, keys, errors."""
+
+import gc
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.tables import TABLES, Twin
+from support.waiting import DEADLINE, until
+
+from apexreplay import Client, TableSettings, cli, serve, table
+from apexreplay.errors import DataError, UsageError
+from apexreplay.item_kinds import Window
+from apexreplay.process.spawn import PIPE, spawn
+from apexreplay.transport.roles import create_keys
+
+KINDS = {"steps": "image and numbers", "dictionary": "a dictionary", "windows": "windows of a dictionary"}
+NUMBERS = table("numbers", {"x": "int64"})
+SMALL = {"capacity": 1_000, "segment_length": 10, "num_streams": 4}
+BOTH = pytest.mark.parametrize("shared", [True, False], ids=["memory", "messages"])
+
+
+def group(leader):
+    """Returns the processes of a server."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if os.getpgid(int(entry.name)) == leader:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def memories(leader):
+    """Returns the files in tmpfs that the processes of a server have mapped."""
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in group(leader))
+    return {Path(name) for name in re.findall(r"/dev/shm/\S+", maps)}
+
+
+@pytest.fixture(scope="module")
+def starting():
+    """Starts servers. At its end, none has left a process or a file."""
+    with ExitStack() as stack:
+
+        def start(*tables, **options):
+            server = serve(tables, **options)
+            leader, files = server.process.pid, memories(server.process.pid)
+            assert files
+
+            def stop():
+                os.killpg(leader, signal.SIGCONT)
+                server.close()
+                assert group(leader) == []
+                assert [path for path in files if path.exists()] == []
+
+            stack.callback(stop)
+            return server
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def server(starting):
+    """One server for the tests that need no limits."""
+    limits = {"capacity": 2_000, "segment_length": 20, "num_samplers": 2}
+    tables = [TableSettings(table=replace(TABLES[kind], name=name), **limits) for name, kind in KINDS.items()]
+    for name, exponent in (("numbers", 1.0), ("uniform", 0.0), ("pairs", 0.0)):
+        own = {"priority_exponent": exponent, "num_samplers": int(name != "pairs")}
+        tables.append(TableSettings(table=replace(NUMBERS, name=name), **own, **SMALL))
+    return starting(*tables)
+
+
+def append(writer, numbers):
+    for x in numbers:
+        writer.append({"x": x})
+
+
+def read_all(sampler):
+    """Returns all items of a table whose items have equal weights: `batch_size` is more than twice their number."""
+    batch = sampler.sample(DEADLINE)
+    assert 2 * batch.num_items < len(batch.keys)
+    keys, first = np.unique(batch.keys, return_index=True)
+    assert len(keys) == batch.num_items
+    return batch["x"][first]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_samplers_return_what_a_writer_appended(server, name):
+    with server.client() as client, client.writer(name, timeout=DEADLINE) as writer:
+        twin = Twin(writer.table, 1, writer)
+        twin.fill(150)
+        writer.flush(DEADLINE)
+        writer.version = 7
+        twin.fill(300)
+        writer.flush(DEADLINE)
+        assert writer.num_unstored == 0
+        for shared in (True, False):
+            with client.sampler(name, 64, shared_memory=shared, timeout=DEADLINE) as sampler:
+                assert sampler.reads_memory == shared
+                assert sampler.table == writer.table
+                for batch in islice(sampler, 6):
+                    twin.check(batch.keys, batch.fields)
+                    assert set(batch.fields) == set(twin.items[0])
+                    np.testing.assert_array_equal(batch.versions, np.where(batch.keys < 150, 0, 7))
+                    np.testing.assert_allclose(batch.probabilities, 1 / 300)
+                    assert batch.num_items == 300
+
+        def reported():
+            status = client.status(timeout=DEADLINE).tables[name]
+            assert (status.writers, status.capacity) == (1, 2_000)
+            return status.replay.size == 300
+
+        until(reported, "status")
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["numbers", "uniform"])
+def test_priorities_change_the_draws_unless_they_are_uniform(starting, name, shared):
+    declared = TableSettings(table=replace(NUMBERS, name=name), priority_exponent=1.0 * (name == "numbers"), **SMALL)
+    server = starting(declared)
+    with server.client() as client, client.writer(name) as writer:
+        for x in range(40):
+            writer.append({"x": x}, 1.0)
+        writer.flush(DEADLINE)
+        with client.sampler(name, 200, shared_memory=shared) as sampler:
+            batch = sampler.sample(DEADLINE)
+            assert set(batch["x"]) == set(range(40))
+            with pytest.raises(UsageError):
+                sampler.update_priorities(batch, np.ones(199))
+            sampler.update_priorities(batch, np.where(batch["x"] < 4, [100.0], [1e-6]))
+            sampler.update_priorities(batch, np.array([50.0, np.nan, 1.0]), np.array([3, 2, 10**6]))
+
+            def changed():
+                drawn = sampler.sample(DEADLINE)
+                shares = np.bincount(drawn["x"], minlength=40) / 200
+                if name == "numbers":
+                    expected = np.array([100, 100, 100, 50] + [0] * 36) / 350
+                else:
+                    expected = np.full(40, 1 / 40)
+                    np.testing.assert_allclose(drawn.probabilities, expected[drawn["x"]])
+                    assert client.status().tables[name].replay.stale_priorities < 2
+                close = np.allclose(shares, expected, atol=0.02)
+                return close and np.allclose(drawn.probabilities, expected[drawn["x"]], rtol=1e-3)
+
+            until(changed, "new priorities")
+
+            def refusal():
+                replay = client.status(timeout=DEADLINE).tables[name].replay
+                return (replay.stale_priorities, replay.refusals) == (1, {"priority is not a number": 1})
+
+            until(refusal, "counts of refused priorities")
+
+
+def test_the_oldest_items_are_removed_by_number_and_by_bytes(starting):
+    noise = table("noise", {"image": ("uint8", (1_000,))})
+    few = TableSettings(table=NUMBERS, capacity=60, segment_length=10, priority_exponent=0.0)
+    small = TableSettings(table=noise, segment_length=10, max_bytes=40_000, priority_exponent=0.0)
+    server, rng = starting(few, small), np.random.default_rng(1)
+    with server.client() as client, client.writer("numbers") as numbers, client.writer("noise") as images:
+        for x in range(205):
+            numbers.append({"x": x})
+            images.append({"image": rng.integers(0, 256, 1_000).astype(np.uint8)})
+        numbers.flush(DEADLINE)
+        images.flush(DEADLINE)
+        with client.sampler("numbers", 130) as sampler:
+            kept = read_all(sampler)
+            assert 50 <= len(kept) <= 60
+            np.testing.assert_array_equal(kept, np.arange(205 - len(kept), 205))
+        with client.sampler("noise", 130) as sampler:
+            keys = np.unique(sampler.sample(DEADLINE).keys)
+            assert 20 < len(keys) < 40
+            np.testing.assert_array_equal(keys, np.arange(205 - len(keys), 205))
+
+        def reported():
+            replay = client.status(timeout=DEADLINE).tables["noise"].replay
+            return replay.num_inserted == 205 and replay.bytes <= replay.max_bytes == 40_000
+
+        until(reported, "status")
+
+
+@BOTH
+def test_draws_and_inserts_wait_for_each_other(starting, shared):
+    """samples_per_insert 2 from (10 items, 0 draws) on, with a slack of 20 draws; batches and segments of 10."""
+    limits = {"min_size": 10, "samples_per_insert": 2.0, "tolerance": 1.0, "inserts_wait": True, "window": 2}
+    server = starting(TableSettings(table=NUMBERS, **SMALL, **limits))
+    with (
+        server.client() as client,
+        client.writer("numbers") as writer,
+        client.sampler("numbers", 10, shared_memory=shared, prefetch=1) as sampler,
+    ):
+
+        def draw_all():
+            """Returns the number of batches until the limit."""
+            count = 0
+            while True:
+                try:
+                    sampler.sample(1.0)
+                except DataError:
+                    return count
+                count += 1
+
+        append(writer, range(9))
+        writer.flush(DEADLINE)
+        assert draw_all() == 0
+        append(writer, range(9, 10))
+        writer.flush(DEADLINE)
+        assert draw_all() == 3  # 30 draws are more than the slack.
+        append(writer, range(10, 40))
+        writer.flush(DEADLINE)  # The last segment came at 30 items: 30 - 2 * 20 draws.
+        append(writer, range(40, 70))
+        with pytest.raises(DataError) as refused:
+            writer.flush(1.0)
+        assert "numbers" in refused.value.problem
+        assert refused.value.remedy
+        assert draw_all() == 12  # up to 2 * 60 + 20 draws at 70 items, and one batch more
+        writer.flush(DEADLINE)
+
+
+def test_nothing_is_lost_while_the_server_is_stopped(starting):
+    limits = {**SMALL, "window": 2, "priority_exponent": 0.0}
+    server = starting(TableSettings(table=NUMBERS, **limits))
+    with server.client() as client, client.writer("numbers") as writer:
+        writer.append({"x": 0})
+        writer.flush(DEADLINE)
+        os.killpg(server.process.pid, signal.SIGSTOP)
+        appended = []
+
+        def append():
+            for x in range(1, 400):
+                writer.append({"x": x})
+                appended.append(x)
+
+        thread = threading.Thread(target=append)
+        thread.start()
+        until(lambda: writer.num_unstored >= 4, "full window")
+        with pytest.raises(DataError):
+            client.status(timeout=0.5)
+        assert len(appended) <= 10 * (2 + 2 + 2)  # window, queue, and the segment that waits
+        os.killpg(server.process.pid, signal.SIGCONT)
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+        writer.flush(DEADLINE)
+        with client.sampler("numbers", 1_000) as sampler:
+            np.testing.assert_array_equal(read_all(sampler), np.arange(400))
+
+
+def test_an_incomplete_segment_is_stored_without_a_flush(server):
+    with server.client() as client, client.writer("uniform") as writer, client.sampler("uniform", 1_000) as sampler:
+        append(writer, [5])
+        until(lambda: 5 in sampler.sample(DEADLINE)["x"], "item")
+        assert writer.num_unstored == 0
+
+
+def test_closed_clients_leave_no_descriptor_and_no_thread(server):
+    def use():
+        with server.client() as client, client.writer("uniform") as writer:
+            append(writer, [1])
+            writer.flush(DEADLINE)
+            for shared in (True, False):
+                with client.sampler("uniform", 8, shared_memory=shared) as sampler:
+                    sampler.sample(DEADLINE)
+        del sampler
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    before = use()
+    assert [use() for _ in range(3)] == [before] * 3
+
+
+def test_writers_of_one_table_have_streams_of_their_own(server):
+    with server.client() as client, ExitStack() as stack:
+        writers = [stack.enter_context(client.writer("pairs")) for _ in range(4)]
+        with pytest.raises(UsageError) as refused:
+            client.writer("pairs")
+        assert "4" in refused.value.problem
+        for x in range(100):
+            for index, writer in enumerate(writers):
+                writer.append({"x": 1_000 * index + x})
+        writers[0].close()
+        stack.enter_context(client.writer("pairs"))  # takes the stream that is free again
+        for writer in writers[1:]:
+            writer.flush(DEADLINE)
+        with client.sampler("pairs", 1_000) as sampler:
+            expected = [1_000 * index + x for index in range(4) for x in range(100)]
+            np.testing.assert_array_equal(np.sort(read_all(sampler)), expected)
+
+
+def test_a_client_is_refused_what_the_server_does_not_have(server):
+    with server.client() as client:
+        for join in (lambda: client.writer("none"), lambda: client.sampler("none", 8)):
+            with pytest.raises(UsageError) as refused:
+                join()
+            assert "numbers" in refused.value.remedy
+        for batch_size in (0, 65_537):
+            with pytest.raises(UsageError) as refused:
+                client.sampler("numbers", batch_size)
+            assert str(batch_size) in refused.value.problem
+        with pytest.raises(UsageError) as refused:
+            client.sampler("pairs", 8, shared_memory=False)
+        assert "pairs" in refused.value.problem
+        with pytest.raises(UsageError):
+            Client(role="root")
+        with client.sampler("numbers", 8) as sampler, pytest.raises(DataError) as refused:
+            sampler.sample(0.3)  # There is no item.
+        assert "numbers" in refused.value.problem
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with Client(port=nobody.getsockname()[1]) as client, pytest.raises(DataError) as refused:
+            client.status(timeout=0.3)
+        assert str(nobody.getsockname()[1]) in refused.value.problem
+        assert refused.value.remedy
+
+
+def test_closed_clients_writers_and_samplers_are_refused_at_once(server):
+    with server.client() as client:
+        writer, sampler = client.writer("numbers"), client.sampler("numbers", 8)
+        writer.close()
+        sampler.close()
+        writer.close()
+        sampler.close()
+    for call in (
+        lambda: writer.append({"x": 1}),
+        lambda: sampler.sample(60.0),
+        lambda: client.status(timeout=60.0),
+        lambda: client.writer("numbers", timeout=60.0),
+    ):
+        with pytest.raises(UsageError) as refused:
+            call()
+        assert not isinstance(refused.value, DataError)
+        assert refused.value.remedy
+
+
+FORKED = """
+import os, sys
+from apexreplay import Client
+from apexreplay.errors import DataError, UsageError
+
+client = Client(port=int(sys.argv[1]))
+writer, sampler = client.writer("numbers"), client.sampler("numbers", 8, shared_memory=False)
+if os.fork() == 0:
+    calls = [
+        lambda: writer.append({"x": 1}), lambda: writer.add_item(), lambda: sampler.sample(60.0),
+        lambda: client.status(timeout=60.0), lambda: client.sampler("numbers", 8, timeout=60.0),
+    ]
+    for call in calls:
+        try:
+            call()
+            os._exit(1)
+        except UsageError as error:
+            if isinstance(error, DataError) or not error.remedy:
+                os._exit(2)
+    writer.close()
+    sampler.close()
+    with Client(port=int(sys.argv[1])) as own, own.writer("uniform") as second:
+        second.append({"x": 1})
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+writer.append({"x": 1})
+writer.close(60.0)
+sampler.close()
+client.close()
+"""
+
+
+def test_after_a_fork_clients_are_refused_and_new_ones_work(server):
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(server.port)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_step_and_item_errors_append_nothing(server):
+    with server.client() as client, client.writer("windows") as writer:
+        step = {name: np.zeros(field.shape, field.dtype) for name, field in writer.table.steps}
+        values = {name: np.zeros(field.shape, field.dtype) for name, field in writer.table.values}
+        writer.append(step)
+        for call in (
+            lambda: writer.append({}),
+            lambda: writer.append({**step, "k": 1_000}),
+            lambda: writer.add_item(),
+            lambda: writer.add_item(-1.0, values),
+            lambda: writer.add_item(1.0, values),  # It has only one step.
+        ):
+            with pytest.raises(UsageError):
+                call()
+        before = client.status().tables["windows"].replay.num_inserted
+        writer.flush(DEADLINE)
+        assert client.status().tables["windows"].replay.num_inserted == before
+
+
+def test_a_server_ends_with_one_of_its_tables(starting):
+    server = serve([TableSettings(table=NUMBERS, **SMALL)])
+    leader = server.process.pid
+    files = memories(leader)
+    with server.client() as client, client.writer("numbers") as writer:
+        append(writer, range(5))
+        writer.flush(DEADLINE)
+    (child,) = {int(Path(f"/proc/{pid}/stat").read_text().split()[3]) for pid in group(leader)} - {leader, os.getpid()}
+    os.kill(child, signal.SIGKILL)
+    assert server.process.wait(DEADLINE) == 1
+    until(lambda: group(leader) == [], "end of all processes")
+    for path in files:
+        path.unlink(missing_ok=True)
+
+
+PARENT = """
+import os
+from apexreplay import TableSettings, serve, table
+
+numbers = table("numbers", {"x": "int64"})
+server = serve([TableSettings(table=numbers, capacity=1_000, segment_length=10)])
+print(server.process.pid, flush=True)
+input()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("kills", [False, True], ids=["exit", "kill"])
+def test_a_server_ends_with_the_program_that_serves(kills):
+    program = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        leader = int(parent.stdout.readline())
+        files = memories(leader)
+        if kills:
+            parent.kill()
+    until(lambda: group(leader) == [], "end of the server")
+    assert files
+    assert [path for path in files if path.exists()] == []
+
+
+@pytest.fixture
+def keys(tmp_path):
+    create_keys(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+def test_a_key_allows_only_what_its_role_does(starting, keys):
+    server = starting(TableSettings(table=NUMBERS, **SMALL), keys=keys)
+    with ExitStack() as stack:
+        clients = {
+            role: stack.enter_context(Client(port=server.port, keys=keys, role=role))
+            for role in ("writer", "reader", "administrator")
+        }
+        for role in ("writer", "administrator"):
+            with clients[role].writer("numbers") as writer:
+                writer.append({"x": 3})
+                writer.flush(DEADLINE)
+        for role, join in (
+            ("reader", lambda client: client.writer("numbers")),
+            ("writer", lambda client: client.sampler("numbers", 8)),
+        ):
+            with pytest.raises(UsageError) as refused:
+                join(clients[role])
+            assert role in refused.value.problem
+            assert refused.value.remedy
+        for shared in (True, False):
+            with clients["reader"].sampler("numbers", 8, shared_memory=shared) as sampler:
+                batch = sampler.sample(DEADLINE)
+                assert set(batch["x"]) == {3}
+                sampler.update_priorities(batch, np.full(8, 2.0))
+        for wrong in (None, keys.parent / "others"):
+            if wrong is not None:
+                create_keys(wrong)
+            with Client(port=server.port, keys=wrong) as client, pytest.raises(DataError) as refused:
+                client.status(timeout=2.0)
+            assert "keys" in refused.value.remedy
+        refusals = clients["administrator"].status(timeout=DEADLINE).refused_connections
+        assert refusals
+    with pytest.raises(UsageError) as refused:
+        Client(keys=keys / "none")
+    assert str(keys / "none") in refused.value.problem
+    assert refused.value.remedy
+
+
+def test_keys_against_a_server_without_keys_are_refused(server, keys):
+    with Client(port=server.port, keys=keys) as client, pytest.raises(DataError) as refused:
+        client.status(timeout=2.0)
+    assert "keys" in refused.value.remedy
+
+
+def command(*arguments):
+    """Runs `apexreplay` to its end."""
+    program = [sys.executable, "-m", "apexreplay", *map(str, arguments)]
+    return subprocess.run(program, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+
+
+def test_a_server_that_cannot_start_gives_the_reason(server, tmp_path):
+    path = tmp_path / "tables.toml"
+    path.write_text('[numbers]\nsteps.x = "int64"\n')
+    huge = tmp_path / "huge.toml"
+    huge.write_text('[numbers]\ncapacity = 1_000_000_000_000\nsteps.x = "int64"\n')
+    for arguments, named in (
+        (["--table", path, "--bind", "0.0.0.0"], "0.0.0.0"),
+        (["--table", path, "--port", server.port], str(server.port)),
+        (["--table", path, "--port", server.port - 3], "in use"),  # the port of the receipts
+        (["--table", tmp_path / "none"], "none"),
+        (["--table", path, "--port", 0], "port"),
+        (["--table", path, "--snapshots", path], str(path)),
+        (["--table", path, "--snapshot-seconds", "nan"], "snapshot-seconds"),
+        (["--table", path, "--keys", tmp_path / "no keys"], "no keys"),
+        (["--table", huge], "memory"),
+    ):
+        ended = command("serve", *arguments)
+        assert ended.returncode == 2, (arguments, ended.stderr)
+        assert named in ended.stderr.splitlines()[-1], arguments
+        assert "Traceback" not in ended.stderr
+    with pytest.raises(UsageError):
+        serve([NUMBERS, NUMBERS])
+    with pytest.raises(UsageError):
+        serve([])
+
+
+def test_status_has_the_figures_of_each_table(server, capsys, monkeypatch):
+    for form, pattern in (
+        ([], r"numbers: [\d,]+ of 1,000 items"),
+        (["--json"], r'"capacity": 1000'),
+        (["--prometheus"], r'apexreplay_capacity\{table="numbers"\} 1000'),
+    ):
+        assert cli.main(["status", "--port", str(server.port), *form]) == 0
+        assert re.search(pattern, capsys.readouterr().out)
+
+
+def test_keys_of_each_role_are_created_once(tmp_path, capsys):
+    assert cli.main(["keys", str(tmp_path / "keys")]) == 0
+    secrets = sorted(path.name for path in (tmp_path / "keys").glob("*secret*"))
+    assert secrets == [f"{role}.key_secret" for role in ("administrator", "reader", "server", "writer")]
+    assert cli.main(["keys", str(tmp_path / "keys")]) == 2
+    assert str(tmp_path / "keys") in capsys.readouterr().err
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+class Restarting:
+    """A server by command, which is killed and started again on the same port."""
+
+    def __init__(self, folder, port, *, keeps=True):
+        self.port, self.files, self._keeps = port, set(), keeps
+        (folder / "tables.toml").write_text(
+            '[numbers]\ncapacity = 1_000\nsegment_length = 10\npriority_exponent = 0.0\nsteps.x = "int64"\n'
+            "num_streams = 4\n"
+        )
+        arguments = [f"--table={folder / 'tables.toml'}", f"--port={port}", "--ready"]
+        arguments += [f"--snapshots={folder / 'snapshots'}"] * keeps
+        self._command = [sys.executable, "-m", "apexreplay", "serve", *arguments]
+        self._errors = (folder / "log").open("ab")
+        self.start()
+
+    def start(self):
+        self.process = spawn(self._command, output=PIPE, errors=self._errors)
+        assert self.process.stdout.readline() == b"ready\n"
+        self.files |= memories(self.process.pid)
+
+    def end(self, signum):
+        self.process.send_signal(signum)
+        self.process.wait()
+        self.process.stdout.close()
+
+    def restart(self):
+        self.end(signal.SIGKILL)
+        self.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.end(signal.SIGTERM)
+        self._errors.close()
+        left = [path for path in self.files if path.exists()]
+        for path in left:
+            path.unlink()
+        assert left == [] or not self._keeps
+
+
+def free_port(count=11):
+    while True:
+        with ExitStack() as stack:
+            try:
+                probe = stack.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", 0))
+                first = probe.getsockname()[1]
+                for port in range(first + 1, first + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                return first
+            except OSError:
+                continue
+
+
+@BOTH
+def test_clients_continue_after_a_kill_of_the_server(tmp_path, shared):
+    with Restarting(tmp_path, free_port()) as server, Client(port=server.port) as client:
+        writer = client.writer("numbers", timeout=DEADLINE)
+        with writer, client.sampler("numbers", 500, shared_memory=shared) as sampler:
+            append(writer, range(100))
+            writer.flush(DEADLINE)
+            sampler.sample(DEADLINE)
+            server.restart()
+            append(writer, range(100, 200))
+            writer.flush(DEADLINE)
+
+            def sees_all():
+                try:
+                    return len(np.unique(sampler.sample(0.5).keys)) == 200
+                except DataError:
+                    return False
+
+            until(sees_all, "batch of all items")
+            np.testing.assert_array_equal(read_all(sampler), np.arange(200))
+            with client.writer("numbers", timeout=DEADLINE) as other:  # gets another stream
+                append(other, range(200, 210))
+
+
+def test_a_sampler_reads_the_memory_that_a_snapshot_restores(tmp_path):
+    with (
+        Restarting(tmp_path, free_port()) as server,
+        Client(port=server.port) as client,
+        client.writer("numbers") as writer,
+        client.sampler("numbers", 500) as sampler,
+    ):
+        append(writer, range(100))
+        writer.flush(DEADLINE)
+        server.end(signal.SIGTERM)  # saves a snapshot and removes the memory
+        server.start()
+        append(writer, range(100, 150))
+        writer.flush(DEADLINE)
+        until(lambda: len(np.unique(sampler.sample(DEADLINE).keys)) == 150, "batch of the restored memory")
+        np.testing.assert_array_equal(read_all(sampler), np.arange(150))
+
+
+@BOTH
+def test_clients_of_a_lost_memory_are_refused(tmp_path, shared):
+    """Without snapshots, a server that starts again has no items."""
+    with Restarting(tmp_path, free_port(), keeps=False) as server, Client(port=server.port) as client:
+        with client.sampler("numbers", 500, shared_memory=shared) as sampler:
+            writer = client.writer("numbers")
+            append(writer, range(100))
+            writer.flush(DEADLINE)
+            sampler.sample(DEADLINE)
+            server.restart()
+
+            def refusal(call):
+                try:
+                    call()
+                except DataError:
+                    return None
+                except UsageError as error:
+                    return error
+                return None
+
+            def write():
+                append(writer, [5])
+                writer.flush(0.2)
+
+            for call in (write, lambda: sampler.sample(0.2)):
+                assert until(lambda call=call: refusal(call), "refusal").remedy
+            with pytest.raises(UsageError):
+                writer.close()
+        with client.writer("numbers", timeout=DEADLINE) as fresh:
+            append(fresh, range(3))
+
+
+def test_one_folder_of_snapshots_has_one_server(tmp_path):
+    with Restarting(tmp_path, free_port()) as server, Client(port=server.port) as client:
+        arguments = ["--table", tmp_path / "tables.toml", "--snapshots", tmp_path / "snapshots", "--port", free_port()]
+        ended = command("serve", *arguments)
+        assert ended.returncode == 2
+        assert "in use" in ended.stderr.splitlines()[-1]
+        with client.writer("numbers", timeout=DEADLINE) as writer:
+            append(writer, range(10))
+            writer.flush(DEADLINE)
+
+
+def test_a_window_waits_for_all_of_its_steps(starting):
+    """An item may refer to steps of an earlier segment."""
+    pairs = table("pairs", {"x": "int64"}, item=Window(3, 2), values={"y": "int64"})
+    server = starting(TableSettings(table=pairs, capacity=500, segment_length=5, priority_exponent=0.0))
+    with server.client() as client, client.writer("pairs") as writer:
+        for x in range(100):
+            writer.append({"x": x})
+            if x >= 2:
+                writer.add_item(values={"y": x}, frame=-3, next_frame=-1)
+        writer.flush(DEADLINE)
+        with client.sampler("pairs", 300) as sampler:
+            batch = sampler.sample(DEADLINE)
+            assert set(batch["y"]) == set(range(2, 100))
+            np.testing.assert_array_equal(batch["next_x"][:, -1], batch["y"])
+            np.testing.assert_array_equal(batch["x"][:, -1], batch["y"] - 2)
+            np.testing.assert_array_equal(batch["next_x"][:, 0], np.maximum(batch["y"] - 2, 0))
