@@ -225,7 +225,8 @@ def _compile_extensions(side: Side, runner: Runner) -> None:
         sources = sorted(folder.glob(f"{package}/**/*.c"))
         if not sources:  # Before the replay library, all C code was in apex/.
             continue
-        built = runner.run([sys.executable, "setup.py", "build_ext", "--inplace"], folder)
+        # -I: a module of the folder, such as types.py, must not stand before that of Python.
+        built = runner.run([sys.executable, "-I", "setup.py", "build_ext", "--inplace"], folder)
         missing = [
             str(path.relative_to(side.checkout)) for path in sources if not [*path.parent.glob(f"_{path.stem}.*")]
         ]
