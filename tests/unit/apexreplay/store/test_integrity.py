@@ -7,35 +7,62 @@ import pytest
 from support.builders import RUN, VECTORS, make_segment
 
 from apex.transport.run_codec import RunCodec
+from apexreplay.client.segment_buffer import SegmentBuffer
 from apexreplay.errors import DamagedMemoryError
+from apexreplay.item_kinds import Window
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, TORN, StoreSettings
 from apexreplay.store.location import has_owner
 from apexreplay.store.writer import StoreWriter
-from apexreplay.types import PriorityUpdate
+from apexreplay.tables import table
+from apexreplay.types import PriorityUpdate, Segment, Stream
+from apexreplay.wire.codec import Codec
 
-CODEC = RunCodec(RUN, VECTORS)
+VALUES = {"n_step_return": "float32", "action": "int64"}
+TABLES = {
+    "transitions": VECTORS.table,
+    "steps": table("steps", {"x": ("float32", (4,))}, values=VALUES),
+    "windows": table(
+        "windows", {"x": ("float32", (2,)), "image": ("uint8", (4,), "lz4")}, item=Window(2, 3), values=VALUES
+    ),
+}
 COUNT, NUM_SEGMENTS = 20, 50  # transitions of a segment; segments of each of the streams 0 and 1
 # Live are the newest 35 segments. The slots wrap within a segment, and the arena between two.
 SETTINGS = StoreSettings(capacity=710, max_bytes=20_000, num_streams=4, priority_exponent=0.6, min_priority=1e-6)
 LEAVES = 1_024  # number of the first leaf's node
 
 
-def segment_of(number, actor_id=0):
+def table_of(path):
+    """Returns the table of a store, which is named after it."""
+    return TABLES[path.name]
+
+
+def segment_of(declared, number, actor_id=0):
     """Returns a segment; every second one comes from a message, with the checksum of the message."""
-    segment = make_segment(VECTORS, COUNT, actor_id=actor_id, incarnation=1, number=number, base=0, first=number)
-    return CODEC.decode_segment(CODEC.encode_segment(segment)) if number % 2 else segment
+    if declared is VECTORS.table:
+        codec = RunCodec(RUN, VECTORS)
+        segment = make_segment(VECTORS, COUNT, actor_id=actor_id, incarnation=1, number=number, base=0, first=number)
+    else:
+        codec, buffer = Codec(RUN, declared), SegmentBuffer(declared)
+        for step in range(-1, COUNT):
+            fields = {"x": np.full(declared.steps[0][1].shape, step + number), "image": [step + 1, number, 0, 9]}
+            buffer.append({name: fields[name] for name, _ in declared.steps})
+            if step >= 0:
+                place = -2 if isinstance(declared.item, Window) else -1
+                buffer.add_item(1.0, {"n_step_return": step, "action": number % 2}, place)
+        segment = Segment(Stream(actor_id, 1), number, 11, *buffer.cut())
+    return codec.decode_segment(codec.encode_segment(segment)) if number % 2 else segment
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory):
+@pytest.fixture(scope="module", params=TABLES)
+def sound(tmp_path_factory, request):
     """A store that has overwritten old segments and has new priorities."""
-    path = tmp_path_factory.mktemp("sound") / "store"
-    writer = StoreWriter.create(path, VECTORS.table, SETTINGS, store_incarnation=5)
+    path = tmp_path_factory.mktemp("sound") / request.param
+    writer = StoreWriter.create(path, table_of(path), SETTINGS, store_incarnation=5)
     for number in range(NUM_SEGMENTS):
         for actor_id in (0, 1):
-            assert writer.insert(segment_of(number, actor_id)) is InsertOutcome.STORED
+            assert writer.insert(segment_of(table_of(path), number, actor_id)) is InsertOutcome.STORED
     keys = np.arange(writer.first_key, writer.num_inserted, 3)
     writer.update_priorities(PriorityUpdate(0, 5, 0, 0, keys, np.linspace(0, 9, len(keys), dtype=np.float32)))
     writer.close()
@@ -44,11 +71,11 @@ def sound(tmp_path_factory):
 
 @pytest.fixture
 def path(sound, tmp_path):
-    return shutil.copy(sound, tmp_path / "store")
+    return shutil.copy(sound, tmp_path / sound.name)
 
 
 def attach(path):
-    return StoreWriter.attach(path, VECTORS.table, SETTINGS)
+    return StoreWriter.attach(path, table_of(path), SETTINGS)
 
 
 def cell(index, value=None, *, add=0):
@@ -133,7 +160,7 @@ REPAIRED = {"first byte", "root", "commit -20", "first key +20", "weight", "weig
 
 
 def damage(path, name, *, torn):
-    regions = open_file(path, VECTORS.table, writable=True)
+    regions = open_file(path, table_of(path), writable=True)
     regions.cells[TORN] = torn
     KINDS[name](regions)
 
@@ -159,7 +186,7 @@ def test_what_a_kill_leaves_half_written_is_repaired(path, name):
     writer = attach(path)
     for actor_id in (0, 1):
         for number in (NUM_SEGMENTS - 1, NUM_SEGMENTS):
-            key, outcome = writer.num_inserted, writer.insert(segment_of(number, actor_id))
+            key, outcome = writer.num_inserted, writer.insert(segment_of(table_of(path), number, actor_id))
             assert outcome is InsertOutcome.DUPLICATE or writer.num_inserted == key + COUNT
     assert writer.num_inserted == 2 * (NUM_SEGMENTS + 1) * COUNT
     writer.close()
@@ -167,7 +194,7 @@ def test_what_a_kill_leaves_half_written_is_repaired(path, name):
 
 
 def test_a_half_written_row_is_no_damage(path):
-    regions = open_file(path, VECTORS.table, writable=True)
+    regions = open_file(path, table_of(path), writable=True)
     place = 0, int(regions.streams["commit"][0].argmin())
     regions.streams["commit"][place], regions.cells[TORN] = regions.cells[COMMIT] + COUNT, True
     regions.streams["contiguous"][place] = 1 << 40
@@ -179,13 +206,13 @@ def test_a_half_written_row_is_no_damage(path):
 
 def test_the_checksum_of_the_message_protects_the_segment(path):
     writer = attach(path)
-    assert writer.insert(segment_of(NUM_SEGMENTS)._replace(checksum=(1, 2))) is InsertOutcome.STORED
+    assert writer.insert(segment_of(table_of(path), NUM_SEGMENTS)._replace(checksum=(1, 2))) is InsertOutcome.STORED
     writer.close()
     with pytest.raises(DamagedMemoryError, match=r"\b1 of 35\b"):
         attach(path)
 
 
 def test_an_empty_store_is_sound(tmp_path):
-    path = tmp_path / "store"
-    StoreWriter.create(path, VECTORS.table, SETTINGS, store_incarnation=5).close()
+    path = tmp_path / "steps"
+    StoreWriter.create(path, table_of(path), SETTINGS, store_incarnation=5).close()
     attach(path).close()
