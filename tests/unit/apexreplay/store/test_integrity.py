@@ -116,6 +116,12 @@ def flip(old):
     return old ^ old.dtype.type(1)
 
 
+def flip_frame(regions):
+    """Changes a bit of the last frame of the newest segment but one."""
+    end = int(regions.records["segment"][regions.live_slots()[-1]]) % regions.sizes.arena_bytes
+    np.frombuffer(regions.arena, np.uint8)[end - 9 : end - 8].__ixor__(1)  # Before it are at most 7 unused bytes.
+
+
 KINDS = {
     "commit +5": cell(COMMIT, add=5),
     "commit -5": cell(COMMIT, add=-5),
@@ -148,7 +154,7 @@ KINDS = {
     "bit of an action": record("action", flip, slots=300),
     "bit of a version": record("version", flip, slots=300),
     "bit of the version of a later transition": record("version", flip, slots=301),
-    "bit of a frame": arena(lambda frames: frames[2_000:2_001].__ixor__(1)),
+    "bit of a frame": flip_frame,
     "bits of checksums": lambda regions: regions.segment_checksums["final"].__ixor__(1),
     "weight": node(LEAVES + 5, 0.5),
     "weight above the bound": node(LEAVES + 5, 1e6),
