@@ -13,7 +13,7 @@ SOCKETS = {
     "receipts": Endpoint("server", ("writer", "administrator")),
     "batches": Endpoint("server", ("reader", "administrator")),
 }
-COMMAND = "apexreplay keys"
+COMMAND = "apexreplay keys DIR"
 
 
 def read_keys(folder: Path | None, role: str) -> Keys | None:
@@ -21,7 +21,7 @@ def read_keys(folder: Path | None, role: str) -> Keys | None:
     if folder is None:
         return None
     disable_core_files()
-    return Keys(folder, role, SOCKETS, remedy=f"create it with {COMMAND} DIR", command=COMMAND)
+    return Keys(folder, role, SOCKETS, remedy=f"create it with {COMMAND}", command=COMMAND)
 
 
 def create_keys(folder: Path) -> None:

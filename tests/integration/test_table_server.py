@@ -22,7 +22,7 @@ from apexreplay import Client, TableSettings, cli, serve, table
 from apexreplay.errors import DataError, UsageError
 from apexreplay.item_kinds import Window
 from apexreplay.process.spawn import PIPE, spawn
-from apexreplay.transport.roles import create_keys
+from apexreplay.transport.roles import create_keys, read_keys
 
 KINDS = {"steps": "image and numbers", "dictionary": "a dictionary", "windows": "windows of a dictionary"}
 NUMBERS = table("numbers", {"x": "int64"})
@@ -537,6 +537,11 @@ def test_keys_of_each_role_are_created_once(tmp_path, capsys):
     assert secrets == [f"{role}.key_secret" for role in ("administrator", "reader", "server", "writer")]
     assert cli.main(["keys", str(tmp_path / "keys")]) == 2
     assert str(tmp_path / "keys") in capsys.readouterr().err
+    for missing in ("server.key", "writer.key_secret"):
+        (tmp_path / "keys" / missing).unlink()
+        with pytest.raises(UsageError) as error:
+            read_keys(tmp_path / "keys", "writer")
+        assert error.value.remedy.endswith("apexreplay keys DIR")  # the only command that creates keys
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------

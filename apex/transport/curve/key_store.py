@@ -36,7 +36,7 @@ class Keys(key_store.Keys):
         remedy = f"run {COMMAND} new {folder}"
         if role not in (Role.LEARNER, Role.OBSERVER):  # New keys of another role would fit no learner.
             remedy = f"copy the bundle that {COMMAND} bundle writes on the learner's host"
-        super().__init__(folder, role, ENDPOINTS, remedy=remedy, command=COMMAND)
+        super().__init__(folder, role, ENDPOINTS, remedy=remedy, command=f"{COMMAND} bundle")
 
 
 def read_keys(folder: str, role: Role) -> Keys | None:
@@ -49,7 +49,7 @@ def read_keys(folder: str, role: Role) -> Keys | None:
 
 def public_digits(folder: Path, role: Role) -> str:
     """Returns the public key of the role's own pair as 64 hexadecimal digits; raises UsageError."""
-    return z85.decode(load_own(folder, role, COMMAND)[0]).hex()
+    return z85.decode(load_own(folder, role, f"{COMMAND} bundle")[0]).hex()
 
 
 def certificate(digits: str) -> str:

@@ -53,7 +53,7 @@ class Keys:
         `remedy`: what to do if the folder does not exist. `command`: the command that creates keys.
         """
         require(folder.is_dir(), f"key folder {folder} does not exist", remedy=remedy)
-        remedy = f"run {command} new, then bundle"
+        remedy = f"create new keys with {command}"
         require(not any(folder.glob("*.secret")), f"{folder} has keys in an older format (ROLE.secret)", remedy=remedy)
         _refuse_open(folder, stat.S_IWGRP | stat.S_IWOTH, "written")
         self.role = role
@@ -90,7 +90,7 @@ class Keys:
     def _only_key(self, role: str) -> bytes:
         keys = list(self.accepted(role))
         problem = f"{self._folder} must have exactly one public key of the {role}, but has {len(keys)}"
-        require(len(keys) == 1, problem, remedy=f"create the folder with {self._command} bundle")
+        require(len(keys) == 1, problem, remedy=f"create the folder with {self._command}")
         return keys[0]
 
 
@@ -132,7 +132,7 @@ def _load(path: Path, forbidden: int, verb: str, command: str) -> tuple[bytes, b
         public, secret = zmq.auth.load_certificate(path)
         is_whole = all(len(z85.decode(key)) == KEY_BYTES for key in (public, secret) if key is not None)
     except OSError as error:
-        remedy = f"create the host's keys with {command} bundle"
+        remedy = f"create the host's keys with {command}"
         raise UsageError(f"cannot read {path}: {error.strerror}", remedy) from error
     except UsageError:
         raise

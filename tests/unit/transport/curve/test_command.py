@@ -129,7 +129,7 @@ def spoil(folder, how):
         ("public only", "actor.key_secret", "", "bundle"),
         ("no public key", "keys", "learner", "apex keys bundle"),
         ("ssh key", "replay.key", "", "apex keys"),
-        ("old format", "keys", "older", "apex keys new"),
+        ("old format", "keys", "older", "apex keys bundle"),
     ],
 )
 def test_unsafe_and_invalid_key_folders_are_refused(folder, how, file, detail, remedy):
