@@ -115,12 +115,11 @@ def timing_table() -> str:
 def commands_page() -> str:
     """Returns the page with the `--help` of each command."""
     lines = ["# Commands", "", "The `--help` text of each command."]
-    for name in COMMANDS:
-        if name in HIDDEN:
-            continue
-        command = [sys.executable, "-m", "apex", name, "--help"]
+    names = [("apex", name) for name in COMMANDS if name not in HIDDEN]
+    for program, name in [*names, *(("apexreplay", name) for name in ("serve", "status", "keys"))]:
+        command = [sys.executable, "-m", program, name, "--help"]
         shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env={"COLUMNS": "90"})
-        lines += ["", f"## `apex {name}`", "", "```text", shown.stdout.rstrip(), "```"]
+        lines += ["", f"## `{program} {name}`", "", "```text", shown.stdout.rstrip(), "```"]
     return "\n".join(lines) + "\n"
 
 

@@ -14,6 +14,7 @@ import pytest
 from support.programs import TINY
 
 import apex
+import apexreplay
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -21,9 +22,19 @@ DOCUMENTS = [
     ROOT / "docs/index.md",
     *sorted(ROOT.glob("docs/guide/*.md")),
     *sorted(ROOT.glob("docs/tutorials/*.md")),
+    ROOT / "docs/concepts/tables.md",
+    ROOT / "apexreplay/README.md",
 ]
-REFERENCE = ROOT / "docs/reference/api.md"
-PAGES = sorted({*DOCUMENTS, *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/concepts").glob("*.md")})
+DOCUMENTS.remove(ROOT / "docs/tutorials/replay-server.md")  # test_library_page.py runs this page as a whole.
+REFERENCES = {apex: ROOT / "docs/reference/api.md", apexreplay: ROOT / "docs/reference/library.md"}
+PAGES = sorted(
+    {
+        *DOCUMENTS,
+        ROOT / "docs/tutorials/replay-server.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs/concepts").glob("*.md"),
+    }
+)
 BLOCK = re.compile(r"(?P<reason><!-- not run: .+? -->\n)?```(?P<language>bash|python)\n(?P<text>.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#([^)]*))?\)")
 LIMITS = {  # appended to a command: the last of several equal options counts
@@ -101,7 +112,7 @@ def test_the_python_of_a_document_runs(path, tmp_path):
         assert answer.returncode == 0, answer.stderr
 
 
-@pytest.mark.parametrize("text", [block["text"] for block in blocks(REFERENCE, "python")])
+@pytest.mark.parametrize("text", [each["text"] for path in REFERENCES.values() for each in blocks(path, "python")])
 def test_the_python_of_the_reference_runs_and_prints_what_it_says(text, folder):
     said = [line.partition("print(")[2].partition(")  # ")[2] for line in text.splitlines()]
     script = text.replace('{"max_minutes": 5}', '{"max_updates": 3, "tensorboard": False}').replace("=100", "=1")
@@ -110,12 +121,12 @@ def test_the_python_of_the_reference_runs_and_prints_what_it_says(text, folder):
     assert all(each in answer.stdout for each in said), answer.stdout
 
 
-@pytest.mark.parametrize("name", apex.__all__)
-def test_the_reference_has_every_public_name_and_a_call_of_each_function(name):
-    text = REFERENCE.read_text()
-    assert re.search(rf"^\.\. (py:class|auto\w+):: apex\.{name}$", text, re.MULTILINE)
-    if isfunction(getattr(apex, name)):
-        assert any(f"apex.{name}(" in block["text"] for block in blocks(REFERENCE, "python"))
+@pytest.mark.parametrize(("package", "name"), [(package, name) for package in REFERENCES for name in package.__all__])
+def test_the_reference_has_every_public_name_and_a_call_of_each_function(package, name):
+    text, name_in_full = REFERENCES[package].read_text(), f"{package.__name__}.{name}"
+    assert re.search(rf"^\.\. (py:class|auto\w+):: {name_in_full}$", text, re.MULTILINE)
+    if isfunction(getattr(package, name)):
+        assert any(f"{name_in_full}(" in block["text"] for block in blocks(REFERENCES[package], "python"))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

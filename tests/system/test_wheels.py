@@ -72,6 +72,17 @@ def test_an_installed_wheel_has_every_module_and_data_file(wheels, python, packa
     assert len(list(installed.rglob("_*.so"))) == 1
 
 
+def test_the_five_minute_example_runs_from_the_wheel(python, tmp_path):
+    page = (ROOT / "docs/tutorials/replay-server.md").read_text()
+    example = page.partition("`five_minutes.py`:\n\n```python\n")[2].partition("```")[0]
+    assert f"```python\n{example}```" in (ROOT / "apexreplay/README.md").read_text()
+    subprocess.run([python, "-I", "-c", example], cwd=tmp_path, check=True, timeout=60)
+    assert list(tmp_path.iterdir()) == []
+    command = [python.parent / "apexreplay", "--version"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stdout.strip() == library.VERSION
+
+
 @pytest.mark.parametrize("program", [STORE, SERVER], ids=["store", "server"])
 def test_the_replay_library_imports_nothing_of_the_trainer(python, program):
     shown = subprocess.run([python, "-c", program], cwd="/", capture_output=True, text=True, check=True)
