@@ -32,7 +32,7 @@ class Writer:
     away, `append` and `add_item` wait. Use a writer from one thread, in the process that created it, and create it
     after a fork. As a context manager, it waits at the end until everything is stored.
 
-    `version`: a number that is stored with each item from now on, such as that of the policy that acts; 0 at first.
+    `version`: a number that is stored with each segment of items, such as that of the policy that acts; 0 at first.
     """
 
     def __init__(self, connection: Connection, table: str, keys: Keys | None, timeout: float) -> None:

@@ -6,15 +6,17 @@ from contextlib import suppress
 
 import zmq
 
+from apexreplay.errors import require
 from apexreplay.tables import Table
 from apexreplay.transport.sockets import Context, Reader, Socket, bind, connect, prepare, receive
 from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Stream
 from apexreplay.wire.codec import Codec
-from apexreplay.wire.header import HEADER, WireError, receipt_topic
+from apexreplay.wire.header import HEADER, WireError, receipt_topic, require_field
 
 log = logging.getLogger("apex")
 
 CONTROL_MARGIN = 4_096
+MAX_BATCH_BYTES = 1 << 32  # Offsets in a blob, and the length of a message, have 32 bits.
 
 
 class ExperienceSender:
@@ -167,7 +169,10 @@ class RequestReceiver(Reader):
         while parts := receive(self._socket, timeout):
             timeout = 0.0
             try:
-                requests.append((parts[0], self._codec.decode_request(parts[1:])))
+                size = self._codec.decode_request(parts[1:])
+                fits = max_batch_bytes(self._codec.table, size) < MAX_BATCH_BYTES
+                require_field(fits, "count", f"a batch of {size} items could have {MAX_BATCH_BYTES} bytes")
+                requests.append((parts[0], size))
             except WireError as error:
                 self.refuse(error)
         return requests
@@ -194,6 +199,8 @@ class BatchRequester(Reader):
         self._endpoints = endpoints
         self._socket = context.socket(zmq.DEALER)
         limit = max_batch_bytes(codec.table, batch_size)
+        problem = f"a batch of {batch_size} items could have {limit} bytes, but messages have less than 4 GiB"
+        require(limit < MAX_BATCH_BYTES, problem, remedy="lower batch_size")
         prepare(self._socket, high_water_mark=max(credit, 2), max_bytes=limit)
         for endpoint in endpoints:
             connect(self._socket, endpoint, "batches")

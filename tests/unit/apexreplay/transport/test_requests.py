@@ -8,6 +8,8 @@ import zmq
 from support.builders import PIXELS, RUN, VECTORS, make_batch
 from support.waiting import DEADLINE, until
 
+from apexreplay.errors import UsageError
+from apexreplay.tables import table
 from apexreplay.transport.endpoints import BatchRequester, RequestReceiver
 from apexreplay.types import Stream
 from apexreplay.wire.codec import MAX_PRIORITIES, Codec
@@ -89,6 +91,21 @@ def test_a_wrong_request_is_counted_and_others_are_answered(context, request_par
     assert (size, receiver.refused) == (4, {reason: 1})
     receiver.answer(client, make_batch(PIXELS))
     assert stranger.poll(DEADLINE * 1_000)
+
+
+def test_batches_that_could_exceed_a_message_are_refused(context):
+    address, codec = endpoint(), Codec(RUN, table("large", {"x": ("uint8", (100_000,))}))
+    receiver = RequestReceiver(context, address, codec)
+    with pytest.raises(UsageError) as refused:
+        BatchRequester(context, [address], codec, batch_size=50_000, credit=1)
+    assert "50000" in refused.value.problem
+    assert refused.value.remedy
+    stranger = context.socket(zmq.DEALER)
+    stranger.connect(address)
+    stranger.send_multipart(codec.encode_request(50_000))
+    stranger.send_multipart(codec.encode_request(40_000))
+    ((_, size),) = receive(receiver, 1)
+    assert (size, receiver.refused) == (40_000, {"count": 1})
 
 
 def test_a_wrong_batch_is_counted_and_asked_for_again(context):
