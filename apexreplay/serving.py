@@ -56,7 +56,10 @@ def serve(
 ) -> Server:
     """Starts a server of the tables, as `apexreplay serve` does, and returns it when it is ready.
 
-    port: of the control socket; those of the tables follow. 0: free ones. `insecure`: allows other hosts without keys.
+    `bind`: IPv4 address of this host. `port`: of the control socket; those of the tables follow. 0: free ones.
+    `snapshots`: folder from which the tables are restored, and in which they are saved. `keys`: folder of keys.
+    `insecure`: allows other hosts without keys.
+
     The server ends with the thread that calls this. Raises UsageError and DataError with the reason if it cannot start.
     """
     settings = [each if isinstance(each, TableSettings) else TableSettings(table=each) for each in tables]

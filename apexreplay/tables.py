@@ -228,14 +228,12 @@ def table(
 ) -> Table:
     """Declares a table.
 
-        table("steps", {"image": ("uint8", (84, 84)), "action": "int64", "reward": "float32"})
+    `steps`: the fields of a step by name, each a dtype, (dtype, shape), (dtype, shape, codec) or a dictionary of these.
+    `item`: what an item refers to, `Single()` or `Window(stack, span)`; None: a single step. `values`: fields of an
+    item that do not belong to one step, such as an n-step return; declared as those of steps.
 
-    steps: the fields of a step, by name; see `Field.of`.
-    item: what an item refers to, `Single()` or `Window(stack, span)`; None: a single step.
-    values: fields of an item that do not belong to one step, such as an n-step return.
-    kept: names of values that are stored, but not sent in batches.
-    description: what the dtypes do not say, such as the meaning of actions.
-    Raises UsageError.
+    `kept`: names of values that are stored, but not sent in batches. `description`: what the dtypes do not say, such as
+    the meaning of actions. Raises UsageError.
     """
     item = item or Single()
     for kind, declared in (("steps", steps), ("values", values or {})):

@@ -17,17 +17,13 @@ TIMEOUT = 10.0  # seconds in which the server must answer
 class Client:
     """Connects to the server at `host` and `port`. All of its sockets connect to the server, none is bound.
 
-    with Client("10.0.0.5") as client, client.writer("steps") as writer:
-        writer.append({"image": image, "action": 3, "reward": 1.0})
+    `keys`: folder with the keys of `role` (writer, reader or administrator); None: no authentication. Raises UsageError
+    for unusable keys. The server is first asked by `writer`, `sampler` and `status`. Threads may share a client.
     """
 
     def __init__(
         self, host: str = "127.0.0.1", port: int = PORT, *, keys: str | Path | None = None, role: str = "administrator"
     ) -> None:
-        """`keys`: folder with the keys of `role` (writer, reader or administrator); None: no authentication.
-
-        Raises UsageError for unusable keys. The server is first asked by `writer`, `sampler` and `status`.
-        """
         require(role in CLIENTS, f"a role is one of {', '.join(CLIENTS)}, got {role!r}")
         self._keys = read_keys(None if keys is None else Path(keys), role)
         self._connection = Connection(host, port, self._keys)
@@ -41,8 +37,8 @@ class Client:
     ) -> Sampler:
         """Returns a sampler of batches. Raises errors as `writer` does.
 
-        prefetch: batches that the server sends ahead to a sampler on another host.
-        shared_memory: whether a sampler on the server's host reads its memory itself, which is several times as fast.
+        `prefetch`: batches that the server sends ahead to a sampler on another host. `shared_memory`: whether a sampler
+        on the server's host reads its memory itself, which is several times as fast.
         """
         options = {"prefetch": prefetch, "shared_memory": shared_memory}
         return Sampler(self._connection, table, self._keys, batch_size, timeout, **options)

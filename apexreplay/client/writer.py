@@ -74,9 +74,11 @@ class Writer:
     def add_item(
         self, priority: float = 1.0, values: Mapping[str, Any] | None = None, *, frame: int = -2, next_frame: int = -1
     ) -> None:
-        """Adds an item of a table of windows. Raises UsageError as `SegmentBuffer.add_item` does.
+        """Adds an item of a table of windows.
 
-        frame, next_frame: the newest steps of its two stacks; -1 is the newest step of the stream.
+        `frame`, `next_frame`: the newest steps of its two stacks, counted back from -1, the newest step of the stream.
+        Raises UsageError if the priority is negative or not finite, if a value does not fit the table, or if the steps
+        are too old, too far apart, or of two episodes.
         """
         self._check()
         with self._lock:
