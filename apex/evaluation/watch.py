@@ -30,13 +30,18 @@ FOREVER = 10**12  # games or pictures
 FILM_SECONDS = 60.0  # default length of a film; a GIF of this length has a few megabytes
 
 
-def load_newest(checkpoints: Path, epsilon: float | None, seed: int, *, checks: bool = False) -> Player | None:
+def load_newest(
+    checkpoints: Path, epsilon: float | None, seed: int, *, has_ended: bool = False, checks: bool = False
+) -> Player | None:
     """Returns the policy of a run's newest checkpoint or its best policy, whichever is newer; None if both are missing.
+
+    `has_ended`: returns the best policy if there is one.
 
     `checks`: as in `load_player`. Raises CheckpointError if either is damaged.
     """
     number, best = newest_update(checkpoints), find_best(checkpoints)
-    paths = [None if number is None else checkpoints / f"{number:09d}", best]
+    newest = None if number is None or (has_ended and best) else checkpoints / f"{number:09d}"
+    paths = [newest, best]
     players = [load_player(path, epsilon, seed, checks=checks) for path in paths if path is not None]
     return max(players, key=lambda player: player.updates or 0, default=None)
 
@@ -81,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     if out is not None:
         check_out(out, *FORMATS)
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # The pictures need no display.
-    load = partial(load_newest, run.checkpoints, options.epsilon, options.seed)
+    load = partial(load_newest, run.checkpoints, options.epsilon, options.seed, has_ended=run.end is not None)
     with stop_on_signals() as stop, one_thread():
         while (first := load(checks=True)) is None:
             if stop.poll():

@@ -108,7 +108,8 @@ def _introduce(config: Config, folder: RunFolder, sizes: list[str]) -> list[str]
         lines.append(f"{_curves(config)}/#custom_scalars, available once training has begun")
     if config.run.head:
         learner = f"{local_host(config.transport)}:{config.transport.port('control')}"
-        lines.append(f"start actors on other hosts with: apex actor --learner {learner} --keys BUNDLE")
+        keys = "" if config.transport.is_loopback else " --keys BUNDLE"
+        lines.append(f"start actors with: apex actor --learner {learner}{keys}")
     return lines
 
 

@@ -85,7 +85,7 @@ def _score(status: RunStatus, folder: Path) -> str:
             return line
         return f"{line}; best of {count or 'all'} evaluations: {number(evaluator.best)}"
     if actors.score is not None:
-        who = f"newest game of actor {actors.highest_id}, which explores least"
+        who = f"recent games of actor {actors.highest_id}, which explores least"
         return f"training score: {number(actors.score)}, {who}; no evaluation was finished"
     return "score: none, because no game was finished"
 

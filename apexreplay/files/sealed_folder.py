@@ -105,6 +105,8 @@ def naming(path: Path, error: type[DataError]) -> Iterator[None]:
         raise
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror}") from cause
+    except json.JSONDecodeError as cause:
+        raise error(f"{path} is damaged, or no file of this kind") from cause
     except KeyError as cause:
         raise error(f"{path} cannot be read: the field {cause} is missing") from cause
     except (AttributeError, TypeError, ValueError) as cause:

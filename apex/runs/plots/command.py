@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from apex.config.arguments import Formatter, Parser, check_out, finite_float
-from apex.runs.folder import RunFolder
+from apex.runs.folder import RunFolder, open_run
 from apex.runs.plots.aggregate import CurveGroup, group_runs, reached, read_csv, read_run
 from apex.runs.plots.figure import save_picture
 from apex.runtime.text import duration, number
 from apex.sentences import plural
-from apexreplay.errors import FINISHED, UsageError, require
+from apexreplay.errors import FINISHED, require
 
 EPILOG = """RUN: a run folder, or its name below runs/. Runs that differ only in the seed are drawn as one band.
 The clock of a run starts when its folder is created, a few seconds after the training command was entered.
@@ -45,7 +45,8 @@ def plot(
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status; raises UsageError if the arguments are not valid."""
     options = _make_parser().parse_intermixed_args(argv)
-    groups = _draw(options.out, options.run, options.curve, options.title, options.threshold)
+    runs = options.run or ([] if options.curve else [open_run(None).path])
+    groups = _draw(options.out, [os.fspath(run) for run in runs], options.curve, options.title, options.threshold)
     figures = [_figures(group, options.threshold) for group in groups]
     for group in figures:
         print(_row(group, options.threshold))
@@ -63,7 +64,12 @@ def _make_parser() -> Parser:
         epilog=EPILOG,
         formatter_class=Formatter,
     )
-    parser.add_argument("run", nargs="*", metavar="RUN", help="runs whose evaluator scores are drawn")
+    parser.add_argument(
+        "run",
+        nargs="*",
+        metavar="RUN",
+        help="runs to draw (default: the newest, if there is no --curve)",
+    )
     parser.add_argument("--curve", action="append", default=[], metavar="NAME=FILE.csv", help="a curve from a CSV file")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture to write: .png or .svg")
     parser.add_argument("--title", metavar="T", help="title (default: the environment)")
@@ -88,8 +94,6 @@ def _draw(
 
 
 def _read(names: Sequence[str], curves: Sequence[str]) -> list[CurveGroup]:
-    if not names and not curves:
-        raise UsageError("there is nothing to plot", "name a run, or pass --curve NAME=FILE.csv")
     folders = [RunFolder.open(name) for name in names]
     for folder in folders:
         times = sum(other.run_id == folder.run_id for other in folders)

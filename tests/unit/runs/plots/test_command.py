@@ -70,6 +70,14 @@ def test_training_scores_are_marked_as_such(tmp_path, capsys):
     assert group["note"] in lines[0]
 
 
+def test_without_a_run_the_newest_is_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_run("runs", SCORES, name="RUN")
+    status, lines, error = plot(capsys, "--out", "x.png")
+    assert (status, lines[-1]) == (0, "picture: x.png")
+    assert "runs/RUN" in error
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
@@ -77,7 +85,6 @@ def test_training_scores_are_marked_as_such(tmp_path, capsys):
         (["RUN", "--out", "x.gif"], ["--out", "x.gif"]),
         (["RUN", "--out", "none/x.png"], ["--out none/x.png"]),
         (["RUN", "--out", "DIR.png"], ["--out", "DIR.png"]),
-        (["--out", "x.png"], ["--curve NAME=FILE.csv"]),
         (["none", "--out", "x.png"], ["none"]),
         (["EMPTY", "--out", "x.png"], ["EMPTY", "no scores"]),
         (["RUN", "RUN", "--out", "x.png"], ["RUN", "2 times"]),
