@@ -626,6 +626,26 @@ def test_clients_continue_after_a_kill_of_the_server(tmp_path, shared):
                 append(other, range(200, 210))
 
 
+def test_requests_that_a_killed_server_had_are_sent_again(tmp_path):
+    with (
+        Restarting(tmp_path, free_port()) as server,
+        Client(port=server.port) as client,
+        client.writer("numbers") as writer,
+        client.sampler("numbers", 8, shared_memory=False) as sampler,
+    ):
+        with pytest.raises(DataError):
+            sampler.sample(0.5)  # All requests wait for the first item.
+        server.restart()
+        append(writer, range(10))
+        writer.flush(DEADLINE)
+
+        def answered():
+            with suppress(DataError):
+                return sampler.sample(0.5)
+
+        until(answered, "batch")
+
+
 def test_a_sampler_reads_the_memory_that_a_snapshot_restores(tmp_path):
     with (
         Restarting(tmp_path, free_port()) as server,
