@@ -24,6 +24,7 @@ from apex.launch.preflight.fit import FREE_RATIO, fit_one_process
 from apex.launch.train import main as train
 from apex.learner import open_run
 from apex.learning import run_save
+from apex.learning.coordinator import state
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.policy_file import find_best, read_policy
 from apex.runs.folder import RunFolder
@@ -182,12 +183,12 @@ def small(folder, *options):
     ("option", "end"),
     [
         ("--max-steps=300", EndReason("steps", 300.0)),
-        ("--max-minutes=0.02", EndReason("minutes", 0.02)),
+        ("--max-minutes=0.02 --max-updates=0", EndReason("minutes", 0.02)),
         ("--stop-score=1", EndReason("score", 1.0)),
     ],
 )
 def test_limits_end_the_run_with_a_checkpoint(tmp_path, capsys, option, end):
-    assert train(small(tmp_path, option)) == FINISHED
+    assert train(small(tmp_path, *option.split())) == FINISHED
     assert RunFolder.open(tmp_path / "mine").end == end
     assert find_latest(tmp_path / "mine" / "checkpoints").state is not None
     output = capsys.readouterr().out
@@ -199,6 +200,7 @@ def test_limits_end_the_run_with_a_checkpoint(tmp_path, capsys, option, end):
 def test_a_run_without_a_step_or_its_checkpoint_fails(tmp_path, capsys, monkeypatch, option, kind):
     if kind == "unsaved":
         monkeypatch.setattr(run_save, "save_checkpoint", raise_disk_full)
+    monkeypatch.setattr(state, "MAX_STARTUP_SECONDS", 0.0)  # Otherwise the limit of minutes waits for the first step.
     assert train(small(tmp_path, option)) == FAILED
     assert RunFolder.open(tmp_path / "mine").end == EndReason("failed")
     assert ("No space left on device" in capsys.readouterr().err) == (kind == "unsaved")
