@@ -31,7 +31,7 @@ def read_memory(root: Path, run: Path) -> Memory:
     """Reads the store on the machine whose file system is at `root`; `run` is the learner's run folder."""
     folder = RunFolder.open(run)
     (path,) = (root / MEMORY.relative_to("/")).glob(f"apex-*/apex-{folder.run_id:016x}-0.replay")  # of any user
-    regions = open_file(path, folder.schema, writable=False)
+    regions = open_file(path, folder.schema.table, writable=False)
     while True:
         commit = int(regions.cells[COMMIT])
         rows = [max(row for row in versions if row[0] <= commit) for versions in regions.streams.tolist()]

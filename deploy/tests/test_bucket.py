@@ -211,7 +211,7 @@ def test_growing_files_are_restored_exactly_after_any_loss(tmp_path: Path, seed:
                 write(home, f"tensorboard/pong/events.{life // 10}", "e" * rng.randrange(9), mode="a")
         elif event < 0.8:  # The learner restarted from an older checkpoint.
             steps = max(1, steps - rng.randrange(9))
-            cut_curves(home / "runs/pong/curves", steps)
+            cut_curves(home / "runs/pong/curves", steps, updates=steps)
         elif event < 0.9:
             (home / "sent.json").unlink(missing_ok=True)
         else:
