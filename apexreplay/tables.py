@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import prod
 from typing import Any, Literal, NamedTuple, Self
@@ -22,6 +22,7 @@ from apexreplay.item_kinds import Item, Single, Window
 FieldCodec = Literal["lz4", "raw"]
 
 LZ4_BYTES = 256  # size from which on a field of integers is compressed by default
+MAX_FIELD_BYTES = 1 << 28  # offsets in a message have 32 bits
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _TAKEN = {"key", "priority", "probability", "segment", "unused", "version", "num_frames"}
 
@@ -64,6 +65,9 @@ class Field:
         sized = all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 2**24 for n in shape)
         require(sized and len(shape) <= 8, f"a shape has at most 8 positive integers, got {shape}")
         whole = cls(dtype.str, shape)
+        require(
+            whole.num_bytes <= MAX_FIELD_BYTES, f"a field has at most {MAX_FIELD_BYTES} bytes, got {whole.num_bytes}"
+        )
         large = dtype.kind in "iu" and whole.num_bytes >= LZ4_BYTES
         codec: Any = parts[2] if len(parts) > 2 else "lz4" if large else "raw"
         require(codec in ("lz4", "raw"), f"a codec is lz4 or raw, got {codec!r}")
@@ -123,12 +127,12 @@ class Table:
             "description": self.description,
         }
 
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+    @staticmethod
+    def from_dict(saved: Mapping[str, Any]) -> "Table":
         """Returns the table from a result of `to_dict` or its JSON. Raises UsageError."""
         try:
             item = dict(saved["item"])
-            made = table(
+            return table(
                 saved["name"],
                 saved["steps"],
                 item={"step": Single, "window": Window}[item.pop("kind")](**item),
@@ -138,7 +142,6 @@ class Table:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"not the declaration of a table: {error}") from error
-        return cls(**{field.name: getattr(made, field.name) for field in fields(made)})
 
     @cached_property
     def fingerprint(self) -> int:

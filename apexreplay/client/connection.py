@@ -50,6 +50,7 @@ class Connection:
         self._answers: dict[int, queue.Queue[Answer]] = {}  # by session, while a caller waits
         self._leases: dict[int, Holder] = {}
         self._refused: dict[int, Refusal] = {}  # leases that the server has given to another client
+        self.unanswered = 0  # heartbeats since the last answer
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="apexreplay-control", daemon=True)
@@ -113,6 +114,7 @@ class Connection:
                     return
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + BEAT_SECONDS
+                    self.unanswered += bool(self._leases)
                     for session in list(self._leases):
                         socket.send(Beat(session=session))
                 answer = socket.receive(IDLE_SECONDS)
@@ -120,6 +122,7 @@ class Connection:
                     self._take(socket, answer)
 
     def _take(self, socket: ControlSocket, answer: Answer) -> None:
+        self.unanswered = 0
         waiting, holder = self._answers.get(answer.session), self._leases.get(answer.session)
         if waiting is not None:
             waiting.put(answer)

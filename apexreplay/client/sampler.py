@@ -4,13 +4,12 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.client.connection import Connection, new_session, refused
+from apexreplay.client.connection import BEAT_SECONDS, Connection, new_session, refused
 from apexreplay.errors import DataError, UsageError, require
 from apexreplay.frames.encoder import make_targets, name_arrays
 from apexreplay.frames.stack_decoder import StackDecoder
@@ -19,7 +18,7 @@ from apexreplay.process.lifecycle import POLL_SECONDS
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
 from apexreplay.sampling.sampler_counters import SamplerCounters
-from apexreplay.store.location import counters_path, memory_id
+from apexreplay.store.location import counters_path, memory_id, store_path
 from apexreplay.store.reader import MAX_ATTEMPTS, StoreReader
 from apexreplay.tables import Table
 from apexreplay.transport.curve.key_store import Keys
@@ -30,6 +29,7 @@ from apexreplay.wire.codec import MAX_PRIORITIES, Codec
 from apexreplay.wire.control import Hello, Welcome
 
 IDLE_SECONDS = 0.001
+MAX_UNANSWERED = 30  # heartbeats; then the memory counts as abandoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class Batch:
 class Sampler:
     """Draws batches of a table. An iterator of batches that never ends; `sample` has a timeout.
 
+    A sampler that reads the memory goes on while the server is away for up to 30 s; then it raises DataError.
     Use a sampler from one thread, in the process that created it.
     """
 
@@ -71,7 +72,7 @@ class Sampler:
         self.table = Table.from_dict(welcome.table)
         self.batch_size = batch_size
         self._pid = os.getpid()
-        has_source = bool(welcome.path or welcome.batches)
+        has_source = bool(welcome.row >= 0 or welcome.batches)
         require(has_source, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
         self._open = open_context(keys)
         context = self._open.__enter__()
@@ -82,7 +83,7 @@ class Sampler:
         self._reader: _MemoryReader | None = None
         self._remote: BatchRequester | None = None
         self._backoff, self._silence = ReconnectBackoff(), 0.0  # seconds that calls have waited since the last batch
-        if welcome.path:
+        if welcome.row >= 0:
             self._reader = _MemoryReader(self.table, welcome, batch_size)
         else:
             endpoints = [f"{host}:{port}" for port in welcome.batches]
@@ -165,6 +166,9 @@ class Sampler:
         refusal = self._connection.refusal(self._session)
         if refusal is not None:
             raise refused(refusal)
+        if self._reader is not None and self._connection.unanswered > MAX_UNANSWERED:
+            problem = f"{self._connection.address} has not answered for {MAX_UNANSWERED * BEAT_SECONDS:.0f} s"
+            raise DataError(problem, "start the server again; its memory may be out of date")
 
     def _follow(self) -> None:
         """Opens the memory, or sends the requests, again if the server has started again."""
@@ -188,7 +192,7 @@ class _MemoryReader:
     """Draws from the memory of a server on this host."""
 
     def __init__(self, table: Table, welcome: Welcome, batch_size: int) -> None:
-        path = Path(welcome.path)
+        path = store_path(int(welcome.run_id, 16))  # In this user's own folder, whatever the server says.
         self._table = table
         self._batch_size = batch_size
         counters = SamplerCounters(welcome.num_rows, counters_path(path))

@@ -21,6 +21,7 @@ from apexreplay.wire.codec import Codec
 from apexreplay.wire.control import Hello, Welcome
 
 LINGER_SECONDS = 1.0  # time after which an incomplete segment is sent
+EXIT_SECONDS = 60.0  # longest wait of a context manager; `close` and `flush` have their own
 IDLE_SECONDS = 0.05
 _QUEUED = 2  # segments between the caller and the thread that sends them
 
@@ -30,7 +31,7 @@ class Writer:
 
     A thread sends segments of items, and repeats them until the server has stored them. While the server is slow or
     away, `append` and `add_item` wait. Use a writer from one thread, in the process that created it, and create it
-    after a fork. As a context manager, it waits at the end until everything is stored.
+    after a fork. As a context manager, it waits at the end until everything is stored, for at most EXIT_SECONDS.
 
     `version`: a number that is stored with each segment of items, such as that of the policy that acts; 0 at first.
     """
@@ -94,13 +95,9 @@ class Writer:
     def flush(self, timeout: float | None = None) -> None:
         """Waits until all items are stored. Raises DataError after `timeout` seconds; None: no limit."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._cut()
+        self._cut(deadline)
         while self._pieces.unfinished_tasks or self._in_flight:
-            self._check()
-            if deadline is not None and time.monotonic() >= deadline:
-                problem = f"{self.num_unstored} segments of {self.table.name!r} were not stored within {timeout:g} s"
-                raise DataError(problem, "check that the server runs; apexreplay status shows what it waits for")
-            time.sleep(0.002)
+            self._wait(deadline)
 
     @property
     def num_unstored(self) -> int:
@@ -121,8 +118,12 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *error: object) -> None:
+        try:
+            self.close(EXIT_SECONDS)
+        except DataError:
+            if kind is None:  # Otherwise the error that ended the block is the one to see.
+                raise
 
     # --- the caller's thread ----------------------------------------------------------------------------------------
 
@@ -141,16 +142,22 @@ class Writer:
         if self._buffer.is_full(self._welcome.segment_length):
             self._cut()
 
-    def _cut(self) -> None:
+    def _cut(self, deadline: float | None = None) -> None:
         """Passes the collected items to the thread; waits while it has enough to do."""
+        while self._pieces.full():  # Before the items leave the buffer, so that an error loses none.
+            self._wait(deadline)
         with self._lock:
-            piece = self._buffer.cut() if len(self._buffer) else None
-        while piece is not None:
-            try:
-                self._pieces.put((Cut(0, piece.records, piece.blob), self.version), timeout=IDLE_SECONDS)
-                return
-            except queue.Full:
-                self._check()
+            if len(self._buffer):
+                piece = self._buffer.cut()
+                self._pieces.put_nowait((Cut(0, piece.records, piece.blob), self.version))
+
+    def _wait(self, deadline: float | None) -> None:
+        """Waits a moment. Raises DataError after `deadline`, a time of the monotonic clock."""
+        self._check()
+        if deadline is not None and time.monotonic() >= deadline:
+            problem = f"{self.num_unstored} segments of {self.table.name!r} are not stored"
+            raise DataError(problem, "check that the server runs; apexreplay status shows what it waits for")
+        time.sleep(0.002)
 
     # --- the sending thread -----------------------------------------------------------------------------------------
 

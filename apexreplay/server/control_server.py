@@ -9,7 +9,7 @@ from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.server.leases import Full, Lease, Leases
 from apexreplay.server.place import MEMORY_SAMPLERS, Place, first_port
 from apexreplay.server.table_settings import TableSettings
-from apexreplay.store.location import memory_id, store_path
+from apexreplay.store.location import memory_id
 from apexreplay.transport.async_receiver import ROUTER, AsyncReceiver
 from apexreplay.transport.sockets import Context
 from apexreplay.types import Stream
@@ -129,7 +129,6 @@ class ControlServer:
             incarnation=f"{lease.stream.incarnation if lease.stream else 0:x}",
             window=settings.window,
             segment_length=settings.segment_length,
-            path=str(store_path(served.run_id)) if shared and hello.role == "sampler" else "",
             row=lease.row,
             num_rows=settings.num_samplers + MEMORY_SAMPLERS,
             limiter=(settings.min_size, settings.samples_per_insert, settings.tolerance, settings.inserts_wait),

@@ -55,11 +55,9 @@ class Leases:
         if known is not None:
             is_free = known.actor_id not in taken and known.actor_id < self._num_streams
             is_earlier = known.incarnation <= self._next
-            return (
-                self._keep(session, Lease(known, -1))
-                if is_free and is_earlier
-                else Full("stream_taken", self._num_streams)
-            )
+            if not is_free or not is_earlier:
+                return Full("stream_taken", self._num_streams)
+            return self._keep(session, Lease(known, -1))
         if self._start > 1 and self._clock() - self._began_at < RECLAIM_SECONDS:
             return None
         free = next((each for each in range(self._num_streams) if each not in taken), None)

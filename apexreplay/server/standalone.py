@@ -60,7 +60,7 @@ def run_server(
                 rows = range(settings.num_samplers, settings.num_samplers + MEMORY_SAMPLERS)
                 served.append(ServedTable(settings, index, run_id, reader, Leases(settings.num_streams, rows, start)))
             with open_context(read_keys(place.keys, "server")) as context:
-                door = ControlServer(context, place, served)
+                control = ControlServer(context, place, served)
 
                 async def watch() -> None:
                     is_ready = False
@@ -68,7 +68,7 @@ def run_server(
                         await asyncio.sleep(POLL_SECONDS)
                         context.check()
                         check_children(children)
-                        if door.collect() and not is_ready:
+                        if control.collect() and not is_ready:
                             is_ready = True
                             log.info("ready: tcp://%s:%d", place.bind, place.port)
                             on_ready()
@@ -76,7 +76,7 @@ def run_server(
                 async def run() -> None:
                     async with asyncio.TaskGroup() as group:
                         group.create_task(watch())
-                        group.create_task(door.answer(stop))
+                        group.create_task(control.answer(stop))
 
                 try:
                     asyncio.run(run())

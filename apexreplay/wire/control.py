@@ -16,6 +16,7 @@ from apexreplay.wire.status import ReplayStatus
 
 Session = Annotated[int, Meta(ge=0, lt=2**53)]  # drawn at random by the client; each answer repeats it
 Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,16}\Z")]
+Port = Annotated[int, Meta(ge=1, le=65_535)]
 
 
 class Hello(Record, frozen=True, kw_only=True, tag="hello"):
@@ -54,17 +55,16 @@ class Welcome(Record, frozen=True, kw_only=True, tag="welcome"):
     session: Session
     run_id: Hex  # of the table
     table: dict[str, Any]  # `Table.to_dict`
-    experience: int  # ports
-    priorities: int
-    receipts: int
-    batches: list[int]
-    stream: int  # of a writer; else -1
+    experience: Port
+    priorities: Port
+    receipts: Port
+    batches: Annotated[list[Port], Meta(max_length=16)]
+    stream: Annotated[int, Meta(ge=-1, lt=2**32)]  # of a writer; else -1
     incarnation: Hex
-    window: int  # unacknowledged segments that a writer may have
-    segment_length: int  # items of a segment
-    path: Text  # of the memory, if the client can read it
-    row: int  # of a sampler that reads the memory; else -1
-    num_rows: int
+    window: Annotated[int, Meta(ge=1, le=63)]  # unacknowledged segments that a writer may have
+    segment_length: Annotated[int, Meta(ge=1, le=4_096)]  # items of a segment
+    row: Annotated[int, Meta(ge=-1, lt=1_024)]  # of the counters, of a sampler that reads the memory itself; else -1
+    num_rows: Annotated[int, Meta(ge=1, le=1_024)]
     limiter: tuple[int, float, float, bool]  # the first four fields of `RateLimiter`
 
 

@@ -19,6 +19,8 @@ from support.tables import TABLES, Twin
 from support.waiting import DEADLINE, until
 
 from apexreplay import Client, TableSettings, cli, serve, table
+from apexreplay.client import sampler as sampler_module
+from apexreplay.client import writer as writer_module
 from apexreplay.errors import DataError, UsageError
 from apexreplay.item_kinds import Window
 from apexreplay.process.spawn import PIPE, spawn
@@ -256,11 +258,35 @@ def test_nothing_is_lost_while_the_server_is_stopped(starting):
             np.testing.assert_array_equal(read_all(sampler), np.arange(400))
 
 
+def test_no_call_with_a_limit_waits_for_ever_for_a_stopped_server(starting, monkeypatch):
+    """The window and the queue of the writer are full, and one more segment is complete."""
+    monkeypatch.setattr(writer_module, "EXIT_SECONDS", 0.3)
+    monkeypatch.setattr(sampler_module, "MAX_UNANSWERED", 1)
+    server = starting(TableSettings(table=NUMBERS, **SMALL, window=2))
+    with server.client() as client, client.sampler("numbers", 4) as sampler:
+        with pytest.raises(ZeroDivisionError), client.writer("numbers") as writer:  # noqa: PT012
+            append(writer, range(10))
+            writer.flush(DEADLINE)
+            os.killpg(server.process.pid, signal.SIGSTOP)
+            append(writer, range(10, 10 + 10 * (2 + 2) + 5))
+            until(lambda: writer.num_unstored >= 4, "full window")
+            for _ in range(2):
+                with pytest.raises(DataError, match="4 segments"):
+                    writer.flush(0.3)
+            raise ZeroDivisionError  # is not hidden by the items that are not stored
+        with pytest.raises(DataError, match=str(server.port)):
+            until(lambda: sampler.sample(DEADLINE) is None, "error")
+        os.killpg(server.process.pid, signal.SIGCONT)
+        until(lambda: client.status().tables["numbers"], "answer")
+        assert len(sampler.sample(DEADLINE)["x"]) == 4
+
+
 def test_an_incomplete_segment_is_stored_without_a_flush(server):
     with server.client() as client, client.writer("uniform") as writer, client.sampler("uniform", 1_000) as sampler:
         append(writer, [5])
         until(lambda: 5 in sampler.sample(DEADLINE)["x"], "item")
         until(lambda: writer.num_unstored == 0, "receipt")  # It may come after the item can be drawn.
+        assert client.status().tables["uniform"].writers == 1
 
 
 def test_closed_clients_leave_no_descriptor_and_no_thread(server):

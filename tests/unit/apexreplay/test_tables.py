@@ -124,6 +124,7 @@ def test_a_wrong_length_of_any_entry_is_refused(name):
         (lambda: table("t", {"x": ("int64", (0,))}), r"\(0,\)"),
         (lambda: table("t", {"x": ("int64", (2.5,))}), r"2\.5"),
         (lambda: table("t", {"x": ("int64", (2,), "zip")}), "'zip'"),
+        (lambda: table("t", {"x": ("uint8", (2**24, 2**24))}), str(2**48)),
         (lambda: table("t", {"x": {"shape": (2,)}}), "dtype"),
         (lambda: table("t", {"x": {"dtype": "int64", "size": 2}}), "size"),
         (lambda: table("t", {"x": "int64"}, values={"x": "int64"}), "x"),

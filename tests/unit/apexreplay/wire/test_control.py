@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from apexreplay.types import Stream
@@ -36,7 +37,6 @@ WELCOME = Welcome(
     incarnation="0",
     window=6,
     segment_length=7,
-    path="/dev/shm/x",
     row=8,
     num_rows=9,
     limiter=(10, 0.5, 0.25, True),
@@ -102,6 +102,29 @@ def test_a_request_with_another_field_is_refused(changed, reason):
     assert decode_message(frame(json.dumps(good)), Request).table == "t"
     with pytest.raises(WireError, match=rf"^{reason}"):
         decode_message(frame(json.dumps({**good, **changed})), Request)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"experience": 0},
+        {"receipts": 65_536},
+        {"batches": [1] * 17},
+        {"stream": 2**32},
+        {"window": 64},
+        {"segment_length": 0},
+        {"row": 1_024},
+        {"num_rows": 2**40},
+        {"path": "/home/user/file"},
+    ],
+    ids=str,
+)
+def test_a_welcome_with_a_number_out_of_range_or_a_path_is_refused(changed):
+    """A client that has reached a stranger's server maps no file that the message names, and allocates little."""
+    good = json.loads(msgspec.json.encode(WELCOME))
+    assert decode_message(frame(json.dumps(good)), Answer) == WELCOME
+    with pytest.raises(WireError, match=r"^fields"):
+        decode_message(frame(json.dumps({**good, **changed})), Answer)
 
 
 @pytest.mark.parametrize(
