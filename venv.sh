@@ -28,14 +28,46 @@ find_python() {
   fail "Python 3.11 or newer is required; tried ${candidates[*]}. Install it, or set its path: PYTHON=/path/to/python $0"
 }
 
-# Copies pip's output. On a terminal, also shows its newest line.
+# Copies pip's output. On a terminal, also shows its newest line; elsewhere, the first line of each stage, and each
+# download of at least 10 MB.
 show_progress() {
-  local line
+  local line stage shown=""
   while IFS= read -r line; do
     printf '%s\n' "$line"
-    if [[ -t 2 ]]; then printf '\r\033[K  %s' "${line:0:76}" >&2; fi
+    if [[ -t 2 ]]; then
+      printf '\r\033[K  %s' "${line:0:76}" >&2
+      continue
+    fi
+    for stage in "Installing build" Collecting Building "Installing collected" "Downloading*[0-9][0-9].[0-9] MB"; do
+      # shellcheck disable=SC2053  # The last stage is a pattern.
+      if [[ $line == *$stage* && $shown != *"$stage;"* ]]; then
+        printf '  %s\n' "${line:0:76}" >&2
+        if [[ $stage != Downloading* ]]; then shown+="$stage;"; fi
+      fi
+    done
   done
   if [[ -t 2 ]]; then printf '\r\033[K' >&2; fi
+}
+
+# leave_out_silent_indexes PYTHON: removes the indexes from PIP_EXTRA_INDEX_URL that cannot be reached: pip would wait for
+# each of them at each package.
+leave_out_silent_indexes() {
+  local url kept="" ask='import ssl, sys, urllib.error, urllib.request
+try:
+    urllib.request.urlopen(sys.argv[1], timeout=5)
+except urllib.error.URLError as error:
+    sys.exit(isinstance(error.reason, OSError) and not isinstance(error.reason, ssl.SSLError))
+except TimeoutError:
+    sys.exit(1)
+except Exception: pass  # It has answered, or pip will report the mistake.'
+  for url in ${PIP_EXTRA_INDEX_URL:-}; do
+    if timeout 10 "$1" -c "$ask" "$url"; then
+      kept+="$url "
+    else
+      echo "The package index ${url##*@} (PIP_EXTRA_INDEX_URL) cannot be reached; installing without it" >&2
+    fi
+  done
+  if [[ -n ${PIP_EXTRA_INDEX_URL:-} ]]; then export PIP_EXTRA_INDEX_URL=$kept; fi
 }
 
 # ensure_venv ROOT [EXTRA[,EXTRA]]: installs the package and its extras into ROOT/.venv unless they are up to date.
@@ -62,6 +94,7 @@ ensure_venv() {
   touch "$unfinished"
   rm -f "$stamp"
   : >"$log"
+  leave_out_silent_indexes "$venv/bin/python"
   if [[ ! -t 2 ]]; then echo "Follow it: tail -f $log" >&2; fi
   if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
     --constraint "$root/constraints.txt" --editable "$root/apexreplay" --editable "$root${extra:+[$extra]}" 2>&1 | show_progress >"$log"; then

@@ -34,7 +34,7 @@ class EndReason(Record, frozen=True):
 
 INTERRUPTED = EndReason("interrupted")
 
-FailureKind = Literal["exit", "signal", "stuck", "refused", "error", "no_steps", "unsaved"]
+FailureKind = Literal["exit", "signal", "stuck", "refused", "error", "no_steps", "no_updates", "unsaved"]
 
 
 class Failure(Record, frozen=True, kw_only=True):
@@ -42,7 +42,8 @@ class Failure(Record, frozen=True, kw_only=True):
 
     role: str
     kind: FailureKind
-    # exit: the status; signal: its number; stuck: seconds without a heartbeat; unsaved: update of the newest checkpoint
+    # exit: the status; signal: its number; stuck: seconds without a heartbeat; no_updates: transitions that the first
+    # update needs; unsaved: update of the newest checkpoint
     value: float = 0.0
     times: int = 1  # how often the program has ended
     detail: str = ""  # the last line of its log, or the text of the exception

@@ -74,6 +74,9 @@ def describe_failure(failure: Failure) -> str:
         return f"{unit}{failure.role} refused to run{detail}{log}"
     if failure.kind == "no_steps":
         return f"{unit}no actor has made a step: they failed, or were still starting at the end{log}"
+    if failure.kind == "no_updates":
+        begin = f"sampling begins at {failure.value:,.0f} transitions (replay.min_size_to_sample)"
+        return f"{unit}no update was made before the limit: raise it; {begin}{log}"
     if failure.kind == "unsaved":
         newest = f"the newest one is of update {failure.value:,.0f}" if failure.value else "the run has no checkpoint"
         return f"{unit}the last checkpoint was not written: {newest}{log}"
@@ -170,6 +173,7 @@ def _describe_exit(failure: Failure) -> str:
 
 
 WAITS: dict[WaitKind, str] = {
+    "host_name": "the host name {subject} to be resolved: check its spelling and DNS, or give an IPv4 address",
     "welcome_without_keys": "the learner at {subject}: check its port, the firewall and whether it needs --keys",
     "welcome_with_keys": "the learner at {subject}: check its port, the firewall and the keys, new at each start",
     "all_replay": "all replay servers to join the run: {subject} is missing",

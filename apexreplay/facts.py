@@ -17,7 +17,7 @@ Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Counts = Annotated[dict[Text, Count], Meta(max_length=64)]  # name -> count
 
-_JoinWait = Literal["welcome_without_keys", "welcome_with_keys", "all_replay", "shard", "actor_id"]
+_JoinWait = Literal["host_name", "welcome_without_keys", "welcome_with_keys", "all_replay", "shard", "actor_id"]
 _ActorWait = Literal["parameters", "newer_parameters", "receipts", "learner"]
 _ReplayWait = Literal["samples", "more_inserts", "credit"]
 _LearnerWait = Literal["replay", "transitions", "inserts", "batches", "usable_batches"]

@@ -75,11 +75,15 @@ def _without_retired(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Reads a TOML file and returns its tables; `from_dict` checks them. Raises ConfigError if it is unreadable."""
+    """Reads a TOML file and returns its tables. Raises ConfigError if it is unreadable, or as `lay_over` does."""
     try:
-        return _without_retired(tomllib.loads(path.read_text(encoding="utf-8", errors="surrogateescape")))
+        tree = _without_retired(tomllib.loads(path.read_text(encoding="utf-8", errors="surrogateescape")))
+        lay_over(Config(), tree)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.problem}", error.remedy) from error
+    return tree
 
 
 def load_toml(path: Path, base: Config | None = None) -> Config:

@@ -28,6 +28,10 @@ log = logging.getLogger("apex")
 class BadAnswerError(ValueError):
     """An environment returned a bad value. The text continues the sentence "environment 3 of 16 ..."."""
 
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem)
+        self.remedy = remedy
+
 
 def describe_type(value: Any) -> str:
     """Returns a short description of the type and size of a value, for messages."""

@@ -36,18 +36,18 @@ class FaultBudget:
 
         In a trial, raises UsageError.
         """
+        failure = self.failure(i, error, where)
         if self._is_trial:
             problem = f"environment.id {self._name!r} {self._describe(error, where)}"
-            raise UsageError(problem, "repair the environment, or declare the space that it uses") from error
-        failure = self.failure(i, error, where)
+            raise UsageError(problem, failure.remedy or "repair the environment") from error
         if self._level == 0:
             self._first = failure.problem
         self.num_faults += 1
         self.faults[i] += 1
         self._level += 1
         if self._level > MAX_FAULTS:
-            problem = f"{failure}: more than {MAX_FAULTS} faults within a short time. First fault: {self._first}"
-            raise EnvironmentFailure(problem) from error
+            more = f"more than {MAX_FAULTS} faults within a short time. First fault: {self._first}"
+            raise EnvironmentFailure(f"{failure.problem}: {more}", failure.remedy) from error
         if self.num_faults.bit_count() == 1:  # Only the 1st, 2nd, 4th, 8th ...: there may be very many.
             message = "%s. Ending its episode and creating the environment again (fault %d in this process)"
             log.warning(message, failure, self.num_faults, exc_info=error)
@@ -55,7 +55,8 @@ class FaultBudget:
     def failure(self, i: int, error: BaseException, where: str = "") -> EnvironmentFailure:
         """Returns an EnvironmentFailure that describes the fault."""
         subject = f"{self._name}: environment {i} of {self._num_envs}"
-        return EnvironmentFailure(f"{subject} {self._describe(error, where)}")
+        remedy = error.remedy if isinstance(error, BadAnswerError) else ""
+        return EnvironmentFailure(f"{subject} {self._describe(error, where)}", remedy)
 
     def _describe(self, error: BaseException, where: str) -> str:
         fault = str(error) if isinstance(error, BadAnswerError) else f"raised {describe_exception(error)}"

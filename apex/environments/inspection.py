@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ from apexreplay.item_kinds import Array
 from apexreplay.process.children import call_in_child
 from apexreplay.process.lifecycle import Stop
 
-MIN_STEPS, MAX_STEPS = 10, 256  # steps for which an environment is tried: one for each discrete action, within these
+MAX_STEPS = 1_000  # maximum steps for which an environment is tried
 SMALL_IMAGE = 40  # pixels; a smaller image may not fit the built-in network
-PLAY_SECONDS = 1.0  # No step begins later. One step is always played.
+PLAY_SECONDS = 1.0  # No step of a trial begins later. One step is always played.
 
 log = logging.getLogger("apex")
 
@@ -86,24 +87,28 @@ def _describe(config: EnvironmentConfig, stop: Stop) -> dict[str, Any]:
 
 
 def _play(games: VectorEnvironment, schema: Schema) -> None:
-    """Plays actions of every kind, for `PLAY_SECONDS` at most; raises UsageError if a step fails."""
+    """Plays actions of every kind, for `PLAY_SECONDS` and MAX_STEPS at most; raises UsageError if a step fails."""
     until = time.monotonic() + PLAY_SECONDS
-    for action in _choose_actions(games, schema):
+    for action in islice(_choose_actions(games, schema), MAX_STEPS):
         games.step(action)
         if time.monotonic() >= until:
             return
 
 
 def _choose_actions(games: VectorEnvironment, schema: Schema) -> Iterator[Array]:
-    """Yields the lowest, the highest and random continuous actions; or each discrete action, in random order."""
-    rng = np.random.default_rng(0)
+    """Yields the lowest and the highest continuous action, then random ones and their nearest corners.
+
+    Or yields every discrete action equally often, in random order.
+    """
+    rng, action = np.random.default_rng(0), np.ones((1, schema.action_size), np.float32)
     if schema.action_size:
-        bounds = np.repeat([[-1.0], [1.0]], schema.action_size, 1)
-        actions = np.concatenate([bounds, rng.uniform(-1, 1, (MIN_STEPS - 2, schema.action_size))])
-        yield from actions.astype(np.float32)[:, None]
-        return
+        yield -action
+        while True:
+            yield np.sign(action)
+            action = rng.uniform(-1, 1, action.shape).astype(np.float32)
+            yield action
     times_played = np.zeros(schema.num_actions)
-    for _ in range(min(max(MIN_STEPS, schema.num_actions), MAX_STEPS)):
+    while True:
         order = times_played + rng.random(schema.num_actions)
         if games.action_mask is not None:
             order[~games.action_mask[0]] = np.inf

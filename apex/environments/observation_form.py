@@ -16,6 +16,7 @@ from apexreplay.item_kinds import Array
 CHANNELS = {1: None, 3: cv2.COLOR_RGB2GRAY, 4: cv2.COLOR_RGBA2GRAY}  # number of channels -> conversion to grayscale
 MAX_VALUES = 2**20  # maximum values of a vector observation
 WRAPPERS = "gymnasium.wrappers.FilterObservation, or FlatObsWrapper and ImgObsWrapper of minigrid.wrappers"
+REMEDY = "widen observation_space, or clip or convert the value with gymnasium.wrappers.TransformObservation"
 MIN_IMAGE_SIZE = 16  # pixels; a smaller image is probably a grid of cells, which resizing would blur
 
 
@@ -59,7 +60,8 @@ def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any
     def to_frame(observation: Any) -> Array:
         image = np.ascontiguousarray(observation)
         if image.shape != space.shape or image.dtype != np.uint8:
-            raise BadAnswerError(f"returned an observation {describe_type(image)}, which does not belong to {space}")
+            problem = f"returned an observation {describe_type(image)}, which does not belong to {space}"
+            raise BadAnswerError(problem, REMEDY)
         gray = image.reshape(image.shape[:2]) if to_gray is None else cv2.cvtColor(image, to_gray)
         return gray if gray.shape == size else cv2.resize(gray, size, interpolation=cv2.INTER_AREA)
 
@@ -142,12 +144,13 @@ def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple
     def from_box(observation: Any) -> Array:
         array = np.asarray(observation)
         if array.shape != space.shape:
-            raise BadAnswerError(f"returned an observation {describe_type(array)}, which does not belong to {space}")
+            problem = f"returned an observation {describe_type(array)}, which does not belong to {space}"
+            raise BadAnswerError(problem, REMEDY)
         return array.reshape(-1)
 
     def from_other(observation: Any) -> Array:
         if not space.contains(observation):  # In a one-hot vector, a negative index would wrap around.
-            raise BadAnswerError(f"returned {_find_violation(space, observation)}")
+            raise BadAnswerError(f"returned {_find_violation(space, observation)}", REMEDY)
         return np.asarray(spaces.flatten(space, observation))
 
     return num_values, from_box if isinstance(space, spaces.Box) else from_other

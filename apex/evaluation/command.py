@@ -106,7 +106,6 @@ def main(argv: Sequence[str]) -> int:
     if options.video is not None:
         check_out(options.video, *FORMATS, option="--video")
     require(bool(options.video or not options.video_steps), "--video-steps needs --video FILE.mp4", remedy="add it")
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Avoids a warning; pictures need no display.
     games: list[Episode] = []
 
     def on_game(game: Episode) -> None:
@@ -183,6 +182,8 @@ def _play(
     on_game: Callable[[Episode], None] = lambda game: None,
 ) -> list[Episode]:
     """Plays the games, films the first one to `path`, and returns the games; fewer if `stop` returns True."""
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Avoids a warning of SDL, which would look for a display.
     environment = make_environment(
         player.environment, min(num_envs, episodes), seed=evaluation_seed(seed), pictures=path is not None
     )

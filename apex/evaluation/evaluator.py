@@ -154,7 +154,8 @@ class Evaluator:
             seconds=self._clock.monotonic() - since,
             metrics={name: metric.mean for name, metric in metrics_of(played).items()},
         )
-        is_best = self.best is None or result.mean >= self.best
+        # The score of an untrained policy is luck.
+        is_best = result.updates > 0 and (self.best is None or result.mean >= self.best)
         if is_best:
             self.best = result.mean
         self.num_evaluations += 1

@@ -37,7 +37,7 @@ class Run:
     end: EndReason | None  # why the run ended; None if that is not known
     interrupted: bool  # whether Ctrl-C or the argument `stop` of `train` ended the run
     score: float | None  # mean raw score of the last evaluation; None: no evaluation was finished
-    best_score: float | None  # mean raw score of the best evaluation; None: no evaluation was finished
+    best_score: float | None  # mean raw score of the best evaluation of a trained policy; None: there was none
     steps: int | None  # environment steps. `steps`, `updates` and `seconds` are None if the run never reported them
     updates: int | None
     seconds: float | None  # wall-clock time

@@ -15,6 +15,8 @@ from apex.runtime.supervisor import Program
 from apex.transport.messages.run_status import RunStatus
 from apexreplay.errors import FAILED
 
+TOO_SHORT = ("steps", "minutes")  # ends of a run that without an update has failed; a score may need none
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
@@ -44,7 +46,8 @@ class RunOutcome(NamedTuple):
 def judge(ending: Ending, status: RunStatus | None, folder: RunFolder) -> Ending:
     """Returns the ending of a run on this host, and records a failure in the run folder.
 
-    A run has failed if its last checkpoint was not written or, unless it was stopped, if there was no step.
+    A run has failed if its last checkpoint was not written or, unless it was stopped, if it made no step or no update.
+    The end of a run without an update stays its limit, so that `--resume` names the limit to raise.
     """
     failure, newest = ending.failure, newest_update(folder.checkpoints) or 0
     if failure is None and status is not None and status.updates > newest:
@@ -53,6 +56,8 @@ def judge(ending: Ending, status: RunStatus | None, folder: RunFolder) -> Ending
     elif failure is None and status is not None and ending.role and not status.steps:
         actors = folder.logs / "actor.log"  # There is none if all actors ran on other hosts or in this process.
         failure = Failure(role="actor", kind="no_steps", log=str(actors if actors.exists() else folder.logs))
+    elif failure is None and status is not None and not status.updates and status.end and status.end.kind in TOO_SHORT:
+        return Ending(FAILED, ending.role, Failure(role="learner", kind="no_updates", value=status.replay.min_size))
     if failure is None:
         return ending
     folder.end = EndReason("failed")

@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from apex.config import EvaluatorConfig
 from apex.facts import INTERRUPTED, Ending, EndReason
 from apex.launch.start import RunOutcome
 from apex.runs.checkpoints.paths import BEST, newest_update
@@ -22,7 +23,7 @@ def summary(outcome: RunOutcome) -> list[str]:
     config, folder, ending, status, driver_folder = outcome
     end = find_end(ending, status)
     lines = [_describe_end(ending, end, status, None if driver_folder is not None else folder)]
-    if ending.failure is not None:
+    if ending.failure is not None and ending.failure.kind != "no_updates":
         log = (driver_folder or folder) / "logs" / f"{ending.failure.role}.log"
         context = last_lines(log, LAST_LINES)
         is_new = len(context) > 1 or not ending.failure.detail  # Otherwise, the line is part of the cause already.
@@ -32,9 +33,12 @@ def summary(outcome: RunOutcome) -> list[str]:
         elapsed = duration(status.elapsed_seconds)
         lines.append(f"{number(status.steps)} steps, {number(status.updates)} updates in {elapsed}")
         score = [_score(status, folder)]
-        if not status.updates and 0 < status.steps < config.replay.min_size_to_sample:
+        if not status.updates and ending.failure is None and 0 < status.steps < config.replay.min_size_to_sample:
             needed = f"sampling begins at {config.replay.min_size_to_sample:,} transitions (replay.min_size_to_sample)"
             lines.append(f"no update was made: {needed}")
+        if status.actors.faults:
+            games = f"{plural(status.actors.faults, 'game')} ended by an exception or an invalid value"
+            lines.append(f"faults of the environment: {games}; see {folder / 'logs'}")
     would_end = end is not None and end.is_limit  # if it was resumed with the same limits
     train = f"{command_name('apex')} train"
     if driver_folder is not None:
@@ -45,6 +49,9 @@ def summary(outcome: RunOutcome) -> list[str]:
     checkpoints, where = folder / "checkpoints", shlex.quote(str(folder))
     if newest_update(checkpoints) or (checkpoints / BEST).exists():  # There is a policy that was trained.
         lines.append(f"next: {command_name('apex')} evaluate {where} --episodes 30 --video game.mp4")
+    if reason := _why_no_final_score(config.evaluator, end, status):
+        command = f"{command_name('apex')} evaluate {where} --checkpoint last"
+        lines.append(f"final policy: not evaluated, because {reason}; to play it: {command}")
     if any(checkpoints.glob("*")) and not would_end and not config.run.single_process:
         lines.append(f"resume: {train} --resume {where}")
     if any((folder / "tensorboard").glob("*")):
@@ -74,6 +81,17 @@ def _describe_end(ending: Ending, end: EndReason | None, status: RunStatus | Non
     return "interrupted; nothing was saved" if newest is None else f"interrupted; saved at update {newest:,}"
 
 
+def _why_no_final_score(config: EvaluatorConfig, end: EndReason | None, status: RunStatus | None) -> str:
+    """Returns why a run that a limit has ended has no score of its final policy; "" if it has one or needs none."""
+    if status is None or not status.updates or status.evaluator.updates == status.updates:
+        return ""
+    if end is None or not end.is_limit or end.kind == "score":
+        return ""
+    if not config.enabled or not config.final_seconds:
+        return "evaluator.enabled is off" if not config.enabled else "evaluator.final_seconds is 0"
+    return f"its games did not end within evaluator.final_seconds {config.final_seconds:g}, or no evaluator joined"
+
+
 def _score(status: RunStatus, folder: Path) -> str:
     evaluator, actors = status.evaluator, status.actors
     if evaluator.score is not None:
@@ -81,13 +99,16 @@ def _score(status: RunStatus, folder: Path) -> str:
         of = "the final policy" if is_final else f"update {number(evaluator.updates)}"
         line = f"score: {number(evaluator.score)}, mean of {plural(evaluator.episodes or 0, 'new game')} of {of}"
         count = _count_evaluations(folder)
-        if count == 1:
+        if count == 1 or evaluator.best is None:
             return line
         return f"{line}; best of {count or 'all'} evaluations: {number(evaluator.best)}"
+    why = "no evaluation was finished"
+    if evaluator.best is not None:
+        why += f" since the run was resumed; best of all before: {number(evaluator.best)}"
     if actors.score is not None:
         who = f"recent games of actor {actors.highest_id}, which explores least"
-        return f"training score: {number(actors.score)}, {who}; no evaluation was finished"
-    return "score: none, because no game was finished"
+        return f"training score: {number(actors.score)}, {who}; {why}"
+    return f"score: none, because {'no game was finished' if evaluator.best is None else why}"
 
 
 def _count_evaluations(folder: Path) -> int:

@@ -9,7 +9,9 @@ from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
 from apex.launch.local import run_locally
+from apex.launch.preflight.checks import check_limit
 from apex.launch.preflight.fit import require_announced_ports, require_head
+from apex.launch.preflight.report import require_all
 from apex.launch.ray.driver import reopen_on_ray, run_on_ray
 from apex.launch.resume import ACCEPT, OPTION, reopen, resume_parser
 from apex.launch.start import RunOutcome, Start
@@ -67,6 +69,7 @@ def execute(start: Start, stop: Stop, out: TextIO | None = None) -> RunOutcome |
     StoppedError if a stop is requested while the environment is created.
     """
     remember(require_trust(start.config))
+    require_all([check_limit(start.config)])
     if start.engine is not None:
         return run_on_ray(start, start.engine, stop, out)
     if start.config.run.head:

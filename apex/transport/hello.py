@@ -120,7 +120,7 @@ def greet(
             match answer:
                 case None:
                     _require_agreement(client, route)
-                    wait.on(Waiting("welcome_with_keys" if route.keys else "welcome_without_keys", route.endpoint))
+                    wait.on(_absence(route))
                     continue
                 case control.RefusedAnswer():
                     raise RefusedError(f"the learner at {route.endpoint} refuses this {role}: {answer.reason}")
@@ -142,6 +142,15 @@ def greet(
             wait.on(missing)
             time.sleep(POLL_SECONDS)
     return None
+
+
+def _absence(route: Route) -> Waiting:
+    """Returns what a program waits for whose learner does not answer."""
+    try:
+        socket.getaddrinfo(route.host, route.port)
+    except (OSError, UnicodeError):
+        return Waiting("host_name", route.host)
+    return Waiting("welcome_with_keys" if route.keys else "welcome_without_keys", route.endpoint)
 
 
 def greet_in_child(greet: Callable[[Stop], Welcome | None], stop: Stop) -> Welcome | None:

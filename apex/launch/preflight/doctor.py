@@ -136,6 +136,7 @@ def examine(config: Config, own: Path | None = None, inspector: Inspector | None
         room = checks.read_room(machine, cuda, leftovers, own, config.learner.device)
         ports, chosen = checks.check_ports(sized.config, is_free)
         results += [
+            checks.check_limit(chosen),
             *checks.check_sizes(sized),
             *checks.check_room(chosen, schema, room),
             checks.check_disk(disk_needed(chosen, schema), Path(chosen.run.folder)),

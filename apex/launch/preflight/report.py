@@ -64,7 +64,7 @@ def describe_sizes(sized: Sized) -> list[str]:
     cores = plural(machine.cores, "core")
     processes, envs = plural(actor.num_processes, "process"), plural(actor.envs_per_process, "environment")
     busy = sized.busy_cores / max(1, sized.actor_cores)
-    waiting = f", busy {busy:.0%} of the time" if busy < 1 and not sized.on_gpu else ""
+    waiting = f", expected to be busy {busy:.0%} of the time" if busy < 1 and not sized.on_gpu else ""
     where = "on other hosts" if config.run.head else f"in {processes} x {envs}"
     asked = sized.asked.actor.num_actors, sized.asked.learner.batch_size
     by_actors, by_batch = ("" if setting else " (chosen for this machine)" for setting in asked)

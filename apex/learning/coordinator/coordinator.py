@@ -197,7 +197,7 @@ class Coordinator:
         self.state.num_faults += scores.faults
 
     def keep_evaluation(self, result: EvaluationResult, parameters: Parameters | None) -> None:
-        """Keeps an evaluation, and its parameters if they are the best so far.
+        """Keeps an evaluation, and its parameters if they are the best so far. Those of update 0 never are.
 
         The first confirmed score ends the run. Later evaluations are ignored, because they must not replace that score:
         the evaluator continues until it learns of the end.
@@ -205,7 +205,8 @@ class Coordinator:
         state = self.state
         if state.end and state.evaluation is not None and state.evaluation.confirmed:
             return
-        state.best_score = self._best_policy.keep(result.mean, parameters, games_of(result))
+        if result.updates:
+            state.best_score = self._best_policy.keep(result.mean, parameters, games_of(result))
         state.evaluation = result = replace(result, metrics=self._known(result.metrics))
         state.decide_end()
         if self._begin_curves():

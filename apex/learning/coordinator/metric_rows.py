@@ -85,14 +85,16 @@ def score_row(state: RunState, scores: Scores) -> MetricRow:
     return MetricRow("actor", state.num_steps, scalars)
 
 
-def evaluation_row(steps: int, result: EvaluationResult, best: float) -> MetricRow:
-    """Returns the row of an evaluation; `best`: the highest mean so far."""
+def evaluation_row(steps: int, result: EvaluationResult, best: float | None) -> MetricRow:
+    """Returns the row of an evaluation; `best`: the highest mean of a trained policy so far; None: there is none."""
     names = {"score": "mean", "score_median": "median", "score_low": "low", "score_high": "high"}
     names |= {"length": "length", "episodes": "episodes"}
-    figures = {f"evaluator/{tag}": getattr(result, name) for tag, name in names.items()}
+    figures = {f"evaluator/{tag}": getattr(result, name) for tag, name in names.items()} | {
+        "evaluator/best_score": best
+    }
     scalars = {tag: value for tag, value in figures.items() if value is not None}
     scalars |= {EVALUATOR_METRIC + name: value for name, value in result.metrics.items()}
-    return MetricRow("evaluator", steps, scalars | {"evaluator/best_score": best})
+    return MetricRow("evaluator", steps, scalars)
 
 
 def _figures(part: str, status: LearnerStatus | ReplayStatus) -> dict[str, float]:

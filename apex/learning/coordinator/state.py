@@ -22,7 +22,9 @@ from apex.transport.timing import TRAINER_SILENCE_SECONDS
 from apex.types import Exploration, Progress
 from apexreplay.facts import Waiting
 
-MAX_STARTUP_SECONDS = 120.0  # a run whose actors never come ends this long after its limit of minutes at the latest
+# A run whose actors never come ends this long after its limit of minutes at the latest. After as long, the end of a run
+# does not wait for an evaluator that has not joined.
+MAX_STARTUP_SECONDS = 120.0
 
 log = logging.getLogger("apex")
 
@@ -150,12 +152,14 @@ class RunState:
     def finished(self) -> bool:
         """Whether training has ended and the run no longer waits for the score of the final policy.
 
-        The wait ends when the policy is evaluated, when there is no evaluator, or after `evaluator.final_seconds`.
+        The wait ends when the policy is evaluated, after `evaluator.final_seconds`, or `MAX_STARTUP_SECONDS` after this
+        start if no evaluator has joined: on a busy machine, an evaluator may join after a short training has ended.
         """
         if not self.over or self.final is None:
             return self.over
-        evaluated = self.evaluation is not None and self.evaluation.updates >= self.final
-        return evaluated or not self.members.has_evaluator or self._clock() >= self._final_until
+        now, evaluated = self._clock(), self.evaluation is not None and self.evaluation.updates >= self.final
+        may_come = self.members.has_evaluator or now < self._began_at + MAX_STARTUP_SECONDS
+        return evaluated or not may_come or now >= self._final_until
 
     def scalars(self) -> dict[str, float]:
         """Returns metrics by TensorBoard tag: those of processes that send no metrics, and the bottleneck."""

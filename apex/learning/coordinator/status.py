@@ -52,6 +52,7 @@ def summarize(state: RunState, latest: Latest) -> RunStatus:
             score=latest(SCORE),
             mean_score=latest(MEAN_SCORE),
             episodes=latest(EPISODES),
+            faults=state.num_faults,
             **state.actor_figures(),
         ),
         learner=learner,

@@ -27,7 +27,8 @@ class BestPolicy:
         self._waiting: tuple[float, Parameters, PlayedGames | None] | None = None
         try:
             path = find_best(folder)
-            self.score = None if path is None else read_policy(path)[0].score
+            info = None if path is None else read_policy(path)[0]
+            self.score = info.score if info and info.num_updates else None  # Older versions kept untrained policies.
         except CheckpointError as error:
             log.error("%s; the policy of the next evaluation becomes the best policy", error)
 

@@ -33,6 +33,7 @@ class ActorSummary(Record, frozen=True, kw_only=True):
     score: float | None  # score of the actor with the highest id
     mean_score: float | None
     episodes: float | None
+    faults: int = 0  # games that faults of the environment have ended since the learner started
     wait_share: float | None = None  # share of time that workers wait; the highest of all hosts
     steps_per_second: float | None = None
     parameter_bytes_per_second: float | None = None

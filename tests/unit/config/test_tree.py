@@ -169,8 +169,8 @@ def test_a_toml_file_updates_a_base(tmp_path):
     assert load_toml(path, Config(seed=9)) == Config(seed=9, actor=ActorConfig(n_step=7))
 
 
-@pytest.mark.parametrize("content", [b"[replay\n", b"\xff\xfe", None])
-def test_an_unreadable_file_is_refused_by_name(tmp_path, content):
+@pytest.mark.parametrize("content", [b"[replay\n", b"\xff\xfe", b"[actor]\nn_step = 0\n", b"[x]\n", None])
+def test_an_unusable_file_is_refused_by_name(tmp_path, content):
     path = tmp_path / "run.toml"
     if content is not None:
         path.write_bytes(content)

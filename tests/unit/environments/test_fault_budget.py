@@ -199,6 +199,7 @@ def test_image_of_another_shape_or_dtype_is_a_fault(caplog):
 def test_observation_outside_a_discrete_space_is_a_fault(caplog):
     play(make(here(Tokens), 1), np.zeros((4, 1), np.int64))
     assert "observation 14, " in caplog.text
+    assert "observation_space" in caplog.text  # the remedy
     assert "Discrete(4, start=10)" in caplog.text
 
 

@@ -7,7 +7,7 @@ import pytest
 from support.builders import VECTORS
 
 from apex.config import Config, EnvironmentConfig, NetworkConfig
-from apex.environments.inspection import MAX_STEPS, MIN_STEPS, Inspector
+from apex.environments.inspection import MAX_STEPS, Inspector
 from apexreplay.errors import UsageError
 
 pytestmark = pytest.mark.programs
@@ -80,6 +80,8 @@ ODD = {  # body of an environment's class -> what the refusal names
     "observation_space = spaces.Tuple([spaces.Discrete(2)])\n    def see(self): return (2,)": ["[0] 2", "Discrete(2)"],
     "observation_space = spaces.Tuple([spaces.Discrete(2)])\n    def see(self): return (1, 1)": ["(1, 1)", "[0]"],
     "observation_space = spaces.Discrete(3)\n    def see(self): return self.time": ["the observation 3", "Discrete(3)"],
+    "observation_space = spaces.Dict({'goal': spaces.Box(0, 10, (1,), np.float32)})\n    def see(self, n=[]):"
+    " n.append(1); return {'goal': np.full(1, len(n) // 50, np.float32)}": ["['goal'][0] 11", "0 ... 10", "step 4"],
 }  # fmt: skip
 
 
@@ -112,9 +114,9 @@ def test_an_odd_environment_is_refused_with_its_fault(body, game):
 def test_each_discrete_action_is_played_up_to_a_limit(game, tmp_path):
     Inspector().schema(game("pass"))
     assert set(played(tmp_path)) == {0, 1, 2}
-    assert len(played(tmp_path)) == MIN_STEPS
+    assert len(played(tmp_path)) == MAX_STEPS
     (tmp_path / "actions").unlink()
-    Inspector().schema(game("action_space = spaces.Discrete(1_000, start=7)"))
+    Inspector().schema(game("action_space = spaces.Discrete(3_000, start=7)"))
     assert len(set(played(tmp_path))) == MAX_STEPS
 
 
@@ -130,7 +132,9 @@ def test_the_bounds_of_a_box_and_values_within_are_played(game, tmp_path):
     Inspector().schema(game("action_space = spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 4.0]), dtype=np.float64)"))
     low, high, *others = played(tmp_path)
     assert (low, high) == ([-1.0, 0.0], [1.0, 4.0])
-    assert len({tuple(action) for action in others}) == MIN_STEPS - 2
+    values, corners = {tuple(map(abs, (2 * x, y - 2))) for x, y in others}, {(2.0, 2.0)}
+    assert corners < values
+    assert len(values) > MAX_STEPS / 3
 
 
 def test_a_slow_environment_is_stepped_once_after_the_time_limit(game, tmp_path, monkeypatch):

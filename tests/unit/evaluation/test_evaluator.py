@@ -143,11 +143,17 @@ def test_parameters_determine_the_actions():
 
 def test_parameters_are_kept_with_the_best_result_so_far():
     scores = [[1.0, 3.0], [1.0, 1.0], [2.0, 2.0], [5.0, 0.0], [0.0, 0.0]]
-    trial = Trial(*[make_parameters(version) for version in range(5)], scores=scores)
+    trial = Trial(*[make_parameters(version) for version in range(1, 6)], scores=scores)
     trial.run()
     assert [result.mean for result in trial.learner.results] == [2.0, 1.0, 2.0, 2.5, 0.0]
-    assert trial.learner.versions == [0, None, 2, 3, None]
+    assert trial.learner.versions == [1, None, 3, 4, None]
     assert trial.evaluator.best == 2.5
+
+
+def test_parameters_of_update_0_are_never_the_best():
+    trial = Trial(make_parameters(0), make_parameters(1), scores=[[9.0, 9.0], [1.0, 1.0]])
+    trial.run()
+    assert ([result.mean for result in trial.learner.results], trial.learner.versions) == ([9.0, 1.0], [None, 1])
 
 
 def games(mean, spread, count=100):

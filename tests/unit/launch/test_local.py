@@ -179,6 +179,8 @@ def test_a_taken_port_moves_the_run(tmp_path):
         (["--replay.capactiy", "7"], "capactiy"),
         (["--env", "NoSuchEnv-v0"], "NoSuchEnv-v0"),
         (["--env", "mine:Broken"], "(mine.py, line 6)"),
+        (["--preset", "cartpole", "--max-steps", "999"], "run.max_steps"),
+        (["--preset", "cartpole", "--max-steps", "999", "--single-process"], "replay.min_size_to_sample"),
         (["--preset", "cartpole", "--network", "nope:Net"], "'nope:Net'"),
         (["--preset", "cartpole", "--network", "mine:make"], "(mine.py, line 9)"),
         (["--preset", "cartpole", "--network", "mine:make", "--single-process"], "(mine.py, line 9)"),

@@ -1,11 +1,11 @@
-"""A run has failed without a step or without its last checkpoint, although no program ended it by a failure."""
+"""A run has failed without a step, an update or its last checkpoint, although no program ended it by a failure."""
 
 from types import SimpleNamespace
 
 import pytest
 from support.messages import make_run_status
 
-from apex.facts import Ending, EndReason, Failure
+from apex.facts import INTERRUPTED, Ending, EndReason, Failure
 from apex.launch.start import judge
 from apexreplay.errors import FAILED, FINISHED
 
@@ -16,7 +16,7 @@ def verdict(folder, *, role="learner", saved=345, **status):
         (folder / f"checkpoints/{saved:09d}").mkdir(parents=True)
         (folder / f"checkpoints/{saved:09d}/manifest.json").touch()
     run = SimpleNamespace(checkpoints=folder / "checkpoints", logs=folder / "logs", end=None)
-    return judge(Ending(FINISHED, role), make_run_status(updates=345, **status), run), run.end
+    return judge(Ending(FINISHED, role), make_run_status(**{"updates": 345, **status}), run), run.end
 
 
 @pytest.mark.parametrize("role", ["learner", ""])
@@ -37,6 +37,15 @@ def test_a_run_without_a_step_has_failed_unless_it_was_stopped(tmp_path):
     assert verdict(tmp_path / "here", steps=0)[0].failure.log == str(tmp_path / "here/logs/actor.log")
     assert verdict(tmp_path / "stopped", steps=0, role="") == (Ending(FINISHED), None)
     assert verdict(tmp_path / "good") == (Ending(FINISHED, "learner"), None)
+
+
+def test_a_limit_before_the_first_update_fails_and_stays_the_end(tmp_path):
+    for kind in ("steps", "minutes"):
+        ending, end = verdict(tmp_path / kind, saved=0, updates=0, end=EndReason(kind, 9.0))
+        assert (ending.status, ending.failure.kind, ending.failure.value) == (FAILED, "no_updates", 20_000)
+        assert end is None  # The end that the learner has written stays, so that --resume can name the limit.
+    for end in (INTERRUPTED, EndReason("score", 9.0)):
+        assert verdict(tmp_path / end.kind, saved=0, updates=0, end=end) == (Ending(FINISHED, "learner"), None)
 
 
 def test_the_failure_of_a_program_stays_the_failure_of_the_run(tmp_path):

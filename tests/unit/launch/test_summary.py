@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 from support.messages import make_run_status
 
-from apex.config import Config, RunConfig
-from apex.facts import Ending, EndReason, Failure
+from apex.config import Config, EvaluatorConfig, RunConfig
+from apex.facts import INTERRUPTED, Ending, EndReason, Failure
 from apex.launch.start import RunOutcome
 from apex.launch.summary import command_name, summary
 from apex.sentences import describe_end, describe_failure
@@ -25,15 +25,19 @@ STATUS = make_run_status(
 )
 
 
-def summarize(folder, ending=DONE, status=STATUS, *, saved=(), curves=False, driver_folder=None, **run):
-    """Returns the summary's lines by the word before the colon. `saved`: updates of the run's checkpoints."""
+def summarize(folder, ending=DONE, status=STATUS, *, saved=(), curves=False, driver_folder=None, games=None, **run):
+    """Returns the summary's lines by the word before the colon. `saved`: updates of the run's checkpoints.
+
+    `games`: settings of the evaluator.
+    """
     for name in (*(f"checkpoints/{update:09d}" for update in saved), "tensorboard", "logs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for update in saved:
         (folder / f"checkpoints/{update:09d}/manifest.json").touch()
     if curves:
         (folder / "tensorboard" / "events").touch()
-    lines = summary(RunOutcome(Config(run=RunConfig(**run)), folder, ending, status, driver_folder))
+    config = Config(run=RunConfig(**run), evaluator=EvaluatorConfig(**games or {}))
+    lines = summary(RunOutcome(config, folder, ending, status, driver_folder))
     return dict(line.partition(": ")[::2] for line in lines)
 
 
@@ -55,6 +59,31 @@ def test_without_an_evaluation_the_score_is_that_of_training(tmp_path):
     assert lines["training score"].startswith("12, ")
     assert " 31," in lines["training score"]
     assert "score" not in lines
+    resumed, quiet = replace(nothing, best=470.0), replace(STATUS.actors, score=None)
+    assert "470" in summarize(tmp_path, status=replace(STATUS, evaluator=resumed))["training score"]
+    assert "470" in summarize(tmp_path, status=replace(STATUS, evaluator=resumed, actors=quiet))["score"]
+
+
+@pytest.mark.parametrize(
+    ("games", "setting"),
+    [
+        ({"enabled": False}, "evaluator.enabled"),
+        ({"final_seconds": 0}, "evaluator.final_seconds"),
+        ({}, "final_seconds 120"),
+    ],
+)
+def test_a_final_policy_without_a_score_is_named_with_the_cause(tmp_path, games, setting):
+    ended = replace(STATUS, end=EndReason("minutes", 0.2))
+    line = summarize(tmp_path, status=ended, games=games)["final policy"]
+    assert (setting in line, line.endswith(f" evaluate {tmp_path} --checkpoint last")) == (True, True)
+    for needless in (STATUS, replace(ended, updates=300), replace(ended, updates=0), replace(ended, end=INTERRUPTED)):
+        assert "final policy" not in summarize(tmp_path, status=needless, games=games)
+
+
+def test_faults_of_the_environment_are_counted_in_the_summary(tmp_path):
+    assert "faults of the environment" not in summarize(tmp_path)
+    lines = summarize(tmp_path, status=replace(STATUS, actors=replace(STATUS.actors, faults=1_234)))
+    assert all(part in lines["faults of the environment"] for part in ("1,234", f"{tmp_path}/logs"))
 
 
 def test_a_run_too_short_for_an_update_names_the_setting(tmp_path):

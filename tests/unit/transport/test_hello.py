@@ -10,10 +10,18 @@ from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import Stop
 
 
-@pytest.mark.parametrize(("keys", "what"), [("", "welcome_without_keys"), ("keys", "welcome_with_keys")])
-def test_a_silent_learner_may_refuse_the_key(monkeypatch, keys, what):
+@pytest.mark.parametrize(
+    ("host", "keys", "what"),
+    [
+        ("127.0.0.1", "", "welcome_without_keys"),
+        ("127.0.0.1", "keys", "welcome_with_keys"),
+        ("no-such-host.invalid", "keys", "host_name"),
+        ("x" * 64 + ".invalid", "", "host_name"),
+    ],
+)
+def test_a_silent_learner_may_refuse_the_key_or_have_no_address(monkeypatch, host, keys, what):
     """A refused key gets no answer, so the wait names the keys."""
-    waits, stop, route = [], Stop(), Route("127.0.0.1", 7, keys)
+    waits, stop, route = [], Stop(), Route(host, 7, keys)
 
     def wait(self, waiting):
         waits.append(waiting)
@@ -23,4 +31,4 @@ def test_a_silent_learner_may_refuse_the_key(monkeypatch, keys, what):
     monkeypatch.setattr(hello, "_ask", Mock(return_value=None))
     monkeypatch.setattr("apexreplay.process.lifecycle.Wait.on", wait)
     assert greet(route, "actor", stop) is None
-    assert waits == [Waiting(what, route.endpoint)]
+    assert waits == [Waiting(what, host if what == "host_name" else route.endpoint)]

@@ -353,7 +353,20 @@ def test_the_wait_for_the_final_evaluation_has_a_limit(scene):
     assert scene.coordinator.state.finished
 
 
-def test_a_run_without_an_evaluator_finishes_at_once(scene):
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_short_run_waits_for_an_evaluator_that_joins_late(scene, joins):
+    scene.clock.now += 1.0
+    end_training(scene, evaluator=False)
+    scene.clock.now += 118.0
+    assert not scene.coordinator.state.finished
+    if joins:
+        assert scene.beat("evaluator", session=9) == StateAnswer(stop=False, final=12)
+    scene.clock.now += 1.0
+    assert scene.coordinator.state.finished != joins
+
+
+def test_a_longer_run_without_an_evaluator_finishes_at_once(scene):
+    scene.clock.now += 120.0
     end_training(scene, evaluator=False)
     assert scene.coordinator.state.finished
 

@@ -35,9 +35,15 @@ def full(tmp_path):
 
 def test_only_an_equal_or_better_policy_replaces_the_best(tmp_path):
     best = BestPolicy(tmp_path, CONFIG, SCHEMA)
-    assert [best.keep(score, parameters(i)) for i, score in enumerate([3.0, 2.0, 3.0, 1.0])] == [3.0] * 4
-    assert kept(tmp_path) == (2, 3.0)
+    assert [best.keep(score, parameters(i)) for i, score in enumerate([3.0, 2.0, 3.0, 1.0], 1)] == [3.0] * 4
+    assert kept(tmp_path) == (3, 3.0)
     assert BestPolicy(tmp_path, CONFIG, SCHEMA).score == 3.0
+
+
+def test_a_trained_policy_replaces_an_untrained_one_of_an_older_version(tmp_path):
+    BestPolicy(tmp_path, CONFIG, SCHEMA).keep(9.0, parameters(0))
+    assert BestPolicy(tmp_path, CONFIG, SCHEMA).keep(1.0, parameters(1)) == 1.0
+    assert kept(tmp_path) == (1, 1.0)
 
 
 def test_policy_that_was_not_written_is_written_at_the_next_evaluation(full, caplog):
