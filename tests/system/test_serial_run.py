@@ -182,7 +182,7 @@ def small(folder, *options):
 @pytest.mark.parametrize(
     ("option", "end"),
     [
-        ("--max-steps=300", EndReason("steps", 300.0)),
+        ("--max-steps=1200", EndReason("steps", 1200.0)),
         ("--max-minutes=0.02 --max-updates=0", EndReason("minutes", 0.02)),
         ("--stop-score=1", EndReason("score", 1.0)),
     ],

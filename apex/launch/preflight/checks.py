@@ -110,9 +110,9 @@ def check_sizes(sized: Sized) -> list[Check]:
 def check_limit(config: Config) -> Check:
     """Checks that a limit of steps does not end the run before its first update."""
     limit, begin = config.run.max_steps, config.replay.min_size_to_sample
+    note = f"run.max_steps {limit:,}, updates begin at {begin:,} transitions (replay.min_size_to_sample)"
     remedy = f"raise --max-steps well above {begin}, or lower --replay.min-size-to-sample"
-    note = "run.max_steps; sampling begins at replay.min_size_to_sample" if limit else "run.max_steps 0: no limit"
-    return Check("limit", limit, begin if limit else 0, unit="transitions", note=note, remedy=remedy)
+    return Check("first update", int(not limit or limit >= begin), 1, note=note, remedy=remedy)
 
 
 def check_packages(versions: Mapping[str, str | None], requirements: Sequence[str]) -> Check:
