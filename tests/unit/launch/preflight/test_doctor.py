@@ -29,7 +29,18 @@ from apexreplay.errors import FAILED, FINISHED, REFUSED
 from apexreplay.store.location import claim_run, store_path
 
 BEFORE_SIZES = ["software", "native loops", "CPU", "cores", "logout", "GPU", "environment"]
-SIZES = ["threads", "actors", "capacity", "memory", "free memory", "tmpfs", "open files", "disk", "ports"]
+SIZES = [
+    "first update",
+    "threads",
+    "actors",
+    "capacity",
+    "memory",
+    "free memory",
+    "tmpfs",
+    "open files",
+    "disk",
+    "ports",
+]
 LEFTOVERS = ["killed runs", "dead runs", "orphans", "other runs"]
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 SIZED = size_to_machine(Config(), Machine(cores=2, memory_bytes=2**35, gpu=False), VECTORS)
