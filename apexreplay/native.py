@@ -26,7 +26,7 @@ def open_native(folder: Path, name: str, interface: int, suffixes: Sequence[str]
     paths = [folder / f"_{name}{suffix}" for suffix in suffixes]
     path = next((path for path in paths if path.exists()), None)
     if path is None:
-        raise OSError("not built: no C compiler was found, or Ape-X was not reinstalled after an update")
+        raise OSError("not built: no C compiler was found, or the package was not reinstalled after an update")
     library = ctypes.CDLL(str(path))
     try:
         found = ctypes.c_int64.in_dll(library, "apex_interface").value
@@ -37,7 +37,7 @@ def open_native(folder: Path, name: str, interface: int, suffixes: Sequence[str]
     source = folder / f"{name}.c"
     if source.exists() and _built_from(library) != hashlib.sha256(source.read_bytes()).hexdigest():
         raise OSError(
-            f"{path} was built from another {source.name}; build it again: pip install -e ./apexreplay -e . or ./run.sh"
+            f"{path} was built from another {source.name}; install its package again"
         )
     return library
 

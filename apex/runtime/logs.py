@@ -18,7 +18,7 @@ from apexreplay.process.lifecycle import complain
 
 ENTRIES = "APEX_LOG_ENTRIES"  # environment variable by which a launcher passes the path of a program's entries
 
-log = logging.getLogger("apex")
+LOGGERS = [logging.getLogger(name) for name in ("apex", "apexreplay")]  # of this package and of the replay library
 
 
 class RoleFormatter(logging.Formatter):
@@ -83,7 +83,7 @@ def configure_logging(role: str) -> None:
 @contextmanager
 def log_to(path: Path, role: str = "launcher") -> Iterator[None]:
     """Writes this process's log and entries to files during the context, because the live view uses the terminal."""
-    raises, level = logging.raiseExceptions, log.level
+    raises, levels = logging.raiseExceptions, [log.level for log in LOGGERS]
     logging.raiseExceptions = False  # Otherwise, on a full disk, each log line prints an error on the terminal.
     lines: logging.Handler
     try:
@@ -93,18 +93,20 @@ def log_to(path: Path, role: str = "launcher") -> Iterator[None]:
         lines = logging.NullHandler()
     lines.setFormatter(RoleFormatter(role))
     entries = EntryHandler(path.with_suffix(".jsonl"), role)
-    for handler in (lines, entries):
-        log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    for log in LOGGERS:
+        log.addHandler(lines)
+        log.addHandler(entries)
+        log.setLevel(logging.INFO)
     try:
         yield
     finally:
-        for handler in (lines, entries):
-            log.removeHandler(handler)
+        for log, level in zip(LOGGERS, levels, strict=True):
+            log.removeHandler(lines)
+            log.removeHandler(entries)
+            log.setLevel(level)
         with suppress(OSError):  # Closing writes the remaining lines, which can fail.
             lines.close()
         logging.raiseExceptions = raises
-        log.setLevel(level)
 
 
 class LogTail:

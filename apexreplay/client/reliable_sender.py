@@ -94,7 +94,7 @@ class ReliableSender:
                 continue
             if receipt.stream.incarnation > window.stream.incarnation:
                 raise SupersededError(
-                    f"actor {window.stream.actor_id} has been leased to another host; restart this program"
+                    f"another writer has the stream {window.stream.actor_id} now; start this one again"
                 )
             self._receipt_at[window.stream.shard(len(self._outlets))] = now
             if window.acknowledge(receipt, now):

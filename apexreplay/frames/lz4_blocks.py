@@ -21,7 +21,7 @@ MOST_FRAMES = 255  # maximum frames of one transition for the native code
 INTERFACE = 3  # must equal `apex_interface` of decompress.c
 LIBRARY = "liblz4.so.1"  # installed on most hosts, because apt and systemd depend on it
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 
 
 class Blocks:
@@ -157,7 +157,7 @@ def load_native() -> Native | None:
 
 def find_native(interface: int = INTERFACE, library: str = LIBRARY) -> Native:
     """Returns the native code; raises NativeError with the reason, and with how much slower decoding is."""
-    costs = "loaders take about 1.8 times as long"  # docs/adr/0010
+    costs = "decoding takes about 1.8 times as long"  # docs/adr/0010
     try:
         loops = open_native(Path(__file__).parent, "decompress", interface)
     except OSError as error:

@@ -35,7 +35,7 @@ from apexreplay.process.watchdog import Pulse, StuckDetector, abort
 KILL_SECONDS = 1.0  # maximum time until a process has ended after SIGKILL
 MAX_ERROR_BYTES = 2_000  # maximum size of the error that a child tells its parent
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 _fork = multiprocessing.get_context("fork")  # Children share the parent's loaded libraries and its mapped memory.
 
 

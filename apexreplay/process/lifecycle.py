@@ -23,7 +23,7 @@ KILLED_BY_CTRL_C = 130  # exit status after SIGINT, as in a shell
 POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second after a stop request.
 EXPLAIN_SECONDS = 10.0  # A longer wait is logged with its reason.
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 _interrupted = False  # whether SIGINT was received since the `main` of this process's program began
 
 P = ParamSpec("P")

@@ -21,7 +21,7 @@ from apexreplay.store.layout import StoreSettings
 from apexreplay.store.writer import StoreWriter
 from apexreplay.tables import Table
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 
 
 def open_store(
@@ -46,10 +46,10 @@ def open_store(
             store = StoreWriter.attach(path, table, settings)
         except DamagedMemoryError as error:
             require_snapshot(error, snapshots)
-            log.error("%s; removing the file and restoring the newest snapshot, without later transitions", error)
+            log.error("%s; removing the file and restoring the newest snapshot, without later items", error)
             location.remove(path)
         else:
-            log.info("attached to %s: %d transitions", path, store.size)
+            log.info("attached to %s: %d items", path, store.size)
             return store, SamplerCounters(num_rows, location.counters_path(path))
     location.counters_path(path).unlink(missing_ok=True)  # The counts of an earlier store.
     incarnation = secrets.randbits(62) + 1
@@ -63,14 +63,14 @@ def open_store(
         return store, SamplerCounters(num_rows, location.counters_path(path))
     store, counters = restored.store, SamplerCounters(num_rows, location.counters_path(path))
     counters.continue_from(restored.num_drawn)  # Otherwise the limiter would allow a burst of samples.
-    log.info("restored %s: %d transitions (%d inserted in total)", path, store.size, store.num_inserted)
+    log.info("restored %s: %d items (%d inserted in total)", path, store.size, store.num_inserted)
     return store, counters
 
 
 def require_snapshot(damage: DamagedMemoryError, snapshots: SnapshotFolder | None) -> None:
     """Raises UsageError unless there is a snapshot that can replace the damaged memory."""
     if snapshots is None or snapshots.newest() is None:
-        remedy = "remove the file to start with no transitions"
+        remedy = "remove the file to start with no items"
         raise UsageError(f"{damage}, and there is no snapshot", remedy) from damage
 
 

@@ -18,7 +18,7 @@ from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import Frame, WireError
 from apexreplay.wire.status import ReplayStatus
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 
 
 class ReplayServer:

@@ -38,7 +38,7 @@ from apexreplay.wire.codec import Codec
 LIMITER_SECONDS = 0.005  # seconds between two checks whether inserts may continue
 LOST_SNAPSHOT_SECONDS = 120.0  # maximum seconds for a snapshot after the file of the memory was removed
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 
 
 class ServerSettings(NamedTuple):
@@ -115,11 +115,11 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
         if link.lost:
             return NEIGHBOUR_GONE
         if not link.finished:
-            log.info("keeping the memory in %s for the run's next replay server", path)
+            log.info("keeping the memory in %s for the next server", path)
             return FINISHED
         store.close()
         if snapshot_process is not None and (cause := snapshot_process.take_last()):
-            log.warning("no last snapshot (%s); keeping the memory in %s until the run is resumed", cause, path)
+            log.warning("no last snapshot (%s); keeping the memory in %s for the next server", cause, path)
             return FINISHED
         remove(path)
         return FINISHED
@@ -145,9 +145,9 @@ def _left_in_order(store: StoreWriter, path: Path, snapshots: SnapshotProcess | 
         yield
     except LostMemoryError:
         if snapshots is not None and not snapshots.take_last(LOST_SNAPSHOT_SECONDS):
-            log.warning("saved all stored transitions in a snapshot; the next replay server restores it")
+            log.warning("saved all stored items in a snapshot; the next server restores it")
         else:
-            log.error("no snapshot contains the newest transitions; the next replay server starts without them")
+            log.error("no snapshot contains the newest items; the next server starts without them")
         raise
     except BaseException:
         if store.num_inserted == 0:

@@ -16,7 +16,7 @@ REST = 3.0  # sleep after each file, as a multiple of the time that writing the 
 NICENESS = 10  # low CPU priority: other processes go first
 LAST_SNAPSHOT_SECONDS = 2.0  # maximum time for the snapshot at the end of a run; the learner waits for it
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 
 
 class SnapshotProcess:
@@ -79,5 +79,5 @@ def _take(source: SnapshotWriter, pipe: Connection, stop: Stop, poll_seconds: fl
         log.error("cannot save a snapshot of the replay memory: %s", error)
         return describe_exception(error)
     if snapshot is not None:
-        log.info("snapshot %d: %d transitions, %.1f s", snapshot.number, snapshot.size, time.monotonic() - began)
+        log.info("snapshot %d: %d items, %.1f s", snapshot.number, snapshot.size, time.monotonic() - began)
     return ""

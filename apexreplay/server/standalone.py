@@ -34,7 +34,7 @@ STATUS_SECONDS = 1.0
 STOP_SECONDS = 15.0  # maximum time in which the tables save their last snapshots
 REMEDY = "create it with apexreplay keys DIR, or leave --keys out on a trusted network"
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 
 
 def run_server(

@@ -21,7 +21,7 @@ from apexreplay.files.sealed_folder import SealedFile, SealedFolder, naming
 FORMAT = 4  # format of all files; increases when older programs cannot read them
 KEPT = 2  # number of snapshots kept; a file that both list is stored once
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 
 
 class SnapshotFile(NamedTuple):

@@ -13,7 +13,7 @@ from apexreplay.store import layout
 from apexreplay.store.writer import StoreWriter
 from apexreplay.tables import Table
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 
 
 class Restored(NamedTuple):
@@ -43,13 +43,13 @@ def restore(
         return None
     where = f"the snapshot of the replay memory in {folder.path}"
     remedy = "choose another folder"
-    require(snapshot.run_id == run_id, f"{where} belongs to another run ({snapshot.run_id:016x})", remedy=remedy)
-    problem = f"{where} has schema {snapshot.schema:08x}, but this run has schema {table.fingerprint:08x}"
+    require(snapshot.run_id == run_id, f"{where} belongs to another run id, {snapshot.run_id:016x}", remedy=remedy)
+    problem = f"{where} has schema {snapshot.schema:08x}, but the table has schema {table.fingerprint:08x}"
     require(snapshot.schema == table.fingerprint, problem, remedy=remedy)
     saved, exponent = snapshot.priority_exponent, settings.priority_exponent
-    problem = f"{where} has priority_exponent {saved}, but replay.priority_exponent is {exponent}"
+    problem = f"{where} has priority_exponent {saved}, but the setting is {exponent}"
     require(saved == exponent, problem, remedy="use the same value")
-    problem = f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {settings.num_streams}"
+    problem = f"{where} has {snapshot.num_streams} streams, but num_streams is {settings.num_streams}"
     require(snapshot.num_streams <= settings.num_streams, problem, remedy="raise it")
     require_room(folder, snapshot, table, capacity=settings.capacity, max_bytes=settings.max_bytes)
     fill = partial(_fill, folder, snapshot)
@@ -57,21 +57,21 @@ def restore(
     try:  # Lists the files as a snapshot of the new store, so that the next one reuses them.
         folder.commit(snapshot._replace(number=folder.next_number(), store_incarnation=store_incarnation))
     except OSError as error:
-        log.error("cannot write to %s: %s; the next snapshot will write all transitions", folder.path, error)
+        log.error("cannot write to %s: %s; the next snapshot will write all items", folder.path, error)
     return Restored(store, snapshot.num_drawn)
 
 
 def require_room(folder: SnapshotFolder, snapshot: Snapshot, table: Table, *, capacity: int, max_bytes: int) -> None:
     """Raises UsageError if a memory with these limits cannot hold the snapshot. Reads the snapshot's oldest file."""
     needed = f"at least {snapshot.size}, the size of the snapshot"
-    require(snapshot.size <= capacity, f"replay.capacity {capacity} must be {needed}", remedy="raise it")
+    require(snapshot.size <= capacity, f"capacity {capacity} must be {needed}", remedy="raise it")
     oldest, dtype = snapshot.segments[0], layout.stored_record_dtype(table)
     records = np.frombuffer(folder.read(oldest), dtype, oldest.end_key - oldest.first_key)
     dead = int(records["segment"][max(0, snapshot.first_key - oldest.first_key)])  # bytes of blobs before `first_key`
     num_bytes = sum(file.num_bytes - dtype.itemsize * (file.end_key - file.first_key) for file in snapshot.segments)
     require(
         num_bytes - dead <= layout.Sizes(capacity, max_bytes, snapshot.num_streams).arena_bytes,
-        f"replay.max_bytes {max_bytes} is too small for the snapshot, whose frames take {num_bytes - dead} B",
+        f"max_bytes {max_bytes} is too small for the snapshot, whose frames take {num_bytes - dead} B",
         remedy="raise it",
     )
 

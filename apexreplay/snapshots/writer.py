@@ -27,7 +27,7 @@ from apexreplay.tables import Table
 FILE_BYTES = 8 << 20  # approximate bytes of blobs per file, which are copied at once
 ROW_ATTEMPTS = 1_000
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 
 
 class _Chunk(NamedTuple):

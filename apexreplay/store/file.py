@@ -25,9 +25,9 @@ def create_file(path: Path, table: Table, settings: StoreSettings, store_incarna
     """
     require_processor(platform.machine())
     sizes = settings.sizes
-    require(sizes.capacity >= 1, f"replay.capacity must be >= 1, got {sizes.capacity}")
-    require(sizes.num_streams >= 1, f"actor.num_actors must be >= 1, got {sizes.num_streams}")
-    require(sizes.max_bytes >= 8, f"replay.max_bytes must be >= 8, got {sizes.max_bytes}")
+    require(sizes.capacity >= 1, f"the capacity must be at least 1, got {sizes.capacity}")
+    require(sizes.num_streams >= 1, f"num_streams must be at least 1, got {sizes.num_streams}")
+    require(sizes.max_bytes >= 8, f"max_bytes must be at least 8, got {sizes.max_bytes}")
     partial = beside(path)
     if partial.exists():
         remove(partial)  # left by a killed process
@@ -83,8 +83,8 @@ def open_file(path: Path, table: Table, *, writable: bool) -> Regions:
         mismatch = f"{path} has format {header['format']}, but this version uses format {FORMAT}"
         require(header["format"] == FORMAT, mismatch, remedy="remove the file")
         found, expected = f"schema {header['schema']:08x}", f"schema {table.fingerprint:08x}"
-        mismatch = f"{path} has {found}, but this environment has {expected}"
-        remedy = "use the same environment as before, or remove the file"
+        mismatch = f"{path} has {found}, but the table has {expected}"
+        remedy = "declare the table as before, or remove the file"
         require(header["schema"] == table.fingerprint, mismatch, remedy=remedy)
         sizes = Sizes(*(int(header[name]) for name in Sizes._fields))
         if min(sizes) < 1 or sizes.file_bytes(table) != num_bytes:
@@ -119,7 +119,7 @@ def _allocate(descriptor: int, path: Path, num_bytes: int) -> None:
     file_system = os.fstatvfs(descriptor)
     available = file_system.f_bavail * file_system.f_frsize
     problem = f"the replay memory {path} needs {num_bytes} bytes, but only {available} are available"
-    remedy = "lower replay.capacity or replay.max_bytes, or free some space"
+    remedy = "lower capacity or max_bytes, or free some space"
     require(num_bytes <= available, problem, remedy=remedy)
     try:
         os.posix_fallocate(descriptor, 0, num_bytes)

@@ -73,13 +73,13 @@ def _check_segments(regions: Regions, table: Table) -> None:
     in_range = max(0, commit - regions.sizes.capacity) <= first_key <= commit
     _require(in_range, f"the range of keys {first_key} ... {commit - 1} is invalid")
     slots, records = regions.live_slots(), regions.records
-    _require_no(records["key"][slots] != np.arange(first_key, commit), "transitions have a wrong key")
+    _require_no(records["key"][slots] != np.arange(first_key, commit), "items have a wrong key")
     segments = _find_segments(regions)
     finals = regions.segment_checksums["final"][slots[segments.begins]]
     _require_no(_checksums(regions, table, slots, segments) != finals, "segments do not match their checksums")
     versions = records["version"][slots]
     expected = np.repeat(versions[segments.begins], segments.counts)
-    _require_no(versions != expected, "transitions have another version than their segment")
+    _require_no(versions != expected, "items have another version than their segment")
 
 
 def _find_segments(regions: Regions) -> _Segments:
@@ -127,7 +127,7 @@ def _check_weights(regions: Regions) -> None:
     tree.check(sums=not is_torn)
     live = np.zeros(len(weights), np.bool_)
     live[regions.live_slots()] = True
-    _require_no((not is_torn) & (live != (weights > 0)), "weights do not fit the stored transitions")
+    _require_no((not is_torn) & (live != (weights > 0)), "weights do not fit the stored items")
 
 
 def _require_no(wrong: NDArray[np.bool_], problem: str) -> None:

@@ -17,8 +17,8 @@ class PriorityWeights:
         """Raises UsageError if the smallest weight would be 0 or denormal."""
         # Denormal weights have few digits, and their share of the sum may round to 0.
         is_normal = min_priority > 0 and min_priority**exponent >= sys.float_info.min
-        problem = f"replay.min_priority {min_priority} ** replay.priority_exponent {exponent} is too close to 0"
-        require(is_normal, problem, remedy="raise replay.min_priority")
+        problem = f"min_priority {min_priority} ** priority_exponent {exponent} is too close to 0"
+        require(is_normal, problem, remedy="raise min_priority")
         self._min_priority = min_priority
         self._exponent = exponent
 

@@ -111,13 +111,13 @@ class StoreWriter(Store):
             raise LostMemoryError(
                 f"{self._path} was removed or replaced while it was in use: systemd-logind removes such files when the "
                 "last session of their user ends",
-                "run `apex doctor` and see its line `logout`",
+                "stay logged in, or run loginctl enable-linger",
             )
 
     def receipt(self, actor_id: int) -> Receipt:
         """Returns which segments of a stream are stored; the incarnation is 0 if the stream never sent any."""
         if not 0 <= actor_id < self._regions.sizes.num_streams:
-            raise ValueError(f"actor id must be 0 ... {self._regions.sizes.num_streams - 1}, got {actor_id}")
+            raise ValueError(f"a stream is 0 ... {self._regions.sizes.num_streams - 1}, got {actor_id}")
         row = self._row(actor_id)
         return Receipt(Stream(actor_id, row.incarnation), self.store_incarnation, row.contiguous, row.bitmap)
 

@@ -13,7 +13,7 @@ from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Stream
 from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import HEADER, WireError, receipt_topic, require_field
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 
 CONTROL_MARGIN = 4_096
 MAX_BATCH_BYTES = 1 << 32  # Offsets in a blob, and the length of a message, have 32 bits.

@@ -30,7 +30,7 @@ WARN_SECONDS = 60.0  # time between two warnings about sockets without authentic
 Socket = zmq.Socket[bytes]
 Message = TypeVar("Message")
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 
 
 class Context(zmq.Context[zmq.Socket[bytes]]):
@@ -202,7 +202,7 @@ class InsecureBindWarning:
         if self._address and self._clock() >= self._warn_at:
             self._warn_at = self._clock() + WARN_SECONDS
             log.warning(
-                "--insecure-no-auth: anyone who reaches %s can read and change this run; %s",
+                "--insecure-no-auth: anyone who reaches %s can read and change the data; %s",
                 self._address,
                 self._remedy,
             )

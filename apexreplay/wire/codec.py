@@ -48,7 +48,7 @@ class Codec:
         header, (body,) = self._check(frames, MessageKind.SEGMENT, 1)
         require_field(header.shard == shard, "shard", f"the segment is for shard {header.shard}, not for {shard}")
         count = header.num_items
-        require_field(0 < count <= MAX_RECORDS, "count", f"{count} transitions, expected 1 to {MAX_RECORDS}")
+        require_field(0 < count <= MAX_RECORDS, "count", f"{count} items, expected 1 to {MAX_RECORDS}")
         blob_at = _SEGMENT.size + header.num_items * self.table.record.itemsize
         require_field(len(body) >= blob_at + 8, "length", f"{len(body)} bytes cannot hold {header.num_items} records")
         base, version = _SEGMENT.unpack_from(body)
@@ -89,11 +89,11 @@ class Codec:
         """Decodes what `encode_batch` wrote. The frames in the blob are checked later, when they are decompressed."""
         header, (body, blob) = self._check(frames, MessageKind.BATCH, 2)
         require_field(header.shard < num_shards, "shard", f"shard {header.shard} is not below {num_shards}")
-        require_field(header.num_items == batch_size, "count", f"{header.num_items} transitions, expected {batch_size}")
+        require_field(header.num_items == batch_size, "count", f"{header.num_items} items, expected {batch_size}")
         expected = _BATCH.size + batch_size * self.table.batch_record.itemsize
         require_field(len(body) == expected, "length", f"{len(body)} bytes, expected {expected}")
         (num_transitions,) = _BATCH.unpack_from(body)
-        require_field(0 < num_transitions < 2**40, "count", f"a store cannot have {num_transitions} transitions")
+        require_field(0 < num_transitions < 2**40, "count", f"a store cannot have {num_transitions} items")
         records = np.frombuffer(body, self.table.batch_record, batch_size, _BATCH.size)
         per_item = records["num_frames"].astype(np.int64)
         limit = self.table.item.max_steps

@@ -262,14 +262,14 @@ FAULTS = {  # how often, relative to the others
 @contextmanager
 def _simulated(world):
     """Replaces what would make a history depend on the time, on chance or on this machine."""
-    log = logging.getLogger("apex")
     with (
         mock.patch("os.posix_fallocate", world.allocate),
         mock.patch("secrets.randbits", world.rng.getrandbits),
         mock.patch("secrets.randbelow", world.rng.randrange),
         # Without a file, which a real server keeps open until it ends.
         mock.patch("apexreplay.server.open_store.SamplerCounters", lambda num_rows, path: SamplerCounters(num_rows)),
-        mock.patch.object(log, "disabled", True),
+        mock.patch.object(logging.getLogger("apex"), "disabled", True),
+        mock.patch.object(logging.getLogger("apexreplay"), "disabled", True),
     ):
         yield
 

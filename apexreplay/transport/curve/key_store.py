@@ -61,7 +61,7 @@ class Keys:
         self.roles = roles_of(endpoints)
         self._command = command
         self.public, secret = load_own(folder, role, command)
-        remedy = f"copy the bundle of the {role} again"
+        remedy = f"copy the keys of the {role} again"
         require(secret is not None, f"{folder / role}.key_secret contains no secret key", remedy=remedy)
         self.secret = secret or b""
         self._folder = folder

@@ -31,7 +31,7 @@ START_SECONDS = 5.0
 # few seconds, so it can connect once its key has been added.
 LET_IN, COME_AGAIN = b"200", b"300"
 
-log = logging.getLogger("apex")
+log = logging.getLogger("apexreplay")
 
 
 class ZapHandlerError(RuntimeError):

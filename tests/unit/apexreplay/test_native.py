@@ -43,7 +43,7 @@ def test_a_library_of_this_source_is_opened(folder):
 def test_a_library_of_an_older_source_is_refused(folder):
     build(folder)
     (folder / "loop.c").write_text(SOURCE + "/* A bug is fixed. */\n")
-    with pytest.raises(OSError, match=r"_loop\.so.*\bloop\.c\b.*pip install -e \."):
+    with pytest.raises(OSError, match=r"_loop\.so.*\bloop\.c\b"):
         open_loop(folder)
 
 

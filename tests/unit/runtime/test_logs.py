@@ -50,8 +50,9 @@ def test_warnings_of_a_program_and_its_children_are_entries(tmp_path):
     ]
 
 
-def test_a_wait_is_in_its_entry(tmp_path):
-    tail, log = LogTail(tmp_path), logging.getLogger("apex")
+@pytest.mark.parametrize("package", ["apex", "apexreplay"])
+def test_a_wait_is_in_its_entry(tmp_path, package):
+    tail, log = LogTail(tmp_path), logging.getLogger(package)
     with log_to(tmp_path / "launcher.log"):
         log.warning(WAIT)
     ((name, entry),) = tail.entries()

@@ -411,11 +411,11 @@ def test_restore_fails_if_every_snapshot_is_damaged(place, caplog):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"run_id": RUN + 1}, "another run"),
-        ({"priority_exponent": 0.5}, "priority_exponent 1.0, but replay.priority_exponent is 0.5"),
-        ({"num_streams": 2}, "3 actors"),
-        ({"capacity": 5}, "replay.capacity 5"),
-        ({"max_bytes": 100}, "replay.max_bytes 100"),
+        ({"run_id": RUN + 1}, "another run id"),
+        ({"priority_exponent": 0.5}, "priority_exponent 1.0, but the setting is 0.5"),
+        ({"num_streams": 2}, "3 streams"),
+        ({"capacity": 5}, "capacity 5"),
+        ({"max_bytes": 100}, "max_bytes 100"),
     ],
 )
 def test_a_snapshot_that_does_not_fit_is_refused(place, changes, message):
