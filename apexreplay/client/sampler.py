@@ -65,10 +65,10 @@ class Sampler:
         self._connection = connection
         self._session = new_session()
         self._table_name, self._shared = table, bool(options["shared_memory"])
-        self._run_id = "0"
+        self._run_id, self._row = "0", -1
         welcome = connection.ask(self.hello(), timeout)
         assert isinstance(welcome, Welcome)
-        self._run_id = welcome.run_id
+        self._run_id, self._row = welcome.run_id, welcome.row
         self.table = Table.from_dict(welcome.table)
         self.batch_size = batch_size
         self._pid = os.getpid()
@@ -152,11 +152,18 @@ class Sampler:
     def hello(self) -> Hello:
         """Returns the request for a lease; called in the connection's thread, too."""
         memory = memory_id() if self._shared else ""
-        return Hello(session=self._session, role="sampler", table=self._table_name, memory=memory, run_id=self._run_id)
+        return Hello(
+            session=self._session,
+            role="sampler",
+            table=self._table_name,
+            memory=memory,
+            run_id=self._run_id,
+            row=self._row,
+        )
 
     def welcome(self, welcome: Welcome) -> None:
         """Takes the answer after the server has started again; called in the connection's thread."""
-        self._again = welcome
+        self._again, self._row = welcome, welcome.row
 
     def _check(self) -> None:
         if os.getpid() != self._pid:

@@ -34,4 +34,5 @@ def run_batch_server(stop: Stop, index: int, task: SamplerTask, seed: np.random.
                 time.sleep(IDLE_SECONDS)
             else:
                 waiting.popleft()
-                receiver.answer(peer, part)
+                if not receiver.answer(peer, part):
+                    drawer.take_back()

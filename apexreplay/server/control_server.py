@@ -76,6 +76,7 @@ class ControlServer:
             with suppress(EOFError, OSError):  # The process of the table has ended, which is reported elsewhere.
                 while served.pipe.poll():
                     self._status[name] = decode_json(served.pipe.recv_bytes(), ReplayStatus)
+                    served.leases.open()
         return len(self._status) == len(self._served)
 
     def _answer(self, request: Request, role: str) -> Answer | None:
@@ -104,14 +105,16 @@ class ControlServer:
         if hello.role == "sampler" and hello.table not in self._status:
             return Later(session=hello.session)  # The memory may not exist yet.
         lease: Lease | Full | None
-        shared = hello.memory == memory_id()
+        shared = hello.memory == memory_id()  # The sampler reads the memory itself.
         if hello.role == "writer":
             known_stream = None
             if hello.stream >= 0 and known_run:
                 known_stream = Stream(hello.stream, int(hello.incarnation, 16))
             lease = served.leases.writer(hello.session, known_stream)
+        elif shared:
+            lease = served.leases.sampler(hello.session, hello.row)
         else:
-            lease = served.leases.sampler(hello.session) if shared else served.leases.remote(hello.session)
+            lease = served.leases.remote(hello.session)
         if lease is None:
             return Later(session=hello.session)
         if isinstance(lease, Full):

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from apexreplay.types import Stream
 
 LEASE_SECONDS = 30.0  # silence after which a lease ends
-RECLAIM_SECONDS = 5.0  # time after a restart in which only clients of the earlier start get streams
+RECLAIM_SECONDS = 5.0  # time after a restart in which only clients of the earlier start get streams and rows
 
 
 class Lease(NamedTuple):
@@ -39,9 +39,20 @@ class Leases:
         self._next = start << 32
         self._start = start
         self._clock = clock
-        self._began_at = clock()
+        self._opened_at: float | None = None  # None: the memory is being restored
         self._held: dict[int, Lease] = {}  # by session
         self._seen_at: dict[int, float] = {}
+
+    def open(self) -> None:
+        """Begins RECLAIM_SECONDS: the table serves its clients. Later calls do nothing."""
+        if self._opened_at is None:
+            self._opened_at = self._clock()
+
+    @property
+    def _is_reserved(self) -> bool:
+        """Whether clients of an earlier start may still come back for their streams and rows."""
+        since = self._opened_at
+        return self._start > 1 and (since is None or self._clock() - since < RECLAIM_SECONDS)
 
     def writer(self, session: int, known: Stream | None = None) -> Lease | Full | None:
         """Leases a stream to a writer. `known`: the stream that it had before the server started again.
@@ -58,7 +69,7 @@ class Leases:
             if not is_free or not is_earlier:
                 return Full("stream_taken", self._num_streams)
             return self._keep(session, Lease(known, -1))
-        if self._start > 1 and self._clock() - self._began_at < RECLAIM_SECONDS:
+        if self._is_reserved:
             return None
         free = next((each for each in range(self._num_streams) if each not in taken), None)
         if free is None:
@@ -66,14 +77,20 @@ class Leases:
         self._next += 1
         return self._keep(session, Lease(Stream(free, self._next), -1))
 
-    def sampler(self, session: int) -> Lease | Full:
-        """Leases a row to a sampler that reads the memory; if there is one."""
+    def sampler(self, session: int, known: int = -1) -> Lease | Full | None:
+        """Leases a row to a sampler that reads the memory. `known`: the row with which it may still be reading.
+
+        Returns None if the sampler should ask again later.
+        """
         self._forget()
         if session in self._held:
             return self._keep(session, self._held[session])
-        taken = {lease.row for lease in self._held.values()}
-        free = next((row for row in self._rows if row not in taken), None)
-        return Full("no_row", len(self._rows)) if free is None else self._keep(session, Lease(None, free))
+        free = [row for row in self._rows if row not in {lease.row for lease in self._held.values()}]
+        if known in free:
+            return self._keep(session, Lease(None, known))
+        if self._is_reserved:
+            return None
+        return self._keep(session, Lease(None, free[0])) if free else Full("no_row", len(self._rows))
 
     def remote(self, session: int) -> Lease:
         """Records a sampler on another host, which needs no row."""

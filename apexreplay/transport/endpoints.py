@@ -161,6 +161,7 @@ class RequestReceiver(Reader):
         self._codec = codec
         self._socket = context.socket(zmq.ROUTER)
         prepare(self._socket, high_water_mark=1_000, max_bytes=1_024, reader_may_pause=True)
+        self._socket.router_mandatory = 1  # Reports batches for clients that are gone; otherwise ZeroMQ drops them.
         bind(self._socket, endpoint, "batches")
 
     def receive(self, timeout: float) -> list[tuple[bytes, int]]:
@@ -177,12 +178,17 @@ class RequestReceiver(Reader):
                 self.refuse(error)
         return requests
 
-    def answer(self, client: bytes, batch: BatchMessage) -> None:
-        """Sends a batch without waiting. It is lost if the client is gone, or if its queue is full."""
+    def answer(self, client: bytes, batch: BatchMessage) -> bool:
+        """Sends a batch without waiting. Returns False if the client is gone, or if its queue is full.
+
+        A batch on its way to a client that dies is lost, although this has returned True.
+        """
         try:
             self._socket.send_multipart([client, *self._codec.encode_batch(batch)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             self.refuse(WireError("unanswered", str(error)))
+            return False
+        return True
 
 
 class BatchRequester(Reader):

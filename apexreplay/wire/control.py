@@ -29,6 +29,7 @@ class Hello(Record, frozen=True, kw_only=True, tag="hello"):
     run_id: Hex = "0"  # of the table, if the client had a lease before the server started again; else 0
     stream: Annotated[int, Meta(ge=-1, lt=2**32)] = -1  # that the writer had; -1: none
     incarnation: Hex = "0"
+    row: Annotated[int, Meta(ge=-1, lt=1_024)] = -1  # of the counters, that the sampler had; -1: none
 
 
 class Beat(Record, frozen=True, kw_only=True, tag="beat"):

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from support.tables import TABLES, Twin
 from support.waiting import DEADLINE, until
@@ -256,6 +257,28 @@ def test_nothing_is_lost_while_the_server_is_stopped(starting):
         writer.flush(DEADLINE)
         with client.sampler("numbers", 1_000) as sampler:
             np.testing.assert_array_equal(read_all(sampler), np.arange(400))
+
+
+def test_batches_for_a_client_that_is_gone_do_not_count_as_drawn(starting):
+    """Its requests wait until there are items, before those of the next client."""
+    server = starting(TableSettings(table=NUMBERS, **SMALL))
+
+    def connections():
+        pairs = (each for pid in group(server.process.pid) for each in psutil.Process(pid).net_connections())
+        return [each for each in pairs if each.laddr.port == server.port + 4 and each.raddr]
+
+    with server.client() as client, client.writer("numbers") as writer:
+        with client.sampler("numbers", 4, shared_memory=False, prefetch=50) as sampler:
+            with pytest.raises(DataError):
+                sampler.sample(0.5)
+            assert connections()
+        until(lambda: not connections(), "end of the connection")
+        append(writer, range(10))
+        writer.flush(DEADLINE)
+        with client.sampler("numbers", 4, shared_memory=False, prefetch=1) as sampler:
+            sampler.sample(DEADLINE)
+            drawn = until(lambda: client.status().tables["numbers"].replay.num_drawn, "figures")
+            assert 4 <= drawn <= 2 * 4  # a request follows each batch
 
 
 def test_no_call_with_a_limit_waits_for_ever_for_a_stopped_server(starting, monkeypatch):

@@ -62,16 +62,24 @@ def test_a_writer_gets_the_stream_of_its_expired_lease_back(others):
     assert leases.writer(1, lease.stream) == lease
 
 
-def test_only_earlier_writers_get_streams_after_a_restart_at_first():
+def test_only_earlier_clients_are_served_after_a_restart_at_first():
     clock = Clock()
     kept = make(clock).writer(1).stream
     leases = make(clock, start=2)
-    assert leases.writer(2) is None
+    clock.now += LEASE_SECONDS  # The memory is being restored.
+    assert leases.writer(2) is leases.sampler(7) is leases.sampler(7, 9) is None
+    assert leases.sampler(8, 2) == Lease(None, 2)
+    assert leases.sampler(9, 2) is None
     assert leases.writer(1, kept) == Lease(kept, -1)
     assert leases.writer(3, kept) == Full("stream_taken", 2)
     assert leases.writer(4, Stream(1, (2 << 32) + 1)) == Full("stream_taken", 2)  # was never leased
     assert leases.writer(5, Stream(2, kept.incarnation)) == Full("stream_taken", 2)
-    clock.now += RECLAIM_SECONDS
+    leases.open()
+    clock.now += RECLAIM_SECONDS - 1
+    leases.open()
+    assert leases.writer(2) is leases.sampler(9, 2) is None
+    clock.now += 1
+    assert leases.sampler(9, 2) == Lease(None, 1)
     assert leases.writer(2).stream.actor_id == 1
     assert leases.writer(6) == Full("no_stream", 2)
 
@@ -90,6 +98,7 @@ def test_no_stream_or_row_has_two_holders_and_no_incarnation_repeats(seed):
         if kind < 0.05:
             start, held = start + 1, {}
             leases = make(clock, start=start, num_streams=3)
+            leases.open()
         elif kind < 0.15:
             leases.end(session)
             held.pop(session, None)

@@ -44,7 +44,7 @@ WELCOME = Welcome(
 TABLE = TableStatus(capacity=1, writers=2, samplers=3, replay=None)
 REQUESTS = [
     Hello(session=0, role="writer", table="t", run_id="abc", stream=2**32 - 1, incarnation="f" * 16),
-    Hello(session=1, role="sampler", table="t", memory="boot:1:2"),
+    Hello(session=1, role="sampler", table="t", memory="boot:1:2", row=3),
     Beat(session=2),
     Bye(session=3),
     StatusRequest(session=4),
@@ -91,6 +91,8 @@ def test_messages_are_decoded_as_they_were_encoded(messages, kind):
         ({"incarnation": "1" * 17}, "fields"),
         ({"stream": -2}, "fields"),
         ({"stream": 2**32}, "fields"),
+        ({"row": -2}, "fields"),
+        ({"row": 1_024}, "fields"),
         ({"more": 1}, "fields"),
         ({"type": "status"}, "fields"),
         ({"type": "nonsense"}, "fields"),
