@@ -36,9 +36,7 @@ def open_native(folder: Path, name: str, interface: int, suffixes: Sequence[str]
         raise OSError(f"{path} has version {found}, but version {interface} is required")
     source = folder / f"{name}.c"
     if source.exists() and _built_from(library) != hashlib.sha256(source.read_bytes()).hexdigest():
-        raise OSError(
-            f"{path} was built from another {source.name}; install its package again"
-        )
+        raise OSError(f"{path} was built from another {source.name}; install its package again")
     return library
 
 

@@ -21,15 +21,15 @@ from apex.facts import ProgramEvent
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.settings import store_settings
 from apex.runs.folder import KEYS, RunFolder
-from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
-from apex.transport.messages.control import StatusRequest
+from apex.transport.messages.control import Answer, StatusRequest, decode_answer
 from apex.transport.messages.run_status import RunStatus
 from apex.types import Role
 from apexreplay.errors import UsageError, require
 from apexreplay.process.spawn import spawn
 from apexreplay.snapshots.restore import restore
 from apexreplay.store.location import remove, store_path
+from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.sockets import open_context
 from chaos.audit import Content, Follower, Verdict, judge
 from chaos.ledger import Entries, LedgerReader
@@ -74,7 +74,7 @@ class ChaosRun:
         self.ledger = LedgerReader(self._ledgers)
         self._launcher: subprocess.Popen[bytes] | None = None
         self._last_processes: list[Process] = []
-        self._client: ControlClient | None = None
+        self._client: ControlSocket[Answer] | None = None
         self._opened = ExitStack()  # the context of the client
         self._asked_at = self._look_at = 0.0
         self.run_folder: RunFolder | None = None
@@ -277,7 +277,7 @@ class ChaosRun:
         with suppress(UsageError):
             require(bool(keys) or transport.insecure_no_auth, "there are no keys yet")
             context = self._opened.enter_context(open_context(read_keys(keys, Role.OBSERVER)))
-            self._client = ControlClient(context, transport.endpoint("control"))
+            self._client = ControlSocket(context, transport.endpoint("control"), decode_answer)
 
     def _receive_status(self, now: float) -> None:
         if self._client is None:

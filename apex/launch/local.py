@@ -25,15 +25,16 @@ from apex.runtime.logs import LogTail, log_to
 from apex.runtime.ports import PortClaims
 from apex.runtime.supervisor import supervise
 from apex.sentences import describe_restored
-from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import local_host
+from apex.transport.messages.control import decode_answer
 from apex.types import Role
 from apexreplay.errors import UsageError
 from apexreplay.process.lifecycle import Stop
 from apexreplay.server.open_store import reclaim
 from apexreplay.store.location import claim_run, store_path
+from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.sockets import open_context
 
 
@@ -126,7 +127,8 @@ def _run_programs(start: Start, config: Config, folder: RunFolder, stop: Stop, o
         open_context(read_keys(transport.keys, Role.OBSERVER)) as context,
         open_view(out) as view,
     ):
-        source = StatusClient(ControlClient(context, transport.endpoint("control", local_host(transport)), linger=0.0))
+        endpoint = transport.endpoint("control", local_host(transport))
+        source = StatusClient(ControlSocket(context, endpoint, decode_answer, linger=0.0))
         history = History(footer=(_curves(config), f"logs {folder.logs}", "Ctrl-C stops"))
         watch = RunMonitor(source, view, LogTail(folder.logs).entries, history, folder=folder.path)
         ending = supervise(

@@ -12,13 +12,13 @@ from apex.facts import EndReason, LogEntry
 from apex.launch.terminal.dashboard import ENDING, EVALUATING, History, Note
 from apex.launch.terminal.view import View
 from apex.sentences import describe, describe_disk, describe_entry
-from apex.transport.control_client import ControlClient
-from apex.transport.messages.control import StatusRequest
+from apex.transport.messages.control import Answer, StatusRequest
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.timing import ANSWER_SECONDS, STATUS_SECONDS
 from apexreplay.facts import Record
 from apexreplay.process.limits import read_space
 from apexreplay.process.text import clean
+from apexreplay.transport.control_socket import ControlSocket
 
 FULL_BYTES = 64 * 1024  # a disk with at most this much free space counts as full
 
@@ -31,7 +31,7 @@ LATE_SECONDS = 5.0
 class StatusClient:
     """Requests the learner's status, and never blocks to wait for the answer."""
 
-    def __init__(self, client: ControlClient, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: ControlSocket[Answer], clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
         self._asked_at = self._ask_at = 0.0

@@ -9,13 +9,13 @@ import msgspec
 from apex.config.arguments import Parser, positive_float
 from apex.launch.terminal.view import show_once
 from apex.runs.live import find_route
-from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import Keys, read_keys
-from apex.transport.messages.control import StatusRequest
+from apex.transport.messages.control import StatusRequest, decode_answer
 from apex.transport.messages.run_status import RunStatus
 from apex.types import Role
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE
 from apexreplay.process.lifecycle import reports_errors
+from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.sockets import open_context
 
 
@@ -49,7 +49,7 @@ def ask(endpoint: str, timeout: float, keys: Keys | None = None) -> RunStatus | 
     """Returns the status of the run whose learner is at `endpoint`; None without an answer in `timeout` seconds."""
     deadline = time.monotonic() + timeout
     with open_context(keys) as context:
-        client = ControlClient(context, endpoint, linger=0.0)
+        client = ControlSocket(context, endpoint, decode_answer, linger=0.0)
         client.send(StatusRequest())
         while (remaining := deadline - time.monotonic()) > 0:
             answer = client.receive(remaining)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from apex.runtime.resources import ResourceMeter
-from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Welcome, host_name
 from apex.transport.messages import control
@@ -23,6 +22,7 @@ from apex.types import Role
 from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
 from apexreplay.process.watchdog import StuckDetector
+from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.sockets import open_context
 from apexreplay.wire.status import ReplayStatus
 
@@ -102,7 +102,7 @@ class Session:
         wait = Wait(self._role)
         answered_at, beat_at, answered = time.monotonic(), 0.0, True
         with open_context(read_keys(welcome.config.transport.keys, self._role)) as context:
-            client = ControlClient(context, welcome.route.endpoint)
+            client = ControlSocket(context, welcome.route.endpoint, control.decode_answer)
             while not self._closing:
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + period
@@ -122,7 +122,6 @@ class Session:
             while (scores := self._take_scores()) is not None:
                 client.send(self._heartbeat(scores), welcome.run_id)
             client.send(control.Goodbye(welcome.session), welcome.run_id)
-            client.close()
 
     def _watch_main_thread(self) -> Waiting | None:
         """Returns a wait for the status if the main loop makes no progress, else None. Aborts a stuck program."""
@@ -152,7 +151,7 @@ class Session:
             **({} if scores is None else {"scores": scores}),
         )
 
-    def _flush(self, client: ControlClient) -> None:
+    def _flush(self, client: ControlSocket[control.Answer]) -> None:
         while True:
             try:
                 client.send_frames(self._outbox.get_nowait())

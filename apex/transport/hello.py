@@ -15,7 +15,6 @@ import psutil
 from apex.config import Config, RunConfig, TransportConfig, from_dict
 from apex.config.arguments import Parser
 from apex.errors import RefusedError
-from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.messages import control
 from apex.transport.messages.fields import printable
@@ -25,6 +24,7 @@ from apexreplay.errors import UsageError
 from apexreplay.facts import Waiting
 from apexreplay.process.children import call_in_child
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
+from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.handshakes import NO_KEY
 from apexreplay.transport.sockets import open_context
 from apexreplay.wire.header import WIRE_VERSION
@@ -114,7 +114,7 @@ def greet(
     )
     wait = Wait(role)
     with open_context(read_keys(route.keys, role)) as context:
-        client = ControlClient(context, route.endpoint)
+        client = ControlSocket(context, route.endpoint, control.decode_answer)
         while not stop.poll():
             answer = _ask(client, hello, stop)
             match answer:
@@ -164,7 +164,7 @@ def greet_in_child(greet: Callable[[Stop], Welcome | None], stop: Stop) -> Welco
     return msgspec.convert(answer, Welcome) if answer else None
 
 
-def _require_agreement(client: ControlClient, route: Route) -> None:
+def _require_agreement(client: ControlSocket[control.Answer], route: Route) -> None:
     """Raises RefusedError if only one of the learner and this program uses keys: they can never connect."""
     if client.refused[NO_KEY] and route.keys:
         raise RefusedError(f"the learner at {route.endpoint} uses no keys", "leave out --keys")
@@ -173,7 +173,7 @@ def _require_agreement(client: ControlClient, route: Route) -> None:
         raise RefusedError(f"the learner at {route.endpoint} accepts only programs with its keys", remedy)
 
 
-def _ask(client: ControlClient, hello: control.Hello, stop: Stop) -> control.Answer | None:
+def _ask(client: ControlSocket[control.Answer], hello: control.Hello, stop: Stop) -> control.Answer | None:
     """Sends one Hello; returns the answer, or None after HELLO_SECONDS."""
     client.send(hello)
     asked = time.monotonic()

@@ -22,6 +22,3 @@ DRAIN_SECONDS = 0.5  # time that an actor process waits for its last receipts be
 # Parameters
 SUBSCRIPTION_SECONDS = 0.2  # new subscriptions within this time share one publication
 REPEAT_SECONDS = 5.0  # time without newer parameters after which the newest are published again
-
-# Connections
-CONTROL_RECONNECT_SECONDS = 0.2  # maximum pause for control sockets: short, so that runs start fast

@@ -5,39 +5,22 @@ import queue
 import random
 import threading
 import time
-from typing import Protocol
+from typing import Literal, Self
+
+from msgspec.structs import replace
 
 from apexreplay.errors import DataError, UsageError, require
 from apexreplay.process.lifecycle import POLL_SECONDS
+from apexreplay.tables import Table
 from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.sockets import open_context
-from apexreplay.wire.control import (
-    Answer,
-    Beat,
-    Bye,
-    Hello,
-    Later,
-    Refusal,
-    Request,
-    StatusRequest,
-    Welcome,
-)
+from apexreplay.wire import control
 
 BEAT_SECONDS = 1.0
 IDLE_SECONDS = 0.02  # maximum time until a request is sent
 REPEAT_SECONDS = 1.0  # time without an answer after which a request is sent again
 _NUMBERS = random.SystemRandom()  # also differs between processes that were forked
-
-
-class Holder(Protocol):
-    """The owner of a lease. The methods are called in the connection's thread."""
-
-    def hello(self) -> Hello:
-        """Returns the request for the lease, after the server has started again and does not know it."""
-
-    def welcome(self, welcome: Welcome) -> None:
-        """Takes the answer to `hello`."""
 
 
 class Connection:
@@ -46,17 +29,17 @@ class Connection:
     def __init__(self, host: str, port: int, keys: Keys | None) -> None:
         self.address = f"tcp://{host}:{port}"
         self._keys = keys
-        self._requests: queue.Queue[Request] = queue.Queue()
-        self._answers: dict[int, queue.Queue[Answer]] = {}  # by session, while a caller waits
-        self._leases: dict[int, Holder] = {}
-        self._refused: dict[int, Refusal] = {}  # leases that the server has given to another client
+        self._requests: queue.Queue[control.Request] = queue.Queue()
+        self._answers: dict[int, queue.Queue[control.Answer]] = {}  # by session, while a caller waits
+        self._leases: dict[int, Lease] = {}
+        self._refused: dict[int, control.Refusal] = {}  # leases that the server has given to another client
         self.unanswered = 0  # heartbeats since the last answer
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="apexreplay-control", daemon=True)
         self._thread.start()
 
-    def ask(self, request: Hello | StatusRequest, timeout: float) -> Answer:
+    def ask(self, request: control.Hello | control.StatusRequest, timeout: float) -> control.Answer:
         """Returns the answer to a request, which is repeated until it comes.
 
         Raises UsageError if the server refuses it, and DataError if there is no answer within `timeout` seconds.
@@ -66,35 +49,36 @@ class Connection:
         answers = self._answers[request.session] = queue.Queue()
         deadline, answer = time.monotonic() + timeout, None
         try:
-            while time.monotonic() < deadline and (answer is None or isinstance(answer, Later)):
+            while time.monotonic() < deadline and (answer is None or isinstance(answer, control.Later)):
                 self._requests.put(request)
                 try:
                     answer = answers.get(timeout=max(0.0, min(REPEAT_SECONDS, deadline - time.monotonic())))
                 except queue.Empty:
                     continue
-                if isinstance(answer, Later):
+                if isinstance(answer, control.Later):
                     time.sleep(POLL_SECONDS)
         finally:
             del self._answers[request.session]
-        if isinstance(answer, Refusal):
-            raise refused(answer)
-        if answer is None or isinstance(answer, Later):
+        if isinstance(answer, control.Refusal):
+            raise _refused(answer)
+        if answer is None or isinstance(answer, control.Later):
             remedy = "check that the server runs, its port and firewall, and that both sides have keys or neither has"
             raise DataError(f"no answer from {self.address} within {timeout:g} s", remedy)
         return answer
 
-    def keep(self, session: int, holder: Holder) -> None:
+    def keep(self, lease: "Lease") -> None:
         """Keeps a lease by heartbeats."""
-        self._leases[session] = holder
+        self._leases[lease.hello.session] = lease
 
-    def refusal(self, session: int) -> Refusal | None:
-        """Returns why the lease has ended; None while there is it."""
-        return self._refused.get(session)
+    def check(self, session: int) -> None:
+        """Raises UsageError if the lease has ended."""
+        if session in self._refused:
+            raise _refused(self._refused[session])
 
     def leave(self, session: int) -> None:
         """Ends a lease."""
         self._leases.pop(session, None)
-        self._requests.put(Bye(session=session))
+        self._requests.put(control.Bye(session=session))
 
     def close(self) -> None:
         """Closes the socket after the queued requests are sent."""
@@ -105,7 +89,13 @@ class Connection:
 
     def _run(self) -> None:
         with open_context(self._keys) as context:
-            socket, beat_at = ControlSocket(context, self.address), 0.0
+            socket: ControlSocket[control.Answer] = ControlSocket(
+                context,
+                self.address,
+                lambda frames: control.decode_message(frames, control.Answer),
+                high_water_mark=1_000,
+            )
+            beat_at = 0.0
             while True:
                 stopping = self._stop.is_set()
                 while not self._requests.empty():
@@ -116,27 +106,71 @@ class Connection:
                     beat_at = time.monotonic() + BEAT_SECONDS
                     self.unanswered += bool(self._leases)
                     for session in list(self._leases):
-                        socket.send(Beat(session=session))
+                        socket.send(control.Beat(session=session))
                 answer = socket.receive(IDLE_SECONDS)
                 if answer is not None:
                     self._take(socket, answer)
 
-    def _take(self, socket: ControlSocket, answer: Answer) -> None:
+    def _take(self, socket: ControlSocket[control.Answer], answer: control.Answer) -> None:
         self.unanswered = 0
-        waiting, holder = self._answers.get(answer.session), self._leases.get(answer.session)
+        waiting, lease = self._answers.get(answer.session), self._leases.get(answer.session)
         if waiting is not None:
             waiting.put(answer)
-        elif isinstance(answer, Welcome) and holder is not None:
-            holder.welcome(answer)
-        elif isinstance(answer, Refusal) and holder is not None:
+        elif isinstance(answer, control.Welcome) and lease is not None:
+            lease.take(answer)
+        elif isinstance(answer, control.Refusal) and lease is not None:
             if answer.reason == "unknown_lease":
-                socket.send(holder.hello())
+                socket.send(lease.hello)
             else:
                 self._leases.pop(answer.session, None)
                 self._refused[answer.session] = answer
 
 
-def refused(refusal: Refusal) -> UsageError:
+class Lease:
+    """A lease of a table that a connection keeps: the part that writers and samplers share.
+
+    Use it from one thread, in the process that created it.
+    """
+
+    def __init__(
+        self, connection: Connection, role: Literal["writer", "sampler"], table: str, timeout: float, memory: str = ""
+    ) -> None:
+        """Raises UsageError if the server refuses the lease, DataError without an answer. `memory`: as in Hello."""
+        self.hello = control.Hello(session=new_session(), role=role, table=table, memory=memory)
+        self._connection = connection
+        self._pid = os.getpid()
+        self._closed = False
+        welcome = connection.ask(self.hello, timeout)
+        assert isinstance(welcome, control.Welcome)
+        self.take(welcome)
+        self.table = Table.from_dict(welcome.table)
+
+    def take(self, welcome: control.Welcome) -> None:
+        """Takes the server's answer; in the connection's thread after the server has started again.
+
+        `hello` then asks for the same lease, should the server not know it any more.
+        """
+        known = {name: getattr(welcome, name) for name in ("run_id", "stream", "incarnation", "row")}
+        self._welcome, self.hello = welcome, replace(self.hello, **known)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def _endpoint(self, port: int) -> str:
+        """Returns the address of another socket of the server."""
+        return f"{self._connection.address.rpartition(':')[0]}:{port}"
+
+    def _check(self) -> None:
+        """Raises UsageError if this cannot be used any more."""
+        role = self.hello.role
+        if os.getpid() != self._pid:
+            raise UsageError(f"a {role} cannot be used after a fork", "create it in the child process")
+        if self._closed:
+            raise UsageError(f"the {role} is closed", "open a new one")
+        self._connection.check(self.hello.session)
+
+
+def _refused(refusal: control.Refusal) -> UsageError:
     """Returns the error for a refusal."""
     subject = refusal.subject
     sentences = {

@@ -1,16 +1,14 @@
 """Draws batches from a table of a server: from its memory on the same host, else by messages."""
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.client.connection import BEAT_SECONDS, Connection, new_session, refused
-from apexreplay.errors import DataError, UsageError, require
+from apexreplay.client.connection import BEAT_SECONDS, Connection, Lease
+from apexreplay.errors import DataError, require
 from apexreplay.frames.encoder import make_targets, name_arrays
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.item_kinds import Array
@@ -26,7 +24,7 @@ from apexreplay.transport.endpoints import BatchRequester, PrioritySender
 from apexreplay.transport.sockets import ReconnectBackoff, open_context
 from apexreplay.types import BatchMessage, PriorityUpdate
 from apexreplay.wire.codec import MAX_PRIORITIES, Codec
-from apexreplay.wire.control import Hello, Welcome
+from apexreplay.wire.control import Welcome
 
 IDLE_SECONDS = 0.001
 MAX_UNANSWERED = 30  # heartbeats; then the memory counts as abandoned
@@ -50,7 +48,7 @@ class Batch:
         return self.fields[name]
 
 
-class Sampler:
+class Sampler(Lease):
     """Draws batches of a table. An iterator of batches that never ends; `sample` has a timeout.
 
     A sampler that reads the memory goes on while the server is away for up to 30 s; then it raises DataError.
@@ -62,36 +60,25 @@ class Sampler:
     ) -> None:
         """Use `Client.sampler`."""
         require(1 <= batch_size <= MAX_PRIORITIES, f"batch_size must be 1 to {MAX_PRIORITIES}, got {batch_size}")
-        self._connection = connection
-        self._session = new_session()
-        self._table_name, self._shared = table, bool(options["shared_memory"])
-        self._run_id, self._row = "0", -1
-        welcome = connection.ask(self.hello(), timeout)
-        assert isinstance(welcome, Welcome)
-        self._run_id, self._row = welcome.run_id, welcome.row
-        self.table = Table.from_dict(welcome.table)
+        super().__init__(connection, "sampler", table, timeout, memory_id() if options["shared_memory"] else "")
         self.batch_size = batch_size
-        self._pid = os.getpid()
+        self._used = welcome = self._welcome
         has_source = bool(welcome.row >= 0 or welcome.batches)
         require(has_source, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
         self._open = open_context(keys)
         context = self._open.__enter__()
         codec = Codec(int(welcome.run_id, 16), self.table)
-        host = connection.address.rpartition(":")[0]
         self._priorities = PrioritySender(context, codec)
-        self._priorities.connect(f"{host}:{welcome.priorities}")
+        self._priorities.connect(self._endpoint(welcome.priorities))
         self._reader: _MemoryReader | None = None
         self._remote: BatchRequester | None = None
         self._backoff, self._silence = ReconnectBackoff(), 0.0  # seconds that calls have waited since the last batch
         if welcome.row >= 0:
             self._reader = _MemoryReader(self.table, welcome, batch_size)
         else:
-            endpoints = [f"{host}:{port}" for port in welcome.batches]
-            credit = max(1, options["prefetch"])
+            endpoints, credit = list(map(self._endpoint, welcome.batches)), max(1, options["prefetch"])
             self._remote = BatchRequester(context, endpoints, codec, batch_size=batch_size, credit=credit)
-        self._again: Welcome | None = None  # after the server has started again
-        self._closed = False
-        connection.keep(self._session, self)
+        connection.keep(self)
 
     @property
     def reads_memory(self) -> bool:
@@ -140,49 +127,26 @@ class Sampler:
         """Ends the lease and closes the sockets. Further calls do nothing."""
         if not self._closed:
             self._closed = True
-            self._connection.leave(self._session)
+            self._connection.leave(self.hello.session)
             self._open.__exit__(None, None, None)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def hello(self) -> Hello:
-        """Returns the request for a lease; called in the connection's thread, too."""
-        memory = memory_id() if self._shared else ""
-        return Hello(
-            session=self._session,
-            role="sampler",
-            table=self._table_name,
-            memory=memory,
-            run_id=self._run_id,
-            row=self._row,
-        )
-
-    def welcome(self, welcome: Welcome) -> None:
-        """Takes the answer after the server has started again; called in the connection's thread."""
-        self._again, self._row = welcome, welcome.row
-
     def _check(self) -> None:
-        if os.getpid() != self._pid:
-            raise UsageError("a sampler cannot be used after a fork", "create it in the child process")
-        if self._closed:
-            raise UsageError("the sampler is closed", "open a new one")
-        refusal = self._connection.refusal(self._session)
-        if refusal is not None:
-            raise refused(refusal)
+        super()._check()
         if self._reader is not None and self._connection.unanswered > MAX_UNANSWERED:
             problem = f"{self._connection.address} has not answered for {MAX_UNANSWERED * BEAT_SECONDS:.0f} s"
             raise DataError(problem, "start the server again; its memory may be out of date")
 
     def _follow(self) -> None:
         """Opens the memory, or sends the requests, again if the server has started again."""
-        welcome, self._again = self._again, None
-        if welcome is not None and self._reader is not None:  # The memory may be another file.
+        if self._welcome is self._used:
+            return
+        self._used = welcome = self._welcome
+        if self._reader is not None:  # The memory may be another file.
             self._reader = _MemoryReader(self.table, welcome, self.batch_size)
-        elif welcome is not None and self._remote is not None:
+        elif self._remote is not None:
             self._remote.reconnect()
 
     def _receive(self, timeout: float) -> Batch | None:

@@ -1,7 +1,7 @@
 """Collects the steps and items of one stream, and cuts them into segments."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -10,15 +10,9 @@ from apexreplay.frame_blob import make_blob
 from apexreplay.frames.encoder import StepEncoder, fill_values
 from apexreplay.item_kinds import Array, Window
 from apexreplay.tables import Table
+from apexreplay.types import Cut
 
 MAX_PRIORITY = float(np.finfo(np.float32).max)
-
-
-class Piece(NamedTuple):
-    """The content of a segment."""
-
-    records: Array  # Table.record[M], M >= 1
-    blob: bytes
 
 
 class SegmentBuffer:
@@ -79,7 +73,7 @@ class SegmentBuffer:
         require(first >= 0, f"the step {first - len(self._steps)} is too old: an item may span {item.max_steps} steps")
         self._records.append(record)
 
-    def cut(self) -> Piece:
+    def cut(self) -> Cut:
         """Returns all items with the steps that they need, and forgets them. Call it only if there are items."""
         records = np.concatenate(self._records)
         item = self._table.item
@@ -90,7 +84,7 @@ class SegmentBuffer:
             records[name] -= oldest
         self._records = []
         self._forget()
-        return Piece(records, make_blob(entries))
+        return Cut(0, records, make_blob(entries))
 
     def _forget(self) -> None:
         """Drops steps that no later item can need. Positions in `_records` count from the oldest kept step."""

@@ -1,24 +1,21 @@
 """Writes steps and items into a table of a server, each item exactly once."""
 
-import os
 import queue
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
-from apexreplay.client.connection import Connection, new_session, refused
+from apexreplay.client.connection import Connection, Lease
 from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.client.segment_buffer import SegmentBuffer
 from apexreplay.errors import DataError, UsageError
 from apexreplay.item_kinds import Single
-from apexreplay.tables import Table
 from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apexreplay.transport.sockets import open_context
 from apexreplay.types import Cut, Stream
 from apexreplay.wire.codec import Codec
-from apexreplay.wire.control import Hello, Welcome
 
 LINGER_SECONDS = 1.0  # time after which an incomplete segment is sent
 EXIT_SECONDS = 60.0  # longest wait of a context manager; `close` and `flush` have their own
@@ -26,7 +23,7 @@ IDLE_SECONDS = 0.05
 _QUEUED = 2  # segments between the caller and the thread that sends them
 
 
-class Writer:
+class Writer(Lease):
     """Appends the steps of one stream, such as one environment, to a table.
 
     A thread sends segments of items, and repeats them until the server has stored them. While the server is slow or
@@ -38,23 +35,16 @@ class Writer:
 
     def __init__(self, connection: Connection, table: str, keys: Keys | None, timeout: float) -> None:
         """Use `Client.writer`."""
-        self._connection = connection
-        self._session = new_session()
-        welcome = connection.ask(Hello(session=self._session, role="writer", table=table), timeout)
-        assert isinstance(welcome, Welcome)
-        self._welcome = welcome
-        self.table = Table.from_dict(welcome.table)
+        super().__init__(connection, "writer", table, timeout)
         self.version = 0
         self._keys = keys
-        self._pid = os.getpid()
         self._buffer = SegmentBuffer(self.table)
         self._lock = threading.Lock()  # of the buffer
         self._changed_at = time.monotonic()
         self._pieces: queue.Queue[tuple[Cut, int]] = queue.Queue(_QUEUED)
         self._in_flight = 0  # segments that the thread has taken and that are not stored yet
         self._error: BaseException | None = None
-        self._stop = threading.Event()
-        connection.keep(self._session, self)
+        connection.keep(self)
         self._thread = threading.Thread(target=self._run, name=f"apexreplay-writer-{table}", daemon=True)
         self._thread.start()
 
@@ -106,17 +96,14 @@ class Writer:
 
     def close(self, timeout: float | None = None) -> None:
         """Flushes and ends the lease of the stream. Further calls do nothing."""
-        if self._stop.is_set():
+        if self._closed:
             return
         try:
             self.flush(timeout)
         finally:
-            self._stop.set()
+            self._closed = True
             self._thread.join()
-            self._connection.leave(self._session)
-
-    def __enter__(self) -> Self:
-        return self
+            self._connection.leave(self.hello.session)
 
     def __exit__(self, kind: object, *error: object) -> None:
         try:
@@ -128,15 +115,9 @@ class Writer:
     # --- the caller's thread ----------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        if os.getpid() != self._pid:
-            raise UsageError("a writer cannot be used after a fork", "create it in the child process")
+        super()._check()
         if self._error is not None:
             raise UsageError(f"the writer of {self.table.name!r} has failed: {self._error}") from self._error
-        if self._stop.is_set():
-            raise UsageError("the writer is closed", "open a new one")
-        refusal = self._connection.refusal(self._session)
-        if refusal is not None:
-            raise refused(refusal)
 
     def _send_full(self) -> None:
         if self._buffer.is_full(self._welcome.segment_length):
@@ -148,8 +129,7 @@ class Writer:
             self._wait(deadline)
         with self._lock:
             if len(self._buffer):
-                piece = self._buffer.cut()
-                self._pieces.put_nowait((Cut(0, piece.records, piece.blob), self.version))
+                self._pieces.put_nowait((self._buffer.cut(), self.version))
 
     def _wait(self, deadline: float | None) -> None:
         """Waits a moment. Raises DataError after `deadline`, a time of the monotonic clock."""
@@ -164,17 +144,17 @@ class Writer:
     def _run(self) -> None:
         try:
             with open_context(self._keys) as context:
-                welcome, host = self._welcome, self._connection.address.rpartition(":")[0]
+                welcome = self._welcome
                 codec = Codec(int(welcome.run_id, 16), self.table)
                 stream = Stream(welcome.stream, int(welcome.incarnation, 16))
-                outlet = ExperienceSender(context, f"{host}:{welcome.experience}", num_messages=welcome.window)
-                receipts = ReceiptReceiver(context, [f"{host}:{welcome.receipts}"], codec, [stream])
+                outlet = ExperienceSender(context, self._endpoint(welcome.experience), num_messages=welcome.window)
+                receipts = ReceiptReceiver(context, [self._endpoint(welcome.receipts)], codec, [stream])
                 self._send(ReliableSender([stream], codec, [outlet], receipts, window=welcome.window))
         except BaseException as error:
             self._error = error
 
     def _send(self, sender: ReliableSender) -> None:
-        while not self._stop.is_set():
+        while not self._closed:
             sender.pump(0.002 if sender.in_flight else 0.0)
             self._in_flight = sender.in_flight
             if sender.blocked:
@@ -193,23 +173,5 @@ class Writer:
         """Sends an incomplete segment whose newest item is old."""
         with self._lock:  # Until the segment counts as in flight, so that `flush` cannot miss it.
             if len(self._buffer) and time.monotonic() - self._changed_at >= LINGER_SECONDS:
-                piece = self._buffer.cut()
-                sender.send([Cut(0, piece.records, piece.blob)], self.version)
+                sender.send([self._buffer.cut()], self.version)
                 self._in_flight = sender.in_flight
-
-    # --- the connection's thread ------------------------------------------------------------------------------------
-
-    def hello(self) -> Hello:
-        """Returns the request for the same stream."""
-        welcome = self._welcome
-        return Hello(
-            session=self._session,
-            role="writer",
-            table=self.table.name,
-            run_id=welcome.run_id,
-            stream=welcome.stream,
-            incarnation=welcome.incarnation,
-        )
-
-    def welcome(self, welcome: Welcome) -> None:
-        """Nothing changes: the server gives the same stream, or refuses."""

@@ -13,24 +13,9 @@ from apexreplay.store.location import memory_id
 from apexreplay.transport.async_receiver import ROUTER, AsyncReceiver
 from apexreplay.transport.sockets import Context
 from apexreplay.types import Stream
-from apexreplay.wire.control import (
-    Alive,
-    Answer,
-    Beat,
-    Bye,
-    Hello,
-    Later,
-    Refusal,
-    Request,
-    ServerStatus,
-    StatusRequest,
-    TableStatus,
-    Welcome,
-    decode_message,
-    encode_message,
-)
+from apexreplay.wire import control
 from apexreplay.wire.header import WireError
-from apexreplay.wire.json_codec import MAX_JSON_BYTES, decode_json
+from apexreplay.wire.json_codec import MAX_JSON_BYTES, decode_json, encode_control
 from apexreplay.wire.status import ReplayStatus
 
 
@@ -63,12 +48,12 @@ class ControlServer:
         while not stop.poll():
             for peer, *frames in await self._socket.burst(POLL_SECONDS):
                 try:
-                    answer = self._answer(decode_message(frames, Request), getattr(peer, "role", ""))
+                    answer = self._answer(control.decode_message(frames, control.Request), getattr(peer, "role", ""))
                 except WireError as error:
                     self._socket.refuse(error)
                     continue
                 if answer is not None:
-                    self._socket.reply(peer, encode_message(answer))
+                    self._socket.reply(peer, encode_control(answer))
 
     def collect(self) -> bool:
         """Reads what the tables have reported; returns whether all of them have."""
@@ -79,31 +64,31 @@ class ControlServer:
                     served.leases.open()
         return len(self._status) == len(self._served)
 
-    def _answer(self, request: Request, role: str) -> Answer | None:
+    def _answer(self, request: control.Request, role: str) -> control.Answer | None:
         session = request.session
-        if isinstance(request, StatusRequest):
+        if isinstance(request, control.StatusRequest):
             return self._report(session)
-        if isinstance(request, Hello):
+        if isinstance(request, control.Hello):
             wanted = {"writer": "writer", "sampler": "reader"}[request.role]
             if role not in ("", wanted, "administrator"):
-                return Refusal(session=session, reason="role", subject=role)
+                return control.Refusal(session=session, reason="role", subject=role)
             return self._join(request)
         for served in self._served.values():
-            if isinstance(request, Bye):
+            if isinstance(request, control.Bye):
                 served.leases.end(session)
-            elif isinstance(request, Beat) and served.leases.beat(session):
-                return Alive(session=session)
-        return None if isinstance(request, Bye) else Refusal(session=session, reason="unknown_lease")
+            elif isinstance(request, control.Beat) and served.leases.beat(session):
+                return control.Alive(session=session)
+        return None if isinstance(request, control.Bye) else control.Refusal(session=session, reason="unknown_lease")
 
-    def _join(self, hello: Hello) -> Answer:
+    def _join(self, hello: control.Hello) -> control.Answer:
         served = self._served.get(hello.table)
         if served is None:
-            return Refusal(session=hello.session, reason="no_table", subject=", ".join(self._served)[:200])
+            return control.Refusal(session=hello.session, reason="no_table", subject=", ".join(self._served)[:200])
         known_run = int(hello.run_id, 16)
         if known_run not in (0, served.run_id):
-            return Refusal(session=hello.session, reason="new_memory")
+            return control.Refusal(session=hello.session, reason="new_memory")
         if hello.role == "sampler" and hello.table not in self._status:
-            return Later(session=hello.session)  # The memory may not exist yet.
+            return control.Later(session=hello.session)  # The memory may not exist yet.
         lease: Lease | Full | None
         shared = hello.memory == memory_id()  # The sampler reads the memory itself.
         if hello.role == "writer":
@@ -116,11 +101,11 @@ class ControlServer:
         else:
             lease = served.leases.remote(hello.session)
         if lease is None:
-            return Later(session=hello.session)
+            return control.Later(session=hello.session)
         if isinstance(lease, Full):
-            return Refusal(session=hello.session, reason=lease.reason, subject=str(lease.limit))
+            return control.Refusal(session=hello.session, reason=lease.reason, subject=str(lease.limit))
         settings, first = served.settings, first_port(self._place, served.position)
-        return Welcome(
+        return control.Welcome(
             session=hello.session,
             run_id=f"{served.run_id:x}",
             table=settings.table.to_dict(),
@@ -137,14 +122,14 @@ class ControlServer:
             limiter=(settings.min_size, settings.samples_per_insert, settings.tolerance, settings.inserts_wait),
         )
 
-    def _report(self, session: int) -> ServerStatus:
+    def _report(self, session: int) -> control.ServerStatus:
         tables = {}
         for name, served in self._served.items():
             writers, samplers = served.leases.count()
-            tables[name] = TableStatus(
+            tables[name] = control.TableStatus(
                 capacity=served.settings.capacity, writers=writers, samplers=samplers, replay=self._status.get(name)
             )
-        return ServerStatus(
+        return control.ServerStatus(
             session=session,
             tables=tables,
             refused_connections=self._context.refused_connections,

@@ -12,6 +12,7 @@ RECEIPT_SILENCE_SECONDS = 1.0  # time without receipts after which they count as
 CREDIT_SECONDS = 5.0  # time without an acknowledged batch after which a sampler may send one more than its credit
 
 # Connections
+CONTROL_RECONNECT_SECONDS = 0.2  # maximum pause of control sockets: short, so that runs start fast
 RECONNECT_SECONDS = 0.1  # pause before the first reconnect attempt; doubles for each further attempt
 MOST_RECONNECT_SECONDS = 2.0  # maximum pause between reconnect attempts
 RENEW_SECONDS = 10.0  # delay of a due answer after which a connection is renewed; doubles after each renewal

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from apexreplay.facts import Count, Counts, Record, Text
-from apexreplay.types import Stream
-from apexreplay.wire.header import Frame, MessageKind, pack, unpack
-from apexreplay.wire.json_codec import decode_json, encode_json
+from apexreplay.wire.header import Frame
+from apexreplay.wire.json_codec import decode_json, open_control
 from apexreplay.wire.status import ReplayStatus
 
 Session = Annotated[int, Meta(ge=0, lt=2**53)]  # drawn at random by the client; each answer repeats it
@@ -112,14 +111,8 @@ Request = Hello | Beat | Bye | StatusRequest
 Answer = Welcome | Alive | Later | Refusal | ServerStatus
 
 
-def encode_message(message: Request | Answer) -> list[bytes]:
-    """Returns one frame: header, JSON."""
-    body = encode_json(message)
-    return [pack(MessageKind.CONTROL, 0, 0, Stream(0, 0), 0, 0, 0, [body]) + body]
-
-
 def decode_message(frames: Sequence[Frame], kind: Any) -> Any:
-    """Decodes what `encode_message` wrote. `kind`: `Request` or `Answer`. Raises WireError."""
-    header, (body,) = unpack(frames, MessageKind.CONTROL, 1)
-    header.require_zero("shard", "run_id", "sender", "schema", "incarnation", "number", "num_items")
+    """Decodes what `encode_control` wrote. `kind`: `Request` or `Answer`. Raises WireError."""
+    header, body = open_control(frames)
+    header.require_zero("run_id")
     return decode_json(body, kind)

@@ -99,7 +99,7 @@ def unpack(frames: Sequence[Frame], kind: MessageKind, num_frames: int) -> tuple
     require_field(len(first) >= HEADER.size, "length", f"{len(first)} bytes, but a header has {HEADER.size}")
     magic, version, *fields = HEADER.unpack_from(first)
     require_field(magic == MAGIC, "magic", f"the message begins with {bytes(first[:4])!r}, expected {MAGIC!r}")
-    is_control = kind == MessageKind.CONTROL  # `decode_request` answers a request of another version.
+    is_control = kind == MessageKind.CONTROL  # The receiver of a request answers another version.
     require_field(version == WIRE_VERSION or is_control, "version", f"wire version {version}, expected {WIRE_VERSION}")
     require_field(fields[0] == kind, "kind", f"message kind {fields[0]}, expected {kind:d} ({kind.name})")
     header = Header(version, kind, *fields[1:])

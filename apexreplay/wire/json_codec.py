@@ -1,12 +1,14 @@
-"""Encodes and decodes JSON, and checks the type of each field."""
+"""Encodes and decodes JSON and control messages, which consist of it, and checks the type of each field."""
 
+from collections.abc import Sequence
 from functools import cache
 from operator import methodcaller
 from typing import Any
 
 import msgspec
 
-from apexreplay.wire.header import Frame, WireError, require_field
+from apexreplay.types import Stream
+from apexreplay.wire.header import Frame, Header, MessageKind, WireError, pack, require_field, unpack
 
 MAX_JSON_BYTES = 1 << 20
 
@@ -34,6 +36,19 @@ def encode_json(message: Any) -> bytes:
         return _ENCODER.encode(message)
     except UnicodeEncodeError:
         return _ENCODER.encode(_readable(msgspec.to_builtins(message)))
+
+
+def encode_control(message: Any, run_id: int = 0) -> list[bytes]:
+    """Returns one frame: header, JSON. The schema is 0, because a program joins before it knows the schema."""
+    body = encode_json(message)
+    return [pack(MessageKind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
+
+
+def open_control(frames: Sequence[Frame]) -> tuple[Header, memoryview]:
+    """Returns the header and the JSON of what `encode_control` wrote; raises WireError."""
+    header, (body,) = unpack(frames, MessageKind.CONTROL, 1)
+    header.require_zero("shard", "sender", "schema", "incarnation", "number", "num_items")
+    return header, body
 
 
 def _readable(value: Any) -> Any:

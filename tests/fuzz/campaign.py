@@ -14,15 +14,15 @@ from random import Random
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from apex.transport import json_codec
-from apexreplay.wire import codec, header
+from apex.transport.messages import control
+from apexreplay.wire import codec, header, json_codec
 from apexreplay.wire.header import WireError
 
 from .mutations import Mutator
 from .reference import accepts
 from .seeds import DECODE, SIDES, Seed, make_seeds
 
-DECODERS = {module.__file__ for module in (codec, header, json_codec)}
+DECODERS = {module.__file__ for module in (codec, header, json_codec, control)}
 TRACED_SHARE = 0.02  # share of messages whose lines are traced, which takes ten times as long
 MEASURED_SHARE = 0.005  # share of messages whose memory is measured
 MOST_CORPUS = 2_000

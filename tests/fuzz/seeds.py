@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from apex.schema import Schema
-from apex.transport.json_codec import decode_request
+from apex.transport.messages.control import decode_request
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.run_codec import RunCodec
 from apex.types import Parameters

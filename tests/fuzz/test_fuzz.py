@@ -31,8 +31,7 @@ from apex.learning.random_shift import RandomShift
 from apex.learning.trainer import Trainer
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter
-from apex.transport.json_codec import decode_answer, encode_control
-from apex.transport.messages.control import ActorHeartbeat, Heartbeat
+from apex.transport.messages.control import ActorHeartbeat, Heartbeat, decode_answer
 from apex.transport.run_codec import RunCodec
 from apex.types import Exploration
 from apexreplay.client.send_window import SendWindow
@@ -45,6 +44,7 @@ from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
 from apexreplay.types import BatchMessage, Stream
+from apexreplay.wire.json_codec import encode_control
 from tests.fuzz.campaign import Finding, accepted_messages, judge, replay, run
 from tests.fuzz.mutations import seal
 from tests.fuzz.reference import accepts

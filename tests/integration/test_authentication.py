@@ -16,22 +16,22 @@ from zmq.utils.monitor import recv_monitor_message
 from apex.config import Config, TransportConfig, to_dict
 from apex.errors import RefusedError
 from apex.learning.parameter_publisher import PublishingThread
-from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.transport.endpoints import ParameterPublisher, ParameterSubscriber
 from apex.transport.hello import Route, greet
-from apex.transport.json_codec import decode_request, encode_control
-from apex.transport.messages.control import StatusRequest, WelcomeAnswer
+from apex.transport.messages.control import StatusRequest, WelcomeAnswer, decode_answer, decode_request
 from apex.transport.run_codec import RunCodec
 from apex.types import Parameters
 from apexreplay.errors import UsageError
 from apexreplay.process.lifecycle import Stop
 from apexreplay.transport.async_receiver import PULL, ROUTER, AsyncReceiver
+from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.curve.zap_handler import ZapHandlerError
 from apexreplay.transport.endpoints import BatchReceiver, ExperienceSender
 from apexreplay.transport.handshakes import NO_KEY, OTHER_SERVER, UNFINISHED
 from apexreplay.transport.sockets import InsecureBindWarning, bind, connect, open_context, prepare
+from apexreplay.wire.json_codec import encode_control
 
 CODEC = RunCodec(RUN, PIXELS)
 ANY_PORT = "tcp://127.0.0.1:*"
@@ -333,7 +333,7 @@ def test_requests_have_the_role_of_their_key(folder):
         with open_context(Keys(folder, "learner")) as learner, open_context(Keys(folder, "observer")) as observer:
             endpoint = free_endpoint()
             control = AsyncReceiver(learner, ROUTER, endpoint, "control", high_water_mark=10, max_bytes=1_000)
-            client = ControlClient(observer, endpoint)
+            client = ControlSocket(observer, endpoint, decode_answer)
             client.send(StatusRequest())
             ((peer, *frames),) = await control.burst(DEADLINE)
             assert decode_request(frames, RUN) == StatusRequest()

@@ -14,9 +14,9 @@ from support.waiting import DEADLINE, until
 from apex.config import Config, to_dict
 from apex.runtime.ports import choose_ports, is_free
 from apex.schema import Schema
-from apex.transport.json_codec import decode_request, encode_control
-from apex.transport.messages.control import Hello, RefusedAnswer, StateAnswer, WelcomeAnswer
+from apex.transport.messages.control import Hello, RefusedAnswer, StateAnswer, WelcomeAnswer, decode_request
 from apexreplay.types import Stream
+from apexreplay.wire.json_codec import encode_control
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 # Replaces the workers by processes that only wait, or fail.

@@ -14,10 +14,10 @@ from support.waiting import DEADLINE, until
 from apex.config import Config, TransportConfig
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, Welcome
-from apex.transport.json_codec import decode_request, encode_control
-from apex.transport.messages.control import ActorHeartbeat, Goodbye, StateAnswer
+from apex.transport.messages.control import ActorHeartbeat, Goodbye, StateAnswer, decode_request
 from apex.transport.messages.results import ActorScores, Scores
 from apexreplay.process.lifecycle import Stop
+from apexreplay.wire.json_codec import encode_control
 
 PROGRAM = """
 import threading

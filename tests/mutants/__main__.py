@@ -29,7 +29,7 @@ MODULES = (  # modules of learning, store and protocol
     "apexreplay/snapshots/folder", "apexreplay/frames/stack_decoder", "apexreplay/store/sum_tree",
     "apexreplay/store/writer", "apexreplay/store/reader", "apexreplay/store/deduplication",
     "apexreplay/store/priority_weights", "apexreplay/store/layout", "apexreplay/store/file", "apexreplay/wire/codec",
-    "apexreplay/wire/header", "apex/transport/json_codec", "apex/transport/endpoints", "apex/transport/run_codec",
+    "apexreplay/wire/header", "apexreplay/wire/json_codec", "apex/transport/endpoints", "apex/transport/run_codec",
     "apexreplay/transport/endpoints", "apex/transport/heartbeat", "apex/transport/messages/results",
 )  # fmt: skip
 LONGEST_SECONDS = 900.0  # limit for the tests of one module; an error that makes them hang counts as noticed

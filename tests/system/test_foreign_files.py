@@ -10,9 +10,9 @@ from support.builders import VECTORS
 from support.hostile import HostileRun, plant
 
 from apex.config import to_dict
-from apex.transport.json_codec import encode_control
 from apex.transport.messages.control import WelcomeAnswer
 from apexreplay.types import Stream
+from apexreplay.wire.json_codec import encode_control
 
 COMMANDS = ("evaluate", "watch", "report", "export", "plot", "train --resume", "evaluate a model")
 ENDS = {role: f"tcp://127.0.0.1:{9 + i}" for i, role in enumerate(("experience", "priorities", "receipts"))}

@@ -16,14 +16,14 @@ from zmq.utils import z85
 
 from apex.launch.status import ask
 from apex.runs.folder import RunFolder
-from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import Keys
-from apex.transport.messages.control import Goodbye, StatusRequest
+from apex.transport.messages.control import Goodbye, StatusRequest, decode_answer
 from apex.transport.messages.results import ActorScores, Scores
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.run_codec import RunCodec
 from apex.types import Role
+from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.handshakes import NO_KEY, OTHER_SERVER, UNFINISHED
 from apexreplay.transport.sockets import open_context
 
@@ -73,7 +73,7 @@ def forge(endpoint, run, keys):
     """Sends an evaluation, a score and a goodbye that end the run, if the learner believes them."""
     result = replace_fields(RESULT, mean=2e6, confirmed=True)
     with open_context(keys) as context:
-        client = ControlClient(context, endpoint)
+        client = ControlSocket(context, endpoint, decode_answer)
         client.send_frames(RunCodec(run.run_id, run.schema).encode_evaluation(result, None))
         client.send(make_heartbeat("actor", run_id=run.run_id, scores=Scores([ActorScores(3, 1, 2e6, 8)])), run.run_id)
         client.send(Goodbye(HELLO.session), run.run_id)
@@ -119,7 +119,7 @@ def test_a_run_trains_hides_its_secrets_and_believes_no_stranger(programs, audit
     assert batches not in ports  # The loader draws from shared memory.
 
     with open_context(observer) as context:  # An observer may request the status, but not join.
-        client = ControlClient(context, programs.endpoint)
+        client = ControlSocket(context, programs.endpoint, decode_answer)
         client.send(HELLO)
         client.send(StatusRequest())
         assert isinstance(client.receive(10.0), RunStatus)

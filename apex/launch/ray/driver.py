@@ -31,12 +31,13 @@ from apex.runs.lock import hold
 from apex.runs.new_folder import make_folder
 from apex.runtime.logs import log_to
 from apex.sizing import ENVS_PER_PROCESS, TRANSITIONS_PER_ACTOR
-from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import bundle_for, new_folder
 from apex.transport.curve.key_store import read_keys
+from apex.transport.messages.control import decode_answer
 from apex.types import Role
 from apexreplay.errors import FINISHED, UsageError, require
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
+from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.sockets import open_context
 
 BELOW = "ray"  # folder inside run.folder for the files of the driver and of the guards on each host
@@ -134,7 +135,8 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
             watch.show_event(event)
             if event.kind == "learner":
                 (folder / BEGUN).touch()
-                source[:] = [StatusClient(ControlClient(context, f"tcp://{event.address}", linger=0.0))]
+                socket = ControlSocket(context, f"tcp://{event.address}", decode_answer, linger=0.0)
+                source[:] = [StatusClient(socket)]
 
         begun = (folder / BEGUN).exists()
         fleet = Fleet(ray, config, engine, folder, argv=start.argv, begun=begun, notify=notify, show=entries.append)

@@ -16,8 +16,15 @@ from apex.runs.folder import RunFolder
 from apex.runtime.gpu import GpuMeter
 from apex.runtime.resources import HostMeter, ResourceMeter, find_launcher
 from apex.transport.curve.key_store import KEYS_REMEDY, read_keys
-from apex.transport.json_codec import decode_request, encode_control
-from apex.transport.messages.control import Answer, Goodbye, Heartbeat, Hello, RefusedAnswer, StatusRequest
+from apex.transport.messages.control import (
+    Answer,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    RefusedAnswer,
+    StatusRequest,
+    decode_request,
+)
 from apex.transport.messages.status import Resources
 from apex.transport.run_codec import RunCodec
 from apex.transport.timing import END_NOTICE_SECONDS, REPORT_SECONDS
@@ -27,7 +34,7 @@ from apexreplay.process.lifecycle import Stop, Wait
 from apexreplay.transport.async_receiver import ROUTER, AsyncReceiver, Peer
 from apexreplay.transport.sockets import Context, InsecureBindWarning, open_context
 from apexreplay.wire.header import Frame, MessageKind, WireError, peek_kind
-from apexreplay.wire.json_codec import MAX_JSON_BYTES
+from apexreplay.wire.json_codec import MAX_JSON_BYTES, encode_control
 
 MAX_OBSERVERS = 64  # maximum observers that receive the last status without a request
 

@@ -1,5 +1,6 @@
 """Control messages: requests to the learner's coordinator and its answers. See docs/protocol.md."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 from zlib import crc32
 
@@ -13,7 +14,8 @@ from apex.transport.messages.status import ActorStatus, EvaluatorStatus, Resourc
 from apex.types import Role
 from apexreplay.facts import Record, Text
 from apexreplay.types import Stream
-from apexreplay.wire.header import WIRE_VERSION
+from apexreplay.wire.header import WIRE_VERSION, Frame
+from apexreplay.wire.json_codec import decode_json, open_control
 from apexreplay.wire.status import ReplayStatus
 
 JOINING = (Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # The learner never joins, and observers only request the status.
@@ -148,3 +150,23 @@ def generation_of(replay: list[dict[str, str]]) -> int:
 
 
 Answer = WelcomeAnswer | RefusedAnswer | WaitAnswer | StateAnswer | RunStatus
+
+
+def decode_answer(frames: Sequence[Frame]) -> Answer:
+    """Decodes an answer of the coordinator; raises WireError."""
+    answer: Answer = decode_json(open_control(frames)[1], Answer)
+    return answer
+
+
+def decode_request(frames: Sequence[Frame], run_id: int) -> Request | RefusedAnswer:
+    """Decodes a request to the coordinator of the run `run_id`; raises WireError.
+
+    If the sender has another wire version or run id, returns the RefusedAnswer to send, without reading the body.
+    """
+    header, body = open_control(frames)
+    if header.version != WIRE_VERSION:
+        return RefusedAnswer(f"wire version {header.version}, expected {WIRE_VERSION}; install the learner's release")
+    if header.run_id not in (0, run_id):
+        return RefusedAnswer("the request is for another run")
+    request: Request = decode_json(body, Request)
+    return request

@@ -14,16 +14,15 @@ from support.messages import HELLO
 from support.waiting import DEADLINE, until
 
 from apex.config import TransportConfig
-from apex.transport.control_client import ControlClient
 from apex.transport.endpoints import ParameterPublisher, ParameterSubscriber
 from apex.transport.hello import split_address
-from apex.transport.json_codec import decode_request, encode_control
-from apex.transport.messages.control import StateAnswer
+from apex.transport.messages.control import StateAnswer, decode_answer, decode_request
 from apex.transport.run_codec import RunCodec
 from apex.types import Parameters
 from apexreplay.errors import AddressError, UsageError
 from apexreplay.frame_blob import make_blob
 from apexreplay.transport.async_receiver import AsyncReceiver
+from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.endpoints import (
     CONTROL_MARGIN,
     BatchReceiver,
@@ -37,6 +36,7 @@ from apexreplay.transport.endpoints import (
 )
 from apexreplay.transport.sockets import bind, open_context, prepare, reachable_address
 from apexreplay.types import PriorityUpdate, Receipt, Stream
+from apexreplay.wire.json_codec import encode_control
 
 CODEC = RunCodec(RUN, PIXELS)
 
@@ -287,7 +287,7 @@ def test_control_answers_arrive_and_invalid_ones_are_counted(endpoint, caplog):
     async def scenario():
         with open_context() as server, open_context() as role:
             control = AsyncReceiver(server, zmq.ROUTER, endpoint, "control", high_water_mark=10, max_bytes=1_000)
-            client = ControlClient(role, endpoint)
+            client = ControlSocket(role, endpoint, decode_answer)
             client.send(HELLO)
             ((identity, *frames),) = await control.burst(DEADLINE)
             assert decode_request(frames, RUN) == HELLO
@@ -301,14 +301,13 @@ def test_control_answers_arrive_and_invalid_ones_are_counted(endpoint, caplog):
             (warning,) = [record.getMessage() for record in caplog.records]
             assert endpoint in warning
             assert "length" in warning
-            client.close()
             control.reply(b"nobody", encode_control(StateAnswer(True)))  # Does not raise.
 
     asyncio.run(scenario())
 
 
 def test_sending_without_a_receiver_drops_messages_and_does_not_block(context, endpoint):
-    client = ControlClient(context, endpoint)
+    client = ControlSocket(context, endpoint, decode_answer)
     for _ in range(100):
         client.send(HELLO)
     assert client.refused["dropped"] > 0

@@ -20,10 +20,9 @@ from apexreplay.wire.control import (
     TableStatus,
     Welcome,
     decode_message,
-    encode_message,
 )
 from apexreplay.wire.header import HEADER, MessageKind, WireError, pack
-from apexreplay.wire.json_codec import MAX_JSON_BYTES
+from apexreplay.wire.json_codec import MAX_JSON_BYTES, encode_control
 
 WELCOME = Welcome(
     session=2**53 - 1,
@@ -66,10 +65,10 @@ def frame(text, *, kind=MessageKind.CONTROL, shard=0, run_id=0, stream=(0, 0), s
 @pytest.mark.parametrize(("messages", "kind"), [(REQUESTS, Request), (ANSWERS, Answer)], ids=["requests", "answers"])
 def test_messages_are_decoded_as_they_were_encoded(messages, kind):
     for message in messages:
-        assert decode_message(encode_message(message), kind) == message
+        assert decode_message(encode_control(message), kind) == message
         other = Answer if kind is Request else Request
         with pytest.raises(WireError, match=r"^fields"):
-            decode_message(encode_message(message), other)
+            decode_message(encode_control(message), other)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ def test_a_wrong_header_is_refused(changed, reason):
 
 
 def test_a_damaged_message_is_refused():
-    (good,) = encode_message(REQUESTS[0])
+    (good,) = encode_control(REQUESTS[0])
     for bit in range(8 * len(good)):
         damaged = bytearray(good)
         damaged[bit // 8] ^= 1 << bit % 8

@@ -29,13 +29,11 @@ from apex.runs.checkpoints.policy_file import BEST, PlayedGames, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.transport import heartbeat
-from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import Keys
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, greet
-from apex.transport.json_codec import encode_control
-from apex.transport.messages.control import Goodbye, RefusedAnswer, StateAnswer, StatusRequest
+from apex.transport.messages.control import Goodbye, RefusedAnswer, StateAnswer, StatusRequest, decode_answer
 from apex.transport.messages.results import ActorScores, Scores
 from apex.transport.messages.status import LearnerStatus
 from apex.transport.run_codec import RunCodec
@@ -46,8 +44,10 @@ from apexreplay.files.file_lock import FileLock
 from apexreplay.process.children import start_child, stop_children
 from apexreplay.process.lifecycle import Stop
 from apexreplay.store.location import claim_run, store_path
+from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.sockets import open_context
 from apexreplay.wire.header import WIRE_VERSION
+from apexreplay.wire.json_codec import encode_control
 
 pytestmark = pytest.mark.programs
 
@@ -167,7 +167,7 @@ def test_actors_wait_for_replay_and_receive_its_endpoints(coordinator):
 
 def test_the_trainer_is_informed_of_a_moved_server(two_shards):
     with open_context() as context:
-        client = ControlClient(context, two_shards.transport.endpoint("control"))
+        client = ControlSocket(context, two_shards.transport.endpoint("control"), decode_answer)
         for endpoint in ("tcp://a:1", "tcp://b:1"):
             there = {"priorities": endpoint}
             client.send(make_heartbeat("replay", run_id=two_shards.folder.run_id, shard=1, endpoints=there))
@@ -187,7 +187,7 @@ def test_a_shard_is_refused_until_its_server_is_silent(two_shards):
     with pytest.raises(RefusedError, match=r"replay-1 .*process \d+ .*--shard"):
         two_shards.welcome("replay", shard=1)
     with open_context() as context:  # A killed server: its heartbeats end without Goodbye.
-        client = ControlClient(context, two_shards.transport.endpoint("control"))
+        client = ControlSocket(context, two_shards.transport.endpoint("control"), decode_answer)
         client.send(make_heartbeat("replay", run_id=two_shards.folder.run_id))
         assert isinstance(client.receive(5.0), StateAnswer)
     began = time.monotonic()
@@ -216,7 +216,7 @@ def test_a_server_replaces_a_dead_one_of_this_host_at_once(tmp_path, transport):
     is_dead = partial(predecessor_is_dead, 0)
     try:
         with open_context() as context:
-            client = ControlClient(context, slow.endpoint("control"))
+            client = ControlSocket(context, slow.endpoint("control"), decode_answer)
             client.send(make_heartbeat("replay", run_id=coordinator.folder.run_id, host=socket.gethostname()))
             assert isinstance(client.receive(30.0), StateAnswer)
         with owned(memory), ThreadPoolExecutor(1) as pool:
@@ -268,7 +268,7 @@ def test_a_host_that_lost_its_ids_ends(coordinator):
 
 def test_requests_of_another_version_or_run_are_refused(coordinator):
     with open_context() as context:
-        client = ControlClient(context, coordinator.transport.endpoint("control"))
+        client = ControlSocket(context, coordinator.transport.endpoint("control"), decode_answer)
         client.send_frames(reseal(encode_control(HELLO), version=WIRE_VERSION + 1))
         assert isinstance(client.receive(5.0), RefusedAnswer)
         for invalid in ({"type": "hello"}, {"type": "what", "session": 1}, {"type": "actor_heartbeat", "session": "x"}):
@@ -319,7 +319,9 @@ def test_a_key_serves_only_its_own_role(tmp_path, transport):
     try:
         with ExitStack() as opened:
             clients = {
-                role: ControlClient(opened.enter_context(open_context(Keys(tmp_path / "keys", role))), endpoint)
+                role: ControlSocket(
+                    opened.enter_context(open_context(Keys(tmp_path / "keys", role))), endpoint, decode_answer
+                )
                 for role in ("replay", "actor", "evaluator", "observer")
             }
             scores = make_heartbeat("actor", session=6, run_id=run_id, scores=Scores([ActorScores(5, 1, 9.0, 8)]))
@@ -351,7 +353,7 @@ def test_invalid_messages_are_counted_and_do_not_end_the_coordinator(coordinator
     huge, run_id = 10**400, coordinator.folder.run_id
     replay, actor = (as_json(make_heartbeat(role, run_id=run_id)) for role in ("replay", "actor"))
     with open_context() as context:
-        client = ControlClient(context, coordinator.transport.endpoint("control"))
+        client = ControlSocket(context, coordinator.transport.endpoint("control"), decode_answer)
         client.send_frames(with_json(codec.encode_evaluation(RESULT, None), {**as_json(RESULT), "mean": [1]}))
         for field in ({"size": huge}, {"num_inserted": 1e308}, {"busy_share": [1]}):
             client.send_frames(with_json(encode_control(HELLO), {**replay, "status": {**replay["status"], **field}}))
@@ -395,12 +397,11 @@ def test_the_end_is_sent_without_a_request(tmp_path, transport):
 def test_observers_receive_the_last_status_with_the_end(coordinator):
     """The coordinator may be gone before an observer asks again."""
     with open_context(None) as context:
-        observer = ControlClient(context, coordinator.transport.endpoint("control"), linger=0.0)
+        observer = ControlSocket(context, coordinator.transport.endpoint("control"), decode_answer, linger=0.0)
         observer.send(StatusRequest())
         assert observer.receive(5.0).phase != "finished"
         coordinator.finish(EndReason("updates", 60.0), updates=60)
         last = observer.receive(5.0)
-        observer.close()
     assert (last.phase, last.end, last.updates) == ("finished", EndReason("updates", 60.0), 60)
 
 

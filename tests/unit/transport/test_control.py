@@ -9,7 +9,6 @@ from support.sealing import reseal, with_json
 
 from apex.config import Config, to_dict
 from apex.metric_tags import MAX_METRICS
-from apex.transport.json_codec import decode_answer, decode_request, encode_control
 from apex.transport.messages.control import (
     Goodbye,
     RefusedAnswer,
@@ -17,13 +16,15 @@ from apex.transport.messages.control import (
     StatusRequest,
     WaitAnswer,
     WelcomeAnswer,
+    decode_answer,
+    decode_request,
 )
 from apex.transport.messages.fields import MAX_TEXT, printable
 from apex.transport.messages.results import MAX_SCORES, ActorScores, MetricSum, Scores, ScoreSums
 from apexreplay.types import Stream
 from apexreplay.wire.header import WIRE_VERSION, WireError
 from apexreplay.wire.histogram import Histogram
-from apexreplay.wire.json_codec import decode_json, encode_json
+from apexreplay.wire.json_codec import decode_json, encode_control, encode_json
 
 WELCOME = WelcomeAnswer(
     run_id=RUN, config=to_dict(Config()), schema=PIXELS, num_parameters=3, num_actors=2, memory="m",
