@@ -106,7 +106,7 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
         with _left_in_order(store, path, snapshot_process), open_context(settings.read_keys()) as context:
             sockets = ReplaySockets(context, settings, server)
             link = join(server, context)
-            _run_tasks(
+            run_tasks(
                 sockets.take_experience(stop, link),
                 sockets.take_priorities(stop),
                 sockets.repeat_receipts(stop),
@@ -226,7 +226,7 @@ async def _watch(
         link.check()
 
 
-def _run_tasks(*tasks: Coroutine[Any, Any, None]) -> None:
+def run_tasks(*tasks: Coroutine[Any, Any, None]) -> None:
     """Runs all tasks until they return. If a task raises an exception, cancels the other tasks and raises it again."""
 
     async def run() -> None:

@@ -20,7 +20,7 @@ from apexreplay.server.control_server import ControlServer, ServedTable
 from apexreplay.server.leases import Leases
 from apexreplay.server.place import MEMORY_SAMPLERS, Place, first_port
 from apexreplay.server.server import ReplayServer
-from apexreplay.server.service import ServerSettings, serve
+from apexreplay.server.service import ServerSettings, run_tasks, serve
 from apexreplay.server.table_settings import TableSettings
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.store.location import claim_run, store_path
@@ -73,15 +73,7 @@ def run_server(
                             log.info("ready: tcp://%s:%d", place.bind, place.port)
                             on_ready()
 
-                async def run() -> None:
-                    async with asyncio.TaskGroup() as group:
-                        group.create_task(watch())
-                        group.create_task(control.answer(stop))
-
-                try:
-                    asyncio.run(run())
-                except BaseExceptionGroup as group:
-                    raise group.exceptions[0] from group
+                run_tasks(watch(), control.answer(stop))
         finally:
             stop_children(children, STOP_SECONDS)
     return FINISHED
