@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from apex.learning.coordinator.leases import LeaseTable
+from apexreplay.server.leases import LeaseTable
 from bench.harness.command import Figures, make_parser, run_bench
 
 NUM_LEASES = 65_536  # the maximum of a run

@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
-from apexreplay.server.leases import Full, Lease, Leases
+from apexreplay.server.leases import Full, Leases
 from apexreplay.server.place import MEMORY_SAMPLERS, Place, first_port
 from apexreplay.server.table_settings import TableSettings
 from apexreplay.store.location import memory_id
@@ -89,22 +89,21 @@ class ControlServer:
             return control.Refusal(session=hello.session, reason="new_memory")
         if hello.role == "sampler" and hello.table not in self._status:
             return control.Later(session=hello.session)  # The memory may not exist yet.
-        lease: Lease | Full | None
-        shared = hello.memory == memory_id()  # The sampler reads the memory itself.
-        if hello.role == "writer":
-            known_stream = None
-            if hello.stream >= 0 and known_run:
-                known_stream = Stream(hello.stream, int(hello.incarnation, 16))
-            lease = served.leases.writer(hello.session, known_stream)
+        settings, first = served.settings, first_port(self._place, served.position)
+        is_writer, shared = hello.role == "writer", hello.memory == memory_id()  # `shared`: it reads the memory itself
+        place = hello.stream if is_writer else hello.row - settings.num_samplers
+        known = Stream(place, int(hello.incarnation, 16)) if known_run else None
+        lease: Stream | Full | None
+        if is_writer:
+            lease = served.leases.writer(hello.session, known)
         elif shared:
-            lease = served.leases.sampler(hello.session, hello.row)
+            lease = served.leases.sampler(hello.session, known)
         else:
             lease = served.leases.remote(hello.session)
         if lease is None:
             return control.Later(session=hello.session)
         if isinstance(lease, Full):
             return control.Refusal(session=hello.session, reason=lease.reason, subject=str(lease.limit))
-        settings, first = served.settings, first_port(self._place, served.position)
         return control.Welcome(
             session=hello.session,
             run_id=f"{served.run_id:x}",
@@ -113,11 +112,11 @@ class ControlServer:
             priorities=first + 1,
             receipts=first + 2,
             batches=[first + 3 + sampler for sampler in range(settings.num_samplers)],
-            stream=lease.stream.actor_id if lease.stream else -1,
-            incarnation=f"{lease.stream.incarnation if lease.stream else 0:x}",
+            stream=lease.actor_id if is_writer else -1,
+            incarnation=f"{lease.incarnation:x}",
             window=settings.window,
             segment_length=settings.segment_length,
-            row=lease.row,
+            row=settings.num_samplers + lease.actor_id if shared and not is_writer else -1,
             num_rows=settings.num_samplers + MEMORY_SAMPLERS,
             limiter=(settings.min_size, settings.samples_per_insert, settings.tolerance, settings.inserts_wait),
         )

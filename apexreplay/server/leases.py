@@ -1,20 +1,92 @@
-"""Which client has which stream of a table (writers) or row of its counters (samplers that read the memory)."""
+"""Which session has which id, stream or row: of actor hosts at a learner, and of clients at a server of tables."""
 
+import secrets
 import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from apexreplay.types import Stream
 
-LEASE_SECONDS = 30.0  # silence after which a lease ends
+LEASE_SECONDS = 30.0  # silence after which another client of a server may get the stream or row
 RECLAIM_SECONDS = 5.0  # time after a restart in which only clients of the earlier start get streams and rows
+MAX_REMOTE = 65_536  # samplers on other hosts
 
 
 class Lease(NamedTuple):
-    """The lease of a session."""
+    """The lease of one id to one session."""
 
-    stream: Stream | None  # of a writer
-    row: int  # of a sampler; -1: none
+    session: int
+    incarnation: int
+    expires_at: float
+
+
+class LeaseTable:
+    """Leases of the ids 0 ... N-1 to sessions. An actor host has one session per start.
+
+    The incarnation of an id grows with every lease of the id, also across restarts of the program: its upper bits are
+    `epoch`, which grows with each restart. Its lower bits begin at a random number, because copies of a run folder
+    that are resumed in the same second have the same epoch.
+    """
+
+    def __init__(self, num_ids: int, lease_seconds: float, epoch: int = 0) -> None:
+        self.num_ids = num_ids
+        self._lease_seconds = lease_seconds
+        self._leases: dict[int, Lease] = {}
+        self._newest: dict[int, int] = {}  # id -> its newest incarnation seen by this table
+        self._next_incarnation = (epoch << 32) + 1 + secrets.randbelow(1 << 31)
+
+    @property
+    def num_leased(self) -> int:
+        """The number of leased ids."""
+        return len(self._leases)
+
+    def claim(self, session: int, count: int, now: float) -> list[Stream]:
+        """Leases free ids, the highest first, until the session holds `count`; returns all ids of the session."""
+        self.expire(now)
+        missing = count - len(self.held(session))
+        free = (each for each in range(self.num_ids - 1, -1, -1) if each not in self._leases)
+        for _, actor_id in zip(range(missing), free, strict=False):
+            self._leases[actor_id] = Lease(session, self._next_incarnation, now + self._lease_seconds)
+            self._newest[actor_id] = self._next_incarnation
+            self._next_incarnation += 1
+        return self.held(session)
+
+    def renew(self, session: int, streams: list[Stream], now: float) -> bool:
+        """Renews the leases that a session claims to hold. Renews none and returns False if one was leased again since.
+
+        Ids without a lease are leased again under their old incarnation: the program was restarted, or the lease
+        expired and no other session took the id. If another session took the id, replay would permanently refuse the
+        older incarnation, and its sender would wait for receipts in vain.
+
+        The running time is proportional to `streams`, not to all leases, because every host's heartbeat calls this.
+        """
+        for stream in streams:
+            if not 0 <= stream.actor_id < self.num_ids or stream.incarnation >= self._next_incarnation:
+                return False  # No start of this program has leased this id with this incarnation.
+            if stream.incarnation < self._newest.get(stream.actor_id, 0):
+                return False
+            lease = self._leases.get(stream.actor_id)
+            if lease is None or lease.expires_at <= now:  # The lease has expired, but `expire` has not run yet.
+                continue
+            if (lease.session, lease.incarnation) != (session, stream.incarnation):
+                return False
+        for stream in streams:
+            self._leases[stream.actor_id] = Lease(session, stream.incarnation, now + self._lease_seconds)
+            self._newest[stream.actor_id] = stream.incarnation
+        return True
+
+    def release(self, session: int) -> None:
+        """Frees all ids of the session."""
+        self._leases = {i: lease for i, lease in self._leases.items() if lease.session != session}
+
+    def expire(self, now: float) -> None:
+        """Frees ids whose lease was not renewed in time. Checks every lease: call this once a second at most."""
+        self._leases = {i: lease for i, lease in self._leases.items() if lease.expires_at > now}
+
+    def held(self, session: int) -> list[Stream]:
+        """Returns all ids of the session, the highest first."""
+        streams = [Stream(i, lease.incarnation) for i, lease in self._leases.items() if lease.session == session]
+        return sorted(streams, reverse=True)
 
 
 class Full(NamedTuple):
@@ -25,100 +97,73 @@ class Full(NamedTuple):
 
 
 class Leases:
-    """The leases of one table.
+    """The leases of one table of a server: streams of writers, rows of samplers that read the memory, other samplers.
 
-    An incarnation never repeats: its upper bits are the number of the server's start, the lower ones count.
+    Each row, counted from 0, has an incarnation too.
     """
 
     def __init__(
-        self, num_streams: int, rows: range, start: int, *, clock: Callable[[], float] = time.monotonic
+        self, num_streams: int, num_rows: int, start: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`rows`: those that samplers may lease. `start`: number of this start, from 1."""
-        self._num_streams = num_streams
-        self._rows = rows
-        self._next = start << 32
+        """`start`: number of this start, from 1."""
+        self._streams, self._rows, self._remote = self._tables = [
+            LeaseTable(number, LEASE_SECONDS, start) for number in (num_streams, num_rows, MAX_REMOTE)
+        ]
         self._start = start
         self._clock = clock
         self._opened_at: float | None = None  # None: the memory is being restored
-        self._held: dict[int, Lease] = {}  # by session
-        self._seen_at: dict[int, float] = {}
 
     def open(self) -> None:
         """Begins RECLAIM_SECONDS: the table serves its clients. Later calls do nothing."""
         if self._opened_at is None:
             self._opened_at = self._clock()
 
-    @property
-    def _is_reserved(self) -> bool:
-        """Whether clients of an earlier start may still come back for their streams and rows."""
-        since = self._opened_at
-        return self._start > 1 and (since is None or self._clock() - since < RECLAIM_SECONDS)
-
-    def writer(self, session: int, known: Stream | None = None) -> Lease | Full | None:
+    def writer(self, session: int, known: Stream | None = None) -> Stream | Full | None:
         """Leases a stream to a writer. `known`: the stream that it had before the server started again.
 
         Returns None if the writer should ask again later.
         """
-        self._forget()
-        if session in self._held:
-            return self._keep(session, self._held[session])
-        taken = {lease.stream.actor_id: lease.stream for lease in self._held.values() if lease.stream is not None}
-        if known is not None:
-            is_free = known.actor_id not in taken and known.actor_id < self._num_streams
-            is_earlier = known.incarnation <= self._next
-            if not is_free or not is_earlier:
-                return Full("stream_taken", self._num_streams)
-            return self._keep(session, Lease(known, -1))
-        if self._is_reserved:
-            return None
-        free = next((each for each in range(self._num_streams) if each not in taken), None)
-        if free is None:
-            return Full("no_stream", self._num_streams)
-        self._next += 1
-        return self._keep(session, Lease(Stream(free, self._next), -1))
+        stream = self._renew(self._streams, session, known)
+        if stream is None and known is not None:
+            return Full("stream_taken", self._streams.num_ids)
+        return stream or self._claim(self._streams, session, "no_stream")
 
-    def sampler(self, session: int, known: int = -1) -> Lease | Full | None:
+    def sampler(self, session: int, known: Stream | None = None) -> Stream | Full | None:
         """Leases a row to a sampler that reads the memory. `known`: the row with which it may still be reading.
 
         Returns None if the sampler should ask again later.
         """
-        self._forget()
-        if session in self._held:
-            return self._keep(session, self._held[session])
-        free = [row for row in self._rows if row not in {lease.row for lease in self._held.values()}]
-        if known in free:
-            return self._keep(session, Lease(None, known))
-        if self._is_reserved:
-            return None
-        return self._keep(session, Lease(None, free[0])) if free else Full("no_row", len(self._rows))
+        return self._renew(self._rows, session, known) or self._claim(self._rows, session, "no_row")
 
-    def remote(self, session: int) -> Lease:
-        """Records a sampler on another host, which needs no row."""
-        return self._keep(session, Lease(None, -1))
+    def remote(self, session: int) -> Stream | None:
+        """Records a sampler on another host, which needs no row; returns None if there are too many."""
+        return self._renew(self._remote, session) or next(iter(self._remote.claim(session, 1, self._clock())), None)
 
     def beat(self, session: int) -> bool:
         """Keeps a lease; returns whether there is one."""
-        self._forget()
-        if session in self._held:
-            self._seen_at[session] = self._clock()
-        return session in self._held
+        return any(self._renew(table, session) for table in self._tables)
 
     def end(self, session: int) -> None:
         """Ends a lease, if there is one."""
-        self._held.pop(session, None)
-        self._seen_at.pop(session, None)
+        for table in self._tables:
+            table.release(session)
 
     def count(self) -> tuple[int, int]:
         """Returns the numbers of writers and of samplers."""
-        self._forget()
-        writers = sum(lease.stream is not None for lease in self._held.values())
-        return writers, len(self._held) - writers
+        for table in self._tables:
+            table.expire(self._clock())
+        return self._streams.num_leased, self._rows.num_leased + self._remote.num_leased
 
-    def _keep(self, session: int, lease: Lease) -> Lease:
-        self._held[session], self._seen_at[session] = lease, self._clock()
-        return lease
+    def _renew(self, table: LeaseTable, session: int, known: Stream | None = None) -> Stream | None:
+        """Returns what a session holds, or what it held at an earlier start if that is free; else None."""
+        held = table.held(session)
+        if not held and known is not None:
+            held = [known]
+        return held[0] if held and table.renew(session, held, self._clock()) else None
 
-    def _forget(self) -> None:
-        oldest = self._clock() - LEASE_SECONDS
-        for session in [session for session, at in self._seen_at.items() if at < oldest]:
-            self.end(session)
+    def _claim(self, table: LeaseTable, session: int, reason: Literal["no_stream", "no_row"]) -> Stream | Full | None:
+        since = self._opened_at
+        if self._start > 1 and (since is None or self._clock() - since < RECLAIM_SECONDS):
+            return None  # Clients of an earlier start may still come back.
+        streams = table.claim(session, 1, self._clock())
+        return streams[0] if streams else Full(reason, table.num_ids)

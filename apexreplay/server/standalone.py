@@ -57,8 +57,8 @@ def run_server(
                 task = settings, place, index, run_id, writer
                 children.append(start_child(f"table-{settings.table.name}", _serve_table, *task))
                 writer.close()
-                rows = range(settings.num_samplers, settings.num_samplers + MEMORY_SAMPLERS)
-                served.append(ServedTable(settings, index, run_id, reader, Leases(settings.num_streams, rows, start)))
+                leases = Leases(settings.num_streams, MEMORY_SAMPLERS, start)
+                served.append(ServedTable(settings, index, run_id, reader, leases))
             with open_context(read_keys(place.keys, "server")) as context:
                 control = ControlServer(context, place, served)
 

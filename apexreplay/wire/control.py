@@ -27,8 +27,8 @@ class Hello(Record, frozen=True, kw_only=True, tag="hello"):
     memory: Text = ""  # `memory_id` of the client; "": the client does not want to read the memory itself
     run_id: Hex = "0"  # of the table, if the client had a lease before the server started again; else 0
     stream: Annotated[int, Meta(ge=-1, lt=2**32)] = -1  # that the writer had; -1: none
-    incarnation: Hex = "0"
     row: Annotated[int, Meta(ge=-1, lt=1_024)] = -1  # of the counters, that the sampler had; -1: none
+    incarnation: Hex = "0"  # of this stream or row
 
 
 class Beat(Record, frozen=True, kw_only=True, tag="beat"):
@@ -60,7 +60,7 @@ class Welcome(Record, frozen=True, kw_only=True, tag="welcome"):
     receipts: Port
     batches: Annotated[list[Port], Meta(max_length=16)]
     stream: Annotated[int, Meta(ge=-1, lt=2**32)]  # of a writer; else -1
-    incarnation: Hex
+    incarnation: Hex  # of the stream or row
     window: Annotated[int, Meta(ge=1, le=63)]  # unacknowledged segments that a writer may have
     segment_length: Annotated[int, Meta(ge=1, le=4_096)]  # items of a segment
     row: Annotated[int, Meta(ge=-1, lt=1_024)]  # of the counters, of a sampler that reads the memory itself; else -1

@@ -3,10 +3,10 @@
 import numpy as np
 
 from apex.learning.coordinator.fence import Fence
-from apex.learning.coordinator.leases import LeaseTable
 from apex.runs.folder import RunFolder
 from apexreplay.client.send_window import SendWindow
 from apexreplay.files.atomic_files import digest
+from apexreplay.server.leases import LeaseTable
 from apexreplay.server.server import ReplayServer
 from apexreplay.snapshots.folder import SnapshotFile, SnapshotFolder
 from apexreplay.store import writer

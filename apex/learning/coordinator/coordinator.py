@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from apex.algorithms.interface import make_algorithm
 from apex.config import to_dict
 from apex.learning.coordinator.fence import Fence
-from apex.learning.coordinator.leases import LeaseTable
 from apex.learning.coordinator.link import FromTrainer, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row, score_row
 from apex.learning.coordinator.state import RunState
@@ -29,6 +28,7 @@ from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import LearnerStatus
 from apex.transport.timing import FORGET_SECONDS, TAKEOVER_HEARTBEATS
 from apex.types import Parameters, Role
+from apexreplay.server.leases import LeaseTable
 from apexreplay.store.location import memory_id
 from apexreplay.wire.header import WireError
 

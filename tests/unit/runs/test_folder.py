@@ -13,12 +13,12 @@ import pytest
 from support.clocks import Clock
 
 from apex.config import Config, EnvironmentConfig, RunConfig
-from apex.learning.coordinator.leases import LeaseTable
 from apex.runs.folder import RunFolder
 from apex.runtime.provenance import describe_checkout, describe_hardware
 from apex.schema import Schema
 from apexreplay.errors import DataError, UsageError
 from apexreplay.files.atomic_files import seal, unseal
+from apexreplay.server.leases import LeaseTable
 
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
 NOON = datetime(2025, 1, 31, 12, 0, 5)

@@ -5,7 +5,7 @@ import secrets
 import numpy as np
 import pytest
 
-from apex.learning.coordinator.leases import LeaseTable
+from apexreplay.server.leases import LeaseTable
 from apexreplay.types import Stream
 
 
