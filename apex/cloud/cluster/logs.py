@@ -9,6 +9,7 @@ from apex.cloud.cluster.aws import Aws
 from apex.errors import AwsError
 from apex.types import PROGRAMS
 from apexreplay.errors import UsageError
+from apexreplay.process.text import clean
 
 GROUPS = (*PROGRAMS, "refused")  # "refused": packets that the firewall rejected
 LATE = 30_000  # milliseconds by which CloudWatch may deliver a line later than newer lines
@@ -27,9 +28,7 @@ class LogLine(NamedTuple):
 
     def __str__(self) -> str:
         at = datetime.fromtimestamp(self.milliseconds / 1000, UTC)
-        # Control characters of a compromised host must not reach the terminal.
-        text = "".join(c if c.isprintable() else " " for c in self.text.rstrip())
-        return f"{at:%Y-%m-%d %H:%M:%S}Z {self.role:<9} {self.host:<19} {text}"
+        return f"{at:%Y-%m-%d %H:%M:%S}Z {self.role:<9} {self.host:<19} {clean(self.text.rstrip())}"
 
 
 class Tail:
