@@ -111,7 +111,7 @@ def test_a_receipt_of_a_newer_incarnation_is_an_error():
     link = make_link(tape)
     link.send([cut(0)], version=1)
     tape.receipts = [Receipt(Stream(7, 4), 1, 0, 0)]
-    with pytest.raises(SupersededError, match="actor 7"):
+    with pytest.raises(SupersededError, match="stream 7"):
         link.pump()
 
 

@@ -126,7 +126,7 @@ def spoil(folder, how):
         ("cut short", "actor.key_secret", "", "apex keys"),
         ("not text", "actor.key_secret", "", "apex keys"),
         ("not Z85", "actor.key_secret", "", "apex keys"),
-        ("public only", "actor.key_secret", "", "bundle"),
+        ("public only", "actor.key_secret", "", "keys of the actor"),
         ("no public key", "keys", "learner", "apex keys bundle"),
         ("ssh key", "replay.key", "", "apex keys"),
         ("old format", "keys", "older", "apex keys bundle"),
