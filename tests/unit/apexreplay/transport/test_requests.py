@@ -48,7 +48,9 @@ def test_a_client_keeps_its_credit_and_gets_a_batch_for_each_request(context):
     (client, _), *_ = receive(receiver, 3)
 
     def is_gone(peer):
-        assert receiver.receive(0.0) == []  # The end of a connection arrives like a request.
+        """The end of a connection, too, needs both sockets to be read."""
+        assert requester.receive(0.0) is None
+        assert receiver.receive(0.0) == []
         return not receiver.answer(peer, make_batch(PIXELS, number=8))
 
     for gone in (requests[2][0], b"nobody"):  # the first is the connection before
