@@ -36,7 +36,7 @@ def test_a_custom_algorithm_trains_through_all_programs(programs):
     figures = last_figures(folder)
     assert figures["learner/updates"] == 200
     assert np.isfinite(figures["learner/bias"])  # a figure of this algorithm
-    last = ("--checkpoint", "last")  # The best policy may be the one before the first update.
+    last = ("--checkpoint", "last")
     output = run(programs, "evaluate", "evaluate", "runs/own", *last, "--episodes", "2", "--json")
     assert json.loads(output.splitlines()[-1])["updates"] == 200
     programs.start("export", "export", "runs/own")

@@ -41,8 +41,9 @@ pytestmark = pytest.mark.timeout(400)  # longer than the tests' own deadlines
     ],
 )
 def test_three_programs_in_any_order_train_and_end_together(programs, order, batches):
+    options = ["--max-updates", "300", "--name", "by-hand", "--evaluator.final-seconds", "0"]  # There is no evaluator.
     commands = {
-        "learner": ["learner", *TINY, *programs.offset, "--max-updates", "300", "--name", "by-hand", batches],
+        "learner": ["learner", *TINY, *programs.offset, *options, batches],
         "replay": ["replay", *programs.learner],
         "actor": ["actor", *programs.learner],
     }
