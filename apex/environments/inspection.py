@@ -6,9 +6,11 @@ A child is forked: it trusts the same modules as its parent, and needs no second
 import faulthandler
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -83,7 +85,8 @@ def _describe(config: EnvironmentConfig, stop: Stop) -> dict[str, Any]:
         faulthandler.enable(sys.__stderr__)  # shows where an environment hangs
     log.setLevel(logging.ERROR)  # The programs of the run log the same warnings.
     changes: list[str] = []
-    return {"schema": describe(config, 1, changes.append, _play).to_dict(), "changes": changes}
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # It may print a line at each of many steps.
+        return {"schema": describe(config, 1, changes.append, _play).to_dict(), "changes": changes}
 
 
 def _play(games: VectorEnvironment, schema: Schema) -> None:

@@ -137,6 +137,11 @@ def test_the_bounds_of_a_box_and_values_within_are_played(game, tmp_path):
     assert len(values) > MAX_STEPS / 3
 
 
+def test_what_an_environment_prints_in_its_trial_is_not_shown(game, tmp_path, capfd):
+    Inspector().schema(game("def see(self): print('printed', flush=True); return np.zeros(2, np.float32)"))
+    assert "printed" not in capfd.readouterr().out
+
+
 def test_a_slow_environment_is_stepped_once_after_the_time_limit(game, tmp_path, monkeypatch):
     monkeypatch.setattr("apex.environments.inspection.PLAY_SECONDS", 0.0)
     Inspector().schema(game("pass"))
