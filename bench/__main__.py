@@ -18,7 +18,9 @@ BENCHES = {  # name of the benchmark -> module, whose main(argv) measures
     "learner": "bench.learner",
     "learning": "bench.learning.command",
     "leases": "bench.leases",
+    "peers": "bench.peer_table",
     "replay": "bench.replay",
+    "snapshots": "bench.snapshots",
     "system": "bench.system",
 }
 

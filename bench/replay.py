@@ -2,10 +2,11 @@
 frames.
 
 Every figure is a median of at least five intervals. Other work on the machine lowers all of them: compare only ratios
-of one run (--peer).
+of one run (--peer measures other replay buffers, too).
 """
 
 import argparse
+import shlex
 import statistics
 import sys
 import time
@@ -23,14 +24,16 @@ from apex.environments.factory import describe
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.policy_file import find_best
 from apex.runs.folder import RunFolder
-from apexreplay.errors import UsageError, require
+from apexreplay.errors import UsageError
 from apexreplay.process.lifecycle import Stop
 from apexreplay.store.layout import stored_record_dtype
 from apexreplay.store.sum_tree import SumTree
 from bench.harness.command import GAME, NUM_STREAMS, Figures, VerificationError, make_parser, record_games, run_bench
 from bench.harness.recording import Recording
 from bench.harness.replay_fixture import LinkKind, ReplayFixture, open_replay_fixture
-from bench.harness.report import compare, print_budget, print_report, print_sizes, run_peer
+from bench.harness.replay_peers import PEERS, PeerError, print_peers, ratios, read_peer, run_peer
+from bench.harness.report import print_budget, print_report, print_sizes
+from bench.harness.results import write_record
 from bench.plots.replay_sizes import check_picture, save_sizes
 from bench.replay_steps import read_memory, time_batch, time_direct, time_store
 
@@ -45,11 +48,22 @@ VERIFIED_BATCHES = 4
 def main(argv: Sequence[str]) -> int:
     """Measures; returns the exit status."""
     options = _make_parser().parse_args(argv)
-    _check(options)
+    options.peer = list(map(read_peer, options.peer))
+    if options.sizes:
+        check_picture(options.sizes)
+
+    def show(figures: Figures) -> None:
+        print_report(figures)
+        if options.peer:
+            print_peers(figures)
+        if options.record:
+            write_record(options.record, f"python -m bench replay {shlex.join(argv)}", figures)
+
     return run_bench(
         lambda folder, stop: _measure(options, folder, stop),
-        print_report,
+        show,
         as_json=options.json,
+        passed=lambda figures: all(f"{peer.name}_inserts_per_s" in figures for peer in options.peer),
     )
 
 
@@ -60,7 +74,14 @@ def _make_parser() -> Parser:
     rows = value_of(Annotated[int, Meta(ge=BATCH_SIZE)])
     processes = value_of(Annotated[int, Meta(ge=1, le=64)])
     parser.add_argument("--run", metavar="FOLDER", help="measure also with frames of this run's policy")
-    parser.add_argument("--peer", metavar="PYTHON", help="interpreter with dm-reverb, which is measured too")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME[=PYTHON]",
+        help=f"measure also {', '.join(PEERS)} (again for each), with this interpreter; default .peer-NAME/bin/python",
+    )
+    parser.add_argument("--record", type=Path, metavar="JSON", help="write the figures with commit and machine")
     parser.add_argument(
         "--transitions",
         type=rows,
@@ -91,12 +112,6 @@ def _make_parser() -> Parser:
     return parser
 
 
-def _check(options: argparse.Namespace) -> None:
-    require(not options.peer or Path(options.peer).exists(), f"--peer: {options.peer} does not exist")
-    if options.sizes:
-        check_picture(options.sizes)
-
-
 def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
     figures: Figures = {}
     for prefix, environment, policy in _sources(options):
@@ -107,7 +122,7 @@ def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
         recording = record_games(place, config, schema, options.frames, stop, policy)
         figures[f"{prefix}distinct_frames"] = recording.num_distinct_frames
         if options.peer and not prefix:
-            np.save(folder / "frames.npy", recording.frames[0][:5_000])
+            np.save(folder / "frames.npy", np.concatenate(recording.frames))
         links: list[LinkKind] = ["tcp", "memory"] if options.link == "both" else [options.link]
         for link in links:
             label = prefix + ("direct_" if link == "memory" else "")
@@ -130,9 +145,14 @@ def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
         save_sizes(options.sizes, curve, BATCH_SIZE)
         print(f"wrote {options.sizes}")
         figures["size_ratio"] = max(big / small for small, big in zip(curve[SIZES[0]], curve[SIZES[-1]], strict=True))
-    if options.peer:
-        _log("Reverb")
-        figures |= compare(figures, run_peer(options.peer, folder / "frames.npy", stop))
+    for peer in options.peer:
+        _log(f"{options.transitions:,} transitions in {peer.name}")
+        seconds = PIECES * _seconds_of_piece(options)
+        try:
+            figures |= run_peer(peer, folder / "frames.npy", options.transitions, seconds, stop)
+        except PeerError as error:  # The other figures are kept; the status says that one is missing.
+            _log(str(error))
+    figures |= ratios(figures)
     return {name: float(f"{value:.6g}") for name, value in figures.items()}
 
 
@@ -171,16 +191,17 @@ def _measure_server(
     figures: Figures = {}
     budget: dict[str, float] = {}
     with open_replay_fixture(config, recording, folder, link, stop) as bed:
+        empty, _ = read_memory(bed.processes)
         _log(f"inserting {options.transitions:,} transitions")
         figures |= _insert(bed, options.transitions)
         _log(f"checking samples against the recording ({link})")
         figures["verified_transitions"] = verify(bed, recording, VERIFIED_BATCHES)
         _log(f"sampling ({link})")
         bed.longest_wait = 0.0
-        figures["sample_batches_per_s"] = _sample(bed, max(0.2, options.seconds / 12))
+        figures["sample_batches_per_s"] = _sample(bed, _seconds_of_piece(options))
         figures["sample_longest_wait_ms"] = 1e3 * bed.longest_wait
         if link == "tcp":
-            figures |= _memory(bed, options.transitions, each)
+            figures |= _memory(bed, options.transitions, each, empty)
         _log(f"all at once for {options.seconds:g} s ({link})")
         figures |= _both(bed, options.seconds)
         if link == "tcp":
@@ -189,6 +210,10 @@ def _measure_server(
         else:
             figures["batch_ms"] = time_direct(bed.store, bed.config, bed.schema)
     return figures, budget
+
+
+def _seconds_of_piece(options: argparse.Namespace) -> float:
+    return float(max(0.2, options.seconds / 12))
 
 
 def _insert(bed: ReplayFixture, transitions: int) -> Figures:
@@ -253,7 +278,7 @@ def _both(bed: ReplayFixture, seconds: float) -> Figures:
     }
 
 
-def _memory(bed: ReplayFixture, transitions: int, image_bytes: float) -> Figures:
+def _memory(bed: ReplayFixture, transitions: int, image_bytes: float, empty: int) -> Figures:
     whole, shared = read_memory(bed.processes)
     stored = stored_record_dtype(bed.schema.table).itemsize + image_bytes
     tables = 8 * SumTree.num_nodes(PAPER_CAPACITY)
@@ -262,6 +287,7 @@ def _memory(bed: ReplayFixture, transitions: int, image_bytes: float) -> Figures
         "memory_bytes": whole,
         "memory_transitions": transitions,
         "memory_bytes_2m": whole if transitions == PAPER_CAPACITY else extrapolated,
+        "grown_bytes_per_transition": (whole - empty) / transitions,
         "store_bytes_per_transition": stored + tables / PAPER_CAPACITY,
         "record_bytes_per_transition_on_wire": bed.schema.table.record.itemsize,
     }

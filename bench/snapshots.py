@@ -1,16 +1,19 @@
-"""Measures how long a snapshot of the replay memory takes, and how long it delays inserts and samples."""
+"""`python -m bench snapshots`: measures how long a snapshot of the replay memory takes, and how long it delays inserts
+and samples, in a server of tables and in its parts.
+"""
 
 import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from apex.config.arguments import positive_int
 from apex.schema import Schema
 from apexreplay.frame_blob import make_blob
 from apexreplay.item_kinds import Array
@@ -25,6 +28,9 @@ from apexreplay.store.location import memory_folder
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
 from apexreplay.types import Segment, Stream
+from bench.harness.command import Figures, make_parser, run_bench
+from bench.harness.report import ReportRow, print_rows
+from bench.insert_latency import measure_inserts
 
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=18, n_step=3, codec="lz4")
 SEGMENT = 50  # transitions in the store
@@ -34,6 +40,35 @@ BATCHES_PER_SECOND = 100
 READY_SECONDS = 60.0  # time for the sampler's first draw
 LOOK_SECONDS = 0.25  # interval between two looks at the folder
 BEFORE, DURING = range(2)
+LINES = [
+    ReportRow("insert_p50_ms_without", "a segment is stored, without snapshots: median", "ms"),
+    ReportRow("insert_p50_ms", "with snapshots: median", "ms"),
+    ReportRow("insert_p999_ms_without", "without: 99.9 % within", "ms"),
+    ReportRow("insert_p999_ms", "with: 99.9 % within", "ms"),
+    ReportRow("insert_p999_ms_more", "difference", "ms", bar=50, less_is_better=True),
+    ReportRow("insert_longest_ms_without", "without: longest", "ms"),
+    ReportRow("insert_longest_ms", "with: longest", "ms"),
+    ReportRow("snapshot_s", "snapshot of the whole memory", "s"),
+    ReportRow("snapshot_mb", "its size", "MB", digits=0),
+    ReportRow("restore_s", "restore", "s"),
+]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures; returns the exit status."""
+    parser = make_parser("snapshots", "Measures snapshots.", seconds=60.0, of="duration of inserts, twice")
+    parser.add_argument(
+        "--transitions", type=positive_int, default=1_000_000, metavar="N", help="in the memory; default 1,000,000"
+    )
+    options = parser.parse_args(argv)
+
+    def measure(folder: Path, stop: Stop) -> Figures:
+        figures = measure_inserts(folder, stop, num_items=options.transitions, seconds=options.seconds)
+        parts = measure_snapshot(folder / "parts", num_transitions=options.transitions, seconds=options.seconds / 6)
+        return figures | {name: value for name, value in parts.items() if value is not None}
+
+    title = f"{options.transitions:,} transitions, 84 x 84"
+    return run_bench(measure, lambda figures: print_rows(title, LINES, figures), as_json=options.json)
 
 
 def measure_snapshot(

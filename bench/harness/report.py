@@ -1,21 +1,9 @@
-"""The tables of `python -m bench replay`, and its comparison with DeepMind Reverb."""
+"""The tables of `python -m bench replay`."""
 
-import os
-import re
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
-from apexreplay.errors import UsageError
-from apexreplay.process.lifecycle import POLL_SECONDS, Stop
-from apexreplay.process.spawn import spawn
 from bench.replay_steps import StoreTimes
-
-PEER_SCRIPT = Path(__file__).parents[1] / "peers" / "reverb_bench.py"
-PEER_LINE = re.compile(r"^reverb_(insert|sample|update) ([\d.]+) ", re.MULTILINE)
 
 
 class ReportRow(NamedTuple):
@@ -29,15 +17,11 @@ class ReportRow(NamedTuple):
     bar: float | None = None  # in the printed unit
     stretch: float | None = None
     less_is_better: bool = False
-    peer: str = ""  # name in the output of `reverb_bench.py`
-    peer_bar: float | None = None  # multiple of the peer's figure
 
 
 SERVER_LINES = [
-    ReportRow(
-        "insert_transitions_per_s", "inserts over one connection, with LZ4", "/s", digits=0, peer="insert", peer_bar=5
-    ),
-    ReportRow("sample_batches_per_s", "batches of 512, with priorities returned", "/s", peer="sample", peer_bar=8),
+    ReportRow("insert_transitions_per_s", "inserts over one connection, with LZ4", "/s", digits=0),
+    ReportRow("sample_batches_per_s", "batches of 512, with priorities returned", "/s"),
     ReportRow("sample_longest_wait_ms", "longest wait for a batch", "ms", less_is_better=True),
     ReportRow("batch_ms", "one batch drawn and decoded in one process", "ms", digits=2, less_is_better=True),
     ReportRow("both_insert_transitions_per_s", "both at once: inserts, 12,500 offered", "/s", digits=0, bar=12_400),
@@ -46,7 +30,7 @@ SERVER_LINES = [
     ReportRow("memory_bytes_2m", "memory for 2,000,000 transitions", "GB", 1e-9, 2, 2.5, 2.0, True),
 ]
 STORE_LINES = [
-    ReportRow("update_512_ms", "update of 512 among 2^21 leaves", "ms", 1, 3, 0.4, 0.1, True, "update"),
+    ReportRow("update_512_ms", "update of 512 among 2^21 leaves", "ms", 1, 3, 0.4, 0.1, True),
     ReportRow("draw_512_ms", "draw of 512 among 2^21 leaves", "ms", 1, 3, 0.15, 0.1, True),
     ReportRow("size_ratio", "2^23 slots relative to 2^16 slots", "x", 1, 2, 3.0, 2.0, True),
 ]
@@ -68,8 +52,8 @@ PREFIXES = {
 
 
 def print_report(figures: Mapping[str, float]) -> None:
-    """Prints a table: figure, value, bar, and the multiple of the peer's figure."""
-    print(f"\n{'':<48}{'here':>12}{'':<7}{'bar':>10}{'stretch':>10}{'peer':>11}{'ratio':>8}")
+    """Prints a table: figure, value, bar."""
+    print(f"\n{'':<48}{'here':>12}{'':<7}{'bar':>10}{'stretch':>10}")
     for prefix, title in PREFIXES.items():
         lines = [line for line in SERVER_LINES if prefix + line.name in figures]
         if lines:
@@ -106,63 +90,14 @@ def print_sizes(times: Mapping[int, StoreTimes]) -> None:
         print(f"{size:>12,}{each.draw:>12.3f}{each.update:>12.3f}")
 
 
-def run_peer(python: str, frames: Path, stop: Stop) -> dict[str, float]:
-    """Runs the peer; returns its inserts and samples per second and the milliseconds of an update."""
-    if not PEER_SCRIPT.exists():
-        raise UsageError(f"--peer needs {PEER_SCRIPT}")
-    command = [python, str(PEER_SCRIPT), str(frames)]
-    process = spawn(command, output=subprocess.PIPE, errors=subprocess.PIPE)  # Its children end with it.
-    try:
-        while True:
-            try:
-                output, errors = process.communicate(timeout=POLL_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                if stop.poll():
-                    raise KeyboardInterrupt from None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    figures = read_peer(output.decode(errors="replace"))
-    if process.returncode or len(figures) < 3:
-        last = (errors.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
-        raise UsageError(f"--peer {python} ended with status {process.returncode}; last lines: {last}")
-    return figures
-
-
-def read_peer(output: str) -> dict[str, float]:
-    """Returns the peer's figures by name."""
-    return {name: float(value) for name, value in PEER_LINE.findall(output)}
-
-
-def compare(figures: Mapping[str, float], peer: Mapping[str, float]) -> dict[str, float]:
-    """Returns the peer's figures, and how many times better ours are, for the JSON object."""
-    compared: dict[str, float] = {}
-    for line in [*SERVER_LINES, *STORE_LINES]:
-        if not line.peer:
-            continue
-        theirs = peer[line.peer]
-        compared[f"peer_{line.name}"] = theirs
-        for prefix in PREFIXES:
-            if prefix + line.name in figures:
-                ours = figures[prefix + line.name]
-                compared[f"{prefix}peer_{line.peer}_ratio"] = theirs / ours if line.less_is_better else ours / theirs
-    return compared
-
-
 def _row(line: ReportRow, prefix: str, figures: Mapping[str, float]) -> str:
     def show(value: float | None) -> str:
         return "" if value is None else f"{value:,.{line.digits}f}"
 
     value = figures[prefix + line.name] * line.scale
-    theirs = figures.get(f"peer_{line.name}")
-    ratio = figures.get(f"{prefix}peer_{line.peer}_ratio") if line.peer else None
     bar = line.bar
-    if line.peer_bar is not None and theirs is not None:
-        bar = line.peer_bar * theirs
     met = bar is None or (value <= bar if line.less_is_better else value >= bar)
     return (
-        f"  {line.label:<46}{show(value):>12} {line.unit:<6}{show(bar):>10}{show(line.stretch):>10}{show(theirs):>11}"
-        f"{'' if ratio is None else f'{ratio:.1f} x':>8}{'' if met else '  below the bar'}"
+        f"  {line.label:<46}{show(value):>12} {line.unit:<6}{show(bar):>10}{show(line.stretch):>10}"
+        f"{'' if met else '  below the bar'}"
     )

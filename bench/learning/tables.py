@@ -9,6 +9,7 @@ from pathlib import Path
 
 from apexreplay.errors import require
 from apexreplay.files.atomic_files import replace_file
+from bench.harness.results import replace_between
 from bench.learning.comparison import processor_of, render_comparison
 from bench.learning.dormant import render_dormant
 from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed
@@ -26,15 +27,9 @@ def rebuild(root: Path) -> dict[Path, str]:
     records = read_records(root)
     texts = {}
     for document in DOCUMENTS:
-        text = (root / document).read_text()
-        require(
-            text.count(BEGIN) == text.count(END) == 1 and text.index(BEGIN) < text.index(END),
-            f"{document} must have one line {BEGIN}, and after it one line {END}",
-        )
-        before, _, rest = text.partition(BEGIN)
         folder = (root / FOLDER).relative_to((root / document).parent)
         results = render(records, folder, lambda own: render_comparison(root, own))
-        texts[root / document] = f"{before}{BEGIN}\n{results}\n{END}{rest.partition(END)[2]}"
+        texts[root / document] = replace_between(root / document, BEGIN, END, results)
     return texts
 
 

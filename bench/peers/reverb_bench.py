@@ -1,108 +1,66 @@
 #!/usr/bin/env python3
-"""Measures DeepMind Reverb with the work of our replay server, for the comparison in `python -m bench replay`.
-
-One Reverb server process (prioritized table, FIFO removal), one writer and one reader run on localhost and do the same
-work as our replay server: items are n-step transitions (7 distinct 84x84 uint8 frames, action, rewards), items share
-frames, batches of 512 arrive in the reader as arrays, and 512 priorities are returned.
-
-python3.11 -m venv .peer && .peer/bin/pip install "dm-reverb[tensorflow]==0.14.0"      # 0.7 GB, apart from the project
-python3 make_frames.py seaquest frames.npy                                         # in an environment with ale-py
-.peer/bin/python reverb_bench.py frames.npy
-
-Prints one line for each figure: name, value, unit. Compare only ratios of one session on one machine.
-"""
+"""Measures DeepMind Reverb: a server process on this host, whose items share frames; a client writes and reads."""
 
 import multiprocessing
-import os
-import sys
-import time
+from functools import cached_property
 
 import numpy as np
+import reverb
+import tensorflow
+from replay_peer import BATCH, WINDOW, main
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-BATCH, FRAMES, NUM_ITEMS, NUM_BATCHES = 512, 7, 20_000, 20
+TABLE = "windows"
 
 
-def serve(port, ready):
-    import reverb
-
-    table = reverb.Table(
-        "per",
-        reverb.selectors.Prioritized(0.6),
-        reverb.selectors.Fifo(),
-        max_size=200_000,
-        rate_limiter=reverb.rate_limiters.MinSize(1),
-    )
-    server = reverb.Server([table], port=port)
-    ready.set()
+def serve(transitions, pipe):
+    sampler, remover = reverb.selectors.Prioritized(0.6), reverb.selectors.Fifo()
+    table = reverb.Table(TABLE, sampler, remover, transitions, rate_limiter=reverb.rate_limiters.MinSize(1))
+    server = reverb.Server([table])
+    pipe.send(server.port)
     server.wait()
 
 
-def write(port, frames, result):
-    import reverb
+class Reverb:
+    def __init__(self, recording, transitions):
+        spawned = multiprocessing.get_context("spawn")
+        pipe, end = spawned.Pipe()
+        self._server = spawned.Process(target=serve, args=(transitions, end), daemon=True)
+        self._server.start()
+        self.pid, self._address = self._server.pid, f"localhost:{pipe.recv()}"
+        self._client = reverb.Client(self._address)
+        self._writer = self._client.trajectory_writer(num_keep_alive_refs=WINDOW)
+        self._recording, self._rng = recording, np.random.default_rng(0)
+        self._example = {name: values[0] for name, values in recording.steps(np.arange(1)).items()}
+        for name in self._example:  # Chunks of the default length take more memory, and are drawn more slowly.
+            self._writer.configure((name,), num_keep_alive_refs=WINDOW, max_chunk_length=WINDOW)
 
-    rng = np.random.default_rng(0)
-    start, num_items = time.perf_counter(), 0
-    with reverb.Client(f"localhost:{port}").trajectory_writer(num_keep_alive_refs=16) as writer:
-        for i in range(NUM_ITEMS + FRAMES):
-            writer.append({"frame": frames[i % len(frames)], "action": np.int32(1), "reward": np.float32(0)})
-            if i >= FRAMES:
-                history = writer.history
-                writer.create_item(
-                    "per",
-                    priority=float(rng.random()) + 0.01,
-                    trajectory={
-                        "frame": history["frame"][-FRAMES:],
-                        "action": history["action"][-4],
-                        "reward": history["reward"][-4:-1],
-                    },
-                )
-                num_items += 1
-            if i % 100 == 0:
-                writer.flush(block_until_num_items=20)
-        writer.flush()
-    result.put(num_items / (time.perf_counter() - start))
+    def insert(self, rows):
+        steps = self._recording.steps(rows)
+        for place, row in enumerate(rows):
+            self._writer.append({name: values[place] for name, values in steps.items()})
+            if row >= WINDOW - 1:
+                history = self._writer.history
+                item = {name: history[name][-1] for name in steps} | {"frame": history["frame"][-WINDOW:]}
+                self._writer.create_item(TABLE, float(self._rng.random()) + 0.01, item)
+        self._writer.flush(block_until_num_items=20)
 
+    def flush(self):
+        self._writer.flush()
 
-def main():
-    frames = np.load(sys.argv[1])
-    multiprocessing.set_start_method("spawn")
-    ready, result = multiprocessing.Event(), multiprocessing.Queue()
-    port = 16000 + os.getpid() % 1000
-    server = multiprocessing.Process(target=serve, args=(port, ready), daemon=True)
-    server.start()
-    ready.wait()
-    writer = multiprocessing.Process(target=write, args=(port, frames, result))
-    writer.start()
-    inserts = result.get()
-    writer.join()
+    def draw(self, priorities):
+        batch = next(self._batches)
+        self._client.mutate_priorities(TABLE, dict(zip(batch.info.key.tolist(), priorities.tolist(), strict=True)))
+        return batch.data["frame"], batch.data["action"]
 
-    import reverb
-    import tensorflow as tf
-
-    dtypes = {"frame": tf.uint8, "action": tf.int32, "reward": tf.float32}
-    shapes = {"frame": tf.TensorShape([FRAMES, 84, 84]), "action": tf.TensorShape([]), "reward": tf.TensorShape([3])}
-    dataset = reverb.TrajectoryDataset(
-        f"localhost:{port}", "per", dtypes, shapes, max_in_flight_samples_per_worker=1024, num_workers_per_iterator=2
-    )
-    batches = iter(dataset.batch(BATCH).prefetch(2))
-    batch = next(batches)
-    start = time.perf_counter()
-    for _ in range(NUM_BATCHES):
-        batch = next(batches)
-    samples = NUM_BATCHES / (time.perf_counter() - start)
-
-    client, keys = reverb.Client(f"localhost:{port}"), batch.info.key.numpy()
-    start = time.perf_counter()
-    for _ in range(50):
-        client.mutate_priorities("per", {int(key): 1.0 for key in keys})
-    update = (time.perf_counter() - start) / 50
-
-    print(f"reverb_insert {inserts:.0f} transitions/s")
-    print(f"reverb_sample {samples:.1f} batches_of_{BATCH}/s")
-    print(f"reverb_update {update * 1e3:.2f} ms_per_{BATCH}")
-    server.terminate()
+    @cached_property
+    def _batches(self):
+        types = {name: tensorflow.as_dtype(value.dtype) for name, value in self._example.items()}
+        shapes = {name: tensorflow.TensorShape(value.shape) for name, value in self._example.items()}
+        shapes["frame"] = tensorflow.TensorShape((WINDOW, 84, 84))
+        options = {"max_in_flight_samples_per_worker": 1024, "num_workers_per_iterator": 2}
+        dataset = reverb.TrajectoryDataset(self._address, TABLE, types, shapes, **options)
+        return dataset.batch(BATCH).prefetch(2).as_numpy_iterator()
 
 
 if __name__ == "__main__":
-    main()
+    main(Reverb)

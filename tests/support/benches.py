@@ -14,3 +14,12 @@ def start(tmp_path, *arguments):
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
     )
+
+
+def stand_in(folder, name, script=""):
+    """Returns the option `NAME=PYTHON` with a program in the place of a peer's interpreter; `script` runs first."""
+    path = folder / name
+    line = '{"inserts_per_s": %s, "batches_per_s": 20, "bytes_per_transition": 7100}'
+    path.write_text(f"#!/bin/sh\ninserts=10000\n{script}\necho noise\nprintf '{line}\\n' $inserts\n")
+    path.chmod(0o755)
+    return f"{name}={path}"

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from support.benches import start
+from support.benches import stand_in, start
 from support.policy_runs import make_run
 
 from apex.config import ActorConfig, Config, EnvironmentConfig
@@ -17,7 +17,7 @@ from apexreplay.process.children import call_in_child
 from apexreplay.process.lifecycle import Stop
 from bench.__main__ import main
 from bench.harness.recording import Compressor, load, record
-from bench.harness.report import compare, print_report, read_peer
+from bench.harness.report import print_report
 from bench.replay import VerificationError, verify
 from bench.replay_steps import median_ms, read_memory
 
@@ -124,21 +124,6 @@ def test_a_sample_with_any_difference_is_reported_by_its_key(recording, field):
         verify(TapeBed(sample), recording, 1)
 
 
-def test_ratios_to_the_peer_grow_with_better_figures():
-    peer = read_peer(
-        "reverb_insert 10000 transitions/s\nreverb_sample 20.0 batches_of_512/s\nreverb_update 1.00 ms_per_512\n"
-    )
-    ours = {"insert_transitions_per_s": 50_000.0, "direct_sample_batches_per_s": 160.0, "update_512_ms": 0.25}
-    assert compare(ours, peer) == {
-        "peer_insert_transitions_per_s": 10_000.0,
-        "peer_insert_ratio": 5.0,
-        "peer_sample_batches_per_s": 20.0,
-        "direct_peer_sample_ratio": 8.0,
-        "peer_update_512_ms": 1.0,
-        "peer_update_ratio": 4.0,
-    }
-
-
 def test_the_report_marks_figures_below_the_bar(capsys):
     print_report({"update_512_ms": 0.5, "draw_512_ms": 0.15})
     update, draw = (line for line in capsys.readouterr().out.splitlines() if "2^21" in line)
@@ -161,8 +146,9 @@ def test_memory_is_summed_over_all_living_processes():
 @pytest.mark.timeout(240)  # Four measurements with real programs.
 def test_a_short_run_measures_every_figure(tmp_path):
     """Both links are measured, with frames of a random policy and with frames of a trained policy in another game."""
-    run = make_run(tmp_path / "runs", best=3)
-    bench = start(tmp_path, *TINY, "--run", str(run.path))
+    run, record = make_run(tmp_path / "runs", best=3), tmp_path / "record.json"
+    cpprb, torchrl = stand_in(tmp_path, "cpprb", "inserts=5"), stand_in(tmp_path, "torchrl", "exit 3")
+    bench = start(tmp_path, *TINY, "--run", str(run.path), "--record", str(record), "--peer", cpprb, "--peer", torchrl)
     try:
         output, errors = bench.communicate(timeout=200)
     finally:
@@ -176,9 +162,13 @@ def test_a_short_run_measures_every_figure(tmp_path):
         assert figures[prefix + "bytes_per_transition"] < 2_000
         assert (prefix + "memory_bytes_2m" in figures) == ("direct_" not in prefix)
     assert figures["bytes_per_transition"] > 200
+    assert figures["cpprb_inserts_per_s"] == 5
+    assert bench.returncode == 1  # The peer that failed costs no other figure.
+    assert "torchrl_inserts_per_s" not in figures
+    assert json.loads(record.read_text())["figures"] == figures
     assert {"update_512_ms", "draw_512_ms"} < set(figures)
     assert figures["trained_distinct_frames"] >= 900
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "record.json", "cpprb", "torchrl"}
 
 
 def test_a_run_without_a_policy_is_refused_before_measuring(tmp_path, capsys):
