@@ -28,5 +28,6 @@ def rebuild(document: Path) -> str:
     record = json.loads((document.parent / RECORD).read_text())
     machine = record["hardware"]
     facts = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB"
-    source = f"{record['ended'][:10]}, {facts}, commit {record['commit'][:10]}: [record]({RECORD})."
+    number = f"{record['figures']['memory_transitions']:,.0f} transitions"
+    source = f"{number}, {record['ended'][:10]}, {facts}, commit {record['commit'][:10]}: [record]({RECORD})."
     return replace_between(document, BEGIN, END, "\n".join([*render_table(record["figures"]), "", source]))
