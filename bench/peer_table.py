@@ -26,8 +26,13 @@ def main(argv: Sequence[str]) -> int:
 def rebuild(document: Path) -> str:
     """Returns the new text of the document, which has a place for the table."""
     record = json.loads((document.parent / RECORD).read_text())
-    machine = record["hardware"]
-    facts = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB"
-    number = f"{record['figures']['memory_transitions']:,.0f} transitions"
-    source = f"{number}, {record['ended'][:10]}, {facts}, commit {record['commit'][:10]}: [record]({RECORD})."
-    return replace_between(document, BEGIN, END, "\n".join([*render_table(record["figures"]), "", source]))
+    figures, machine = record["figures"], record["hardware"]
+    facts = [
+        f"{figures['memory_transitions']:,.0f} transitions",
+        record["ended"][:10],
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB",
+        f"load average before {figures['load_average']:.1f}",
+        f"commit {record['commit'][:10]}{', changed' * bool(record['dirty'])}",
+    ]
+    lines = [*render_table(figures), "", f"{'; '.join(facts)}: [record]({RECORD})."]
+    return replace_between(document, BEGIN, END, "\n".join(lines))

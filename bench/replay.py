@@ -6,6 +6,7 @@ of one run (--peer measures other replay buffers, too).
 """
 
 import argparse
+import os
 import shlex
 import statistics
 import sys
@@ -31,7 +32,7 @@ from apexreplay.store.sum_tree import SumTree
 from bench.harness.command import GAME, NUM_STREAMS, Figures, VerificationError, make_parser, record_games, run_bench
 from bench.harness.recording import Recording
 from bench.harness.replay_fixture import LinkKind, ReplayFixture, open_replay_fixture
-from bench.harness.replay_peers import PEERS, PeerError, print_peers, ratios, read_peer, run_peer
+from bench.harness.replay_peers import PEERS, measure_peers, print_peers, ratios, read_peer
 from bench.harness.report import print_budget, print_report, print_sizes
 from bench.harness.results import write_record
 from bench.plots.replay_sizes import check_picture, save_sizes
@@ -113,7 +114,7 @@ def _make_parser() -> Parser:
 
 
 def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
-    figures: Figures = {}
+    figures: Figures = {"load_average": os.getloadavg()[0]}
     for prefix, environment, policy in _sources(options):
         config = _config(options, environment)
         schema = describe(environment, config.actor.n_step)
@@ -145,15 +146,9 @@ def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
         save_sizes(options.sizes, curve, BATCH_SIZE)
         print(f"wrote {options.sizes}")
         figures["size_ratio"] = max(big / small for small, big in zip(curve[SIZES[0]], curve[SIZES[-1]], strict=True))
-    for peer in options.peer:
-        _log(f"{options.transitions:,} transitions in {peer.name}")
-        seconds = PIECES * _seconds_of_piece(options)
-        try:
-            figures |= run_peer(peer, folder / "frames.npy", options.transitions, seconds, stop)
-        except PeerError as error:  # The other figures are kept; the status says that one is missing.
-            _log(str(error))
-    figures |= ratios(figures)
-    return {name: float(f"{value:.6g}") for name, value in figures.items()}
+    seconds = PIECES * _seconds_of_piece(options)
+    figures |= measure_peers(options.peer, folder / "frames.npy", options.transitions, seconds, stop, _log)
+    return {name: float(f"{value:.6g}") for name, value in (figures | ratios(figures)).items()}
 
 
 def _sources(options: argparse.Namespace) -> list[tuple[str, EnvironmentConfig, Path | None]]:
@@ -194,6 +189,9 @@ def _measure_server(
         empty, _ = read_memory(bed.processes)
         _log(f"inserting {options.transitions:,} transitions")
         figures |= _insert(bed, options.transitions)
+        if link == "tcp":
+            grown = read_memory(bed.processes)[0] - empty
+            figures["grown_bytes_per_transition"] = grown / options.transitions
         _log(f"checking samples against the recording ({link})")
         figures["verified_transitions"] = verify(bed, recording, VERIFIED_BATCHES)
         _log(f"sampling ({link})")
@@ -201,7 +199,7 @@ def _measure_server(
         figures["sample_batches_per_s"] = _sample(bed, _seconds_of_piece(options))
         figures["sample_longest_wait_ms"] = 1e3 * bed.longest_wait
         if link == "tcp":
-            figures |= _memory(bed, options.transitions, each, empty)
+            figures |= _memory(bed, options.transitions, each)
         _log(f"all at once for {options.seconds:g} s ({link})")
         figures |= _both(bed, options.seconds)
         if link == "tcp":
@@ -278,7 +276,7 @@ def _both(bed: ReplayFixture, seconds: float) -> Figures:
     }
 
 
-def _memory(bed: ReplayFixture, transitions: int, image_bytes: float, empty: int) -> Figures:
+def _memory(bed: ReplayFixture, transitions: int, image_bytes: float) -> Figures:
     whole, shared = read_memory(bed.processes)
     stored = stored_record_dtype(bed.schema.table).itemsize + image_bytes
     tables = 8 * SumTree.num_nodes(PAPER_CAPACITY)
@@ -287,7 +285,6 @@ def _memory(bed: ReplayFixture, transitions: int, image_bytes: float, empty: int
         "memory_bytes": whole,
         "memory_transitions": transitions,
         "memory_bytes_2m": whole if transitions == PAPER_CAPACITY else extrapolated,
-        "grown_bytes_per_transition": (whole - empty) / transitions,
         "store_bytes_per_transition": stored + tables / PAPER_CAPACITY,
         "record_bytes_per_transition_on_wire": bed.schema.table.record.itemsize,
     }

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -52,6 +52,20 @@ def read_peer(word: str) -> Peer:
     path = Path(python or f".peer-{name}/bin/python")
     require(path.exists(), f"--peer {name}: {path} does not exist", remedy=f"bench/peers/setup.sh {name} makes it")
     return Peer(name, path)
+
+
+def measure_peers(
+    peers: Sequence[Peer], frames: Path, transitions: int, seconds: float, stop: Stop, tell: Callable[[str], None]
+) -> dict[str, float]:
+    """Returns the figures of the peers, one after the other. Tells why one has none."""
+    figures: dict[str, float] = {}
+    for peer in peers:
+        tell(f"{transitions:,} transitions in {peer.name}")
+        try:
+            figures |= run_peer(peer, frames, transitions, seconds, stop)
+        except PeerError as error:
+            tell(str(error))
+    return figures
 
 
 def run_peer(peer: Peer, frames: Path, transitions: int, seconds: float, stop: Stop) -> dict[str, float]:
