@@ -56,7 +56,7 @@ def measure_inserts(folder: Path, stop: Stop, *, num_items: int, seconds: float)
         for name, share in (("p50", 0.5), ("p999", 0.999), ("longest", 1.0)):
             figures[f"insert_{name}_ms{label}"] = float(np.quantile(waits, share))
     if not taken:
-        raise VerificationError(f"no snapshot was taken within {seconds:g} s: make --seconds longer")
+        raise VerificationError(f"no snapshot was taken within {seconds:g} s", "use a larger --seconds")
     figures["insert_p999_ms_more"] = figures["insert_p999_ms"] - figures["insert_p999_ms_without"]
     return figures
 
