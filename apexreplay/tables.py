@@ -243,7 +243,7 @@ def table(
         require(isinstance(declared, Mapping), f"the {kind} of {name} must be fields by name, got {declared!r}")
     fields = [*steps, *(values or {})]
     for each in (name, *fields):
-        require(_NAME.fullmatch(each) is not None, f"a name has 1 to 40 of a-z, 0-9 and _, got {each!r}")
+        require(_NAME.fullmatch(str(each)) is not None, f"a name has 1 to 40 of a-z, 0-9 and _, got {each!r}")
     require(len(set(fields)) == len(fields), f"a name stands for a step's field and for a value: {sorted(fields)}")
     taken = sorted((_TAKEN | {*item.positions, *item.depths}) & set(values or {}))
     require(not taken, f"these names of values are taken: {', '.join(taken)}")

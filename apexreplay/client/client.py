@@ -1,5 +1,6 @@
 """A client of a server of tables."""
 
+import re
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +26,8 @@ class Client:
         self, host: str = "127.0.0.1", port: int = PORT, *, keys: str | Path | None = None, role: str = "administrator"
     ) -> None:
         require(role in CLIENTS, f"a role is one of {', '.join(CLIENTS)}, got {role!r}")
+        is_address = re.fullmatch(r"[\w.-]+", str(host)) and isinstance(port, int) and 1 <= port <= 65_535
+        require(bool(is_address), f"a server has a host name and a port from 1 to 65535, got {host!r} and {port!r}")
         self._keys = read_keys(None if keys is None else Path(keys), role)
         self._connection = Connection(host, port, self._keys)
 

@@ -32,6 +32,7 @@ class Connection:
         self._requests: queue.Queue[control.Request] = queue.Queue()
         self._answers: dict[int, queue.Queue[control.Answer]] = {}  # by session, while a caller waits
         self._leases: dict[int, Lease] = {}
+        self._unknown: set[int] = set()  # leases that a server has not known, and not given since
         self._refused: dict[int, control.Refusal] = {}  # leases that the server has given to another client
         self.unanswered = 0  # heartbeats since the last answer
         self._pid = os.getpid()
@@ -104,26 +105,34 @@ class Connection:
                     return
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + BEAT_SECONDS
-                    self.unanswered += bool(self._leases)
-                    for session in list(self._leases):
-                        socket.send(control.Beat(session=session))
+                    self._beat(socket)
                 answer = socket.receive(IDLE_SECONDS)
                 if answer is not None:
                     self._take(socket, answer)
 
+    def _beat(self, socket: ControlSocket[control.Answer]) -> None:
+        self.unanswered += bool(self._leases)
+        for session, lease in list(self._leases.items()):  # A welcome may be lost, too.
+            socket.send(lease.hello if session in self._unknown else control.Beat(session=session))
+
     def _take(self, socket: ControlSocket[control.Answer], answer: control.Answer) -> None:
         self.unanswered = 0
-        waiting, lease = self._answers.get(answer.session), self._leases.get(answer.session)
+        session = answer.session
+        waiting, lease = self._answers.get(session), self._leases.get(session)
         if waiting is not None:
             waiting.put(answer)
-        elif isinstance(answer, control.Welcome) and lease is not None:
-            lease.take(answer)
-        elif isinstance(answer, control.Refusal) and lease is not None:
-            if answer.reason == "unknown_lease":
-                socket.send(lease.hello)
-            else:
-                self._leases.pop(answer.session, None)
-                self._refused[answer.session] = answer
+        elif isinstance(answer, control.Welcome | control.Refusal) and lease is not None:
+            known = lease.hello
+            if isinstance(answer, control.Refusal) and answer.reason == "unknown_lease":
+                self._unknown.add(session)
+                socket.send(known)
+            elif isinstance(answer, control.Welcome) and (answer.run_id, answer.stream) == (known.run_id, known.stream):
+                self._unknown.discard(session)
+                lease.take(answer)
+            else:  # Another welcome answers a repeated first request, which has reached a later server.
+                other = control.Refusal(session=session, reason="new_memory")
+                self._leases.pop(session, None)
+                self._refused[session] = answer if isinstance(answer, control.Refusal) else other
 
 
 class Lease:

@@ -6,7 +6,7 @@ from typing import Any
 import cramjam
 import numpy as np
 
-from apexreplay.errors import require
+from apexreplay.errors import UsageError, require
 from apexreplay.item_kinds import Array
 from apexreplay.tables import Entry, FieldCodec, Table
 
@@ -31,8 +31,8 @@ class StepEncoder:
         Raises UsageError if a field is missing or unknown, or has another shape, a dtype that cannot be converted
         without loss of kind, or a float that is not finite.
         """
-        problem = f"a step of {self._table.name!r} has the fields {sorted(self._names)}, got {sorted(step)}"
-        require(set(step) == self._names, problem)
+        if set(step) != self._names:
+            raise UsageError(f"a step of {self._table.name!r} has the fields {sorted(self._names)}, got {sorted(step)}")
         return [COMPRESS[entry.codec](self._array(entry, step)) for entry in self._table.entries]
 
     def _array(self, entry: Entry, step: Mapping[str, Any]) -> Array:
@@ -60,10 +60,11 @@ def _convert(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
     if array.dtype.kind in "iub" and dtype.kind in "iu" and array.shape == shape:
         limits = np.iinfo(dtype)
         fits = bool(((array >= limits.min) & (array <= limits.max)).all())  # Python's integers are int64.
-    require(fits, f"`{name}` must be {dtype}{list(shape)}, got {array.dtype}{list(array.shape)}")
+    if not fits:  # `require` would make the sentence for each array that fits, too, which takes as long as the rest.
+        raise UsageError(f"`{name}` must be {dtype}{list(shape)}, got {array.dtype}{list(array.shape)}")
     converted = np.ascontiguousarray(array, dtype)
-    finite = dtype.kind != "f" or bool(np.isfinite(converted).all())
-    require(finite, f"`{name}` has a value that is not finite in {dtype}")
+    if dtype.kind == "f" and not np.isfinite(converted).all():
+        raise UsageError(f"`{name}` has a value that is not finite in {dtype}")
     return converted.reshape(shape)
 
 

@@ -11,6 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from apexreplay.errors import FINISHED, DataError
 from apexreplay.files.atomic_files import replace_file, seal, unseal
 from apexreplay.process.children import check_children, start_child, stop_children
@@ -109,13 +111,15 @@ class _Link:
 
     def __init__(self, server: ReplayServer, context: Context, pipe: Connection) -> None:
         self._server = server
+        self._context = context
         self._pipe = pipe
         self._polls = 0
 
     def check(self) -> None:
         """Reports the status about every STATUS_SECONDS. Called every POLL_SECONDS."""
         if self._polls % round(STATUS_SECONDS / POLL_SECONDS) == 0:
-            self._pipe.send_bytes(encode_json(self._server.status()))
+            status = replace(self._server.status(), refused_connections=self._context.refused_connections)
+            self._pipe.send_bytes(encode_json(status))
         self._polls += 1
 
     def close(self) -> None:

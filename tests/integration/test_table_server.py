@@ -16,8 +16,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import zmq
 from support.tables import TABLES, Twin
 from support.waiting import DEADLINE, until
+from zmq.utils.monitor import recv_monitor_message
 
 from apexreplay import Client, TableSettings, cli, serve, table
 from apexreplay.client import sampler as sampler_module
@@ -26,6 +28,7 @@ from apexreplay.errors import DataError, UsageError
 from apexreplay.item_kinds import Window
 from apexreplay.process.spawn import PIPE, spawn
 from apexreplay.transport.roles import create_keys, read_keys
+from apexreplay.transport.sockets import connect, open_context
 
 KINDS = {"steps": "image and numbers", "dictionary": "a dictionary", "windows": "windows of a dictionary"}
 NUMBERS = table("numbers", {"x": "int64"})
@@ -530,6 +533,37 @@ def test_a_key_allows_only_what_its_role_does(starting, keys):
         Client(keys=keys / "none")
     assert str(keys / "none") in refused.value.problem
     assert refused.value.remedy
+
+
+def test_a_key_opens_no_socket_of_another_role(starting, keys):
+    """Not even if its client ignores the refusal of the control socket."""
+    server = starting(TableSettings(table=NUMBERS, **SMALL), keys=keys)
+    ends = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED
+    sockets = ("experience", "priorities", "receipts", "batches")
+    opened = set()
+    for role in ("writer", "reader"):
+        with open_context(read_keys(keys, role)) as context:
+            for port, name in enumerate(sockets, server.port + 1):
+                socket = context.socket(zmq.DEALER)
+                events = socket.get_monitor_socket(ends | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+                connect(socket, f"tcp://127.0.0.1:{port}", name)
+                assert events.poll(DEADLINE * 1_000)
+                if recv_monitor_message(events)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    opened.add((role, name))
+                socket.disable_monitor()
+                socket.close(0)
+    writer, reader = (
+        {("writer", "experience"), ("writer", "receipts")},
+        {("reader", "priorities"), ("reader", "batches")},
+    )
+    assert opened == writer | reader
+    with server.client() as client:
+
+        def counts():
+            refused = client.status(timeout=DEADLINE).tables["numbers"].replay.refused_connections
+            return {name.partition(":")[0] for name in refused} == set(sockets[:3])
+
+        until(counts, "counts of refused connections")
 
 
 def test_keys_against_a_server_without_keys_are_refused(server, keys):

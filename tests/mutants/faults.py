@@ -1,7 +1,7 @@
-"""`python -m tests.mutants.faults`: makes one error for each row of docs/faults.md, and runs a test of that row.
+"""`python -m tests.mutants.faults`: makes errors for each row of docs/faults.md, and runs a test of that row.
 
-`faults.toml` has the errors: a text that occurs once in a file of the product, and what replaces it. Each error is made
-in a copy of the tree. A test that passes nevertheless does not show what its row says.
+`faults.toml` has the errors, at least one for each row: a text that occurs once in a file of the product, and what
+replaces it. Each error is made in a copy of the tree. A test that passes nevertheless does not show what its row says.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -68,7 +69,8 @@ def find_flaws(rows: Sequence[Row], errors: Sequence[FaultError], root: Path = R
     tests = {row.fault: row.tests for row in rows}
     faults = [error.fault for error in errors]
     yield from (f"{fault}: the row has no error" for fault in tests if fault not in faults)
-    yield from (f"{fault}: the row has two errors" for fault in set(faults) if faults.count(fault) > 1)
+    places = Counter((error.fault, error.file, error.before) for error in errors)
+    yield from (f"{fault}: the row has two errors at one place" for (fault, *_), count in places.items() if count > 1)
     for error in errors:
         if error.fault not in tests:
             yield f"{error.fault}: there is no such row"
@@ -124,6 +126,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.faults", description=__doc__)
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="only rows with one of these texts")
     parser.add_argument("--jobs", type=int, default=2, metavar="J", help="tests that run at the same time; default 2")
+    parser.add_argument("--file", nargs="+", default=[""], metavar="TEXT", help="only errors in files with these texts")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run each test N times; default 1")
     parser.add_argument("--sound", action="store_true", help="run the tests without the errors; all must pass")
     parser.add_argument("--list", action="store_true", help="only print rows, files and tests")
     options = parser.parse_args()
@@ -132,6 +136,7 @@ def main() -> int:
         print("\n".join(flaws), file=sys.stderr)
         return 2
     errors = [error for error in errors if any(text in error.fault for text in options.only)]
+    errors = [error for error in errors if any(text in error.file for text in options.file)]
     if options.list:
         print("\n".join(f"{error.fault}  {error.file}  {error.test}" for error in errors))
         return 0
@@ -148,13 +153,15 @@ def main() -> int:
             finally:
                 trees.put(tree)
             shown = {"SURVIVED": "passed", "noticed": "FAILED"}.get(verdict, verdict) if options.sound else verdict
-            print(f"{shown:<8} {time.monotonic() - began:5.0f} s  {error.fault}  {error.test}", flush=True)
+            print(
+                f"{shown:<8} {time.monotonic() - began:5.0f} s  {error.fault}  {error.file}  {error.test}", flush=True
+            )
             return verdict
 
         with ThreadPoolExecutor(options.jobs) as pool:
-            verdicts = list(pool.map(run, errors))
+            verdicts = list(pool.map(run, errors * options.repeat))
     good, skipped = verdicts.count(expected), verdicts.count("skipped")  # Ray, for example, is an optional package.
-    print(f"{good} of {len(verdicts)} rows: {'passed' if options.sound else 'noticed'}; {skipped} skipped here")
+    print(f"{good} of {len(verdicts)} tests: {'passed' if options.sound else 'noticed'}; {skipped} skipped here")
     return int(good + skipped < len(verdicts))
 
 

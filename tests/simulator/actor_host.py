@@ -1,4 +1,4 @@
-"""A simulated actor host: the product's sender with its windows, and the segments that it has in flight."""
+"""Simulated hosts that send: the product's sender with its windows, and the segments that it has in flight."""
 
 from support.builders import RUN, VECTORS
 from support.messages import make_heartbeat
@@ -9,7 +9,8 @@ from apex.types import Role
 from apexreplay.client.reliable_sender import ReliableSender, SupersededError
 from apexreplay.types import Cut
 
-from .ledger import MAX_RECORDS, make_content, require
+from .content import MAX_RECORDS, Transitions
+from .ledger import require
 from .programs import Program
 
 FULL_QUEUE = 0.02  # share of segments that the queue of a connection refuses
@@ -17,29 +18,28 @@ CODEC = RunCodec(RUN, VECTORS)
 
 
 class Outlet:
-    """The connection of an actor host to a replay server."""
+    """The connection of a host to a replay server."""
 
-    def __init__(self, host, place):
-        self._host, self._place = host, place
+    def __init__(self, host, server):
+        self._host, self._server = host, server
 
     def send(self, message):
         world = self._host.world
         self._host.passed.append(message)
         if world.rng.random() < FULL_QUEUE:
             return False
-        world.network.post(self._host.name, self._place, world.servers[self._place].arrive, message)
+        world.network.post(self._host.name, self._server.host, self._server.arrive, message)
         return True
 
     def reconnect(self):
         self._host.world.counts["reconnected"] += 1
 
 
-class ActorHost(Program):
-    """An actor host with one worker process."""
+class Host(Program):
+    """A host that sends segments of some streams."""
 
-    def __init__(self, world, number):
-        super().__init__(world, f"host{number}")
-        self.wishes = {"role": Role.ACTOR, "num_streams": world.rng.randint(1, 3)}
+    def __init__(self, world, name):
+        super().__init__(world, name)
         self.sender = None
         self.passed = []  # messages that the sender has passed to its outlets in this turn
 
@@ -47,34 +47,24 @@ class ActorHost(Program):
     def joined(self):
         return self.sender is not None
 
-    def heartbeat(self):
-        return make_heartbeat("actor", self.session, host=self.name, streams=self.streams, run_id=RUN)
-
-    def take(self, answer):
-        match answer:
-            case WelcomeAnswer() if answer.streams and answer.replay:
-                self.streams, self.generation = answer.streams, generation_of(answer.replay)
-                self.places = [endpoints["experience"] for endpoints in answer.replay]
-                outlets = [Outlet(self, place) for place in self.places]
-                self.receipts, self.receipt = [], None
-                self.flying = {stream.actor_id: {} for stream in self.streams}  # actor id -> number -> label
-                self.stores = {}  # actor id -> store incarnation in the newest receipt
-                self.sender = ReliableSender(
-                    self.streams, CODEC, outlets, self, window=self.world.window, clock=self.world.clock
-                )
-                self.world.note(f"{self.name} has {self.streams}, sends to {self.places}")
-            case RefusedAnswer():
-                self.end("a host was refused")
-            case StateAnswer() if self.joined and answer.generation not in (0, self.generation):
-                self.leave("a host follows a moved server", 0.0)
+    def join(self, streams, servers, codec, sources, window):
+        """Creates the sender. `sources`: of the content of each stream."""
+        self.streams, self.servers, self.codec, self.sources = streams, servers, codec, sources
+        self.receipts, self.receipt = [], None
+        self.flying = {stream.actor_id: {} for stream in streams}  # actor id -> number -> label
+        self.stores = {}  # actor id -> store incarnation in the newest receipt
+        outlets = [Outlet(self, server) for server in servers]
+        self.sender = ReliableSender(streams, codec, outlets, self, window=window, clock=self.world.clock)
+        self.world.note(f"{self.name} has {streams}, sends to {[server.name for server in servers]}")
 
     def leave(self, why, pause=None):
-        self.ask(Goodbye(self.session))
+        self.ask(self.goodbye())
         self.end(why, pause)
 
     def listens(self, server, actor_id):
         """Whether this host has subscribed to the receipts of a stream at a server."""
-        return self.joined and actor_id in self.flying and self.places[server.shard] == server.name
+        is_same_run = self.joined and server.codec.run_id == self.codec.run_id
+        return is_same_run and actor_id in self.flying and server in self.servers
 
     def hear(self, session, receipt):
         """Called by the network when a receipt arrives."""
@@ -93,7 +83,10 @@ class ActorHost(Program):
                 self.sender.pump()
             except SupersededError:
                 actor_id, incarnation = self.receipt.stream
-                require(incarnation <= self.world.ledger.highest[actor_id], f"incarnation {incarnation} was not leased")
+                require(
+                    incarnation <= self.world.ledger.highest[self.place(actor_id)],
+                    f"incarnation {incarnation} was not leased",
+                )
                 return self.end("a host was superseded")
             if self.receipt is None:
                 break
@@ -121,13 +114,42 @@ class ActorHost(Program):
     def _send(self):
         world = self.world
         index, label = world.rng.randrange(len(self.streams)), len(world.ledger.sent) + 1
-        stream, content = self.streams[index], make_content(label, world.rng.randint(1, MAX_RECORDS))
+        stream, content = self.streams[index], self.sources[index].make(label, world.rng.randint(1, MAX_RECORDS))
         world.ledger.sent[label] = content
         number = self.sender._windows[index].next_number
         self.flying[stream.actor_id][number] = label
         world.note(f"{self.name} sends {label}: number {number} of {stream.actor_id}/{stream.incarnation}")
-        self.sender.send([Cut(index, *content)], version=1)
+        self.sender.send([Cut(index, content.records, content.blob)], version=label)
 
     def end(self, why, pause=None):
         self.sender = None
         super().end(why, pause)
+
+
+class ActorHost(Host):
+    """An actor host of the trainer, with one worker process."""
+
+    def __init__(self, world, number):
+        super().__init__(world, f"host{number}")
+        self.wishes = {"role": Role.ACTOR, "num_streams": world.rng.randint(1, 3)}
+
+    def place(self, actor_id):
+        """Returns what the ledger calls the stream."""
+        return actor_id
+
+    def heartbeat(self):
+        return make_heartbeat("actor", self.session, host=self.name, streams=self.streams, run_id=RUN)
+
+    def goodbye(self):
+        return Goodbye(self.session)
+
+    def take(self, answer):
+        match answer:
+            case WelcomeAnswer() if answer.streams and answer.replay:
+                self.generation = generation_of(answer.replay)
+                servers = [self.world.servers[endpoints["experience"]] for endpoints in answer.replay]
+                self.join(answer.streams, servers, CODEC, [Transitions()] * len(answer.streams), self.world.window)
+            case RefusedAnswer():
+                self.end("a host was refused")
+            case StateAnswer() if self.joined and answer.generation not in (0, self.generation):
+                self.leave("a host follows a moved server", 0.0)

@@ -1,4 +1,4 @@
-"""One simulated history of a run: its world, its faults, and what must hold when all faults have ended."""
+"""One simulated history: its world, its faults, and what must hold when all faults have ended."""
 
 import logging
 import os
@@ -6,9 +6,8 @@ import random
 import tempfile
 import traceback
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from errno import ENOSPC
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -16,26 +15,28 @@ from unittest import mock
 import numpy as np
 from support.builders import RUN, VECTORS
 from support.clocks import Clock
-from support.store_builders import STEPS
 from support.trainers import NETWORK
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, TransportConfig, to_dict
-from apex.replay_memory.settings import store_settings
 from apex.runs.folder import RunFolder
 from apex.transport.hello import Route, Welcome
 from apexreplay.sampling.sampler_counters import SamplerCounters
+from apexreplay.server import leases
 
 from .actor_host import ActorHost
-from .ledger import LEASE_SECONDS, Ledger, require
+from .content import TABLES
+from .faults import FAULTS, FAULTS_OF_A_RUN, FAULTS_OF_TABLES, OF_A_SERVER
+from .ledger import Ledger, require
 from .network import Network
 from .programs import HEARTBEAT_SECONDS, Learner
 from .replay_program import ReplayProgram
+from .table_server import SamplerHost, TableServer, WriterHost, draw_settings
 
-NUM_SHARDS = 2
+LEASE_SECONDS = 3.5  # of the trainer
 NUM_ACTORS = 4
 SIZES = [(40, 100_000), (1_000, 1_500), (1_000, 200_000)]  # of each shard: transitions, bytes; the last evicts nothing
 SETTLE_SECONDS = 90.0  # after all faults have ended, everything must be acknowledged within this time
-SNAPSHOT_STEPS = ["copy", "check", "copy weights", "write a file", "write the manifest", "rename the manifest"]
+KINDS = ["transitions", "transitions", *TABLES, "several"]  # of tables; each history draws one
 
 
 class Result(NamedTuple):
@@ -48,46 +49,26 @@ class Result(NamedTuple):
 
 
 class World:
-    """Hosts, programs, network and clock of one history."""
+    """Hosts, programs, network and clock of one history.
 
-    def __init__(self, seed, folder):
-        self.rng, self.numbers = random.Random(seed), np.random.default_rng(seed)
+    A subclass adds `head`, the program that others join; `servers`, by name; `hosts`, which send; and `programs`.
+    """
+
+    lease_seconds: float
+    faults: dict
+    samplers = ()
+
+    def __init__(self, rng, seed, folder):
+        self.rng, self.numbers = rng, np.random.default_rng(seed)
         self.folder, self.clock = folder, Clock()
         self.counts, self.events = Counter(), []
         self.wall = 1_800_000_000.0  # wall clock, in Unix seconds
         self.full_until = 0.0  # tmpfs
         self.sends = True
+        self.damaged = set()  # incarnations of stores with a flipped bit, until a server finds none that matters
         self.network = Network(self.rng, self.clock)
-        self.ledger = Ledger(self.clock, self.counts)
+        self.ledger = Ledger(self.clock, self.counts, self.lease_seconds)
         self.window = self.rng.choice([1, 2, 8, 64])
-        capacity, max_bytes = self.rng.choice(SIZES)
-        config = Config(
-            network=NETWORK,
-            actor=ActorConfig(num_actors=NUM_ACTORS, segment_length=8),
-            learner=LearnerConfig(batch_size=2),
-            replay=ReplayConfig(
-                num_shards=NUM_SHARDS, capacity=NUM_SHARDS * capacity, max_bytes=NUM_SHARDS * max_bytes,
-                min_size_to_sample=2,
-            ),
-            transport=TransportConfig(heartbeat_seconds=HEARTBEAT_SECONDS, lease_seconds=LEASE_SECONDS),
-        )  # fmt: skip
-        for name in ("run/curves", "run/checkpoints", "run/tensorboard"):
-            (folder / name).mkdir(parents=True)
-        self.run = RunFolder(
-            folder / "run", {"run_id": RUN, "schema": VECTORS.to_dict(), "config": to_dict(config), "name": "run"}
-        )
-        facts = {"run_id": RUN, "schema": VECTORS, "num_parameters": 10, "memory": "", "replay": [], "streams": []}
-        self.welcome = Welcome(route=Route("learner", 1), session=0, config=config, **facts)
-        self.learner = Learner(self)
-        # The first host of each shard always has a server; the second one if an operator starts one there.
-        servers = [
-            ReplayProgram(self, host, shard, starts=host == "a", restarts=host == "a")
-            for shard in range(NUM_SHARDS)
-            for host in "ab"
-        ]
-        self.servers = {server.name: server for server in servers}
-        self.hosts = [ActorHost(self, number) for number in range(2)]
-        self.programs = [self.learner, *servers, *self.hosts]
 
     def note(self, event):
         """Adds to the history that is printed if a promise is broken."""
@@ -98,6 +79,8 @@ class World:
 
     def allocate(self, descriptor, offset, length):
         """Stands for `os.posix_fallocate`."""
+        if os.fstat(descriptor).st_size >= offset + length:
+            return
         if self.clock.now < self.full_until:
             raise OSError(ENOSPC, "no space left on device")
         os.ftruncate(descriptor, offset + length)
@@ -135,20 +118,17 @@ class World:
 
     @property
     def settled(self):
-        """Whether each shard has a server, each host has joined, and everything that they sent is acknowledged."""
-        served = {server.shard for server in self.servers.values() if server.joined}
-        return len(served) == NUM_SHARDS and all(host.joined and not host.sender.in_flight for host in self.hosts)
+        """Whether each store is served, each host has joined, everything sent is acknowledged, and samplers follow."""
+        have_sent = all(host.joined and not host.sender.in_flight for host in self.hosts)
+        return self.is_served and have_sent and all(sampler.follows for sampler in self.samplers)
 
     def close(self):
         for server in self.servers.values():
-            if server.store is not None:
-                server.store.close()
-
-    # --- faults -----------------------------------------------------------------------------------------------------
+            server.close()
 
     def fault(self):
         """Draws one fault."""
-        kind = self.rng.choices(list(FAULTS), FAULTS.values())[0]
+        kind = self.rng.choices(list(self.faults), self.faults.values())[0]
         live = [server for server in self.servers.values() if server.joined]
         server = self.rng.choice(live) if live else None
         if server is None and kind in OF_A_SERVER:
@@ -158,126 +138,112 @@ class World:
         kind(self, server)
 
 
-def kill_a_server(world, server):
-    server.end("a server was killed")
+class RunWorld(World):
+    """A run of the trainer: its learner gives the leases, and has a fence for each of two shards."""
+
+    num_shards = 2
+    lease_seconds = LEASE_SECONDS
+    faults = FAULTS | FAULTS_OF_A_RUN
+
+    def __init__(self, rng, seed, folder, kind):
+        super().__init__(rng, seed, folder)
+        capacity, max_bytes = self.rng.choice(SIZES)
+        config = Config(
+            network=NETWORK,
+            actor=ActorConfig(num_actors=NUM_ACTORS, segment_length=8),
+            learner=LearnerConfig(batch_size=2),
+            replay=ReplayConfig(
+                num_shards=self.num_shards, capacity=self.num_shards * capacity, max_bytes=self.num_shards * max_bytes,
+                min_size_to_sample=2,
+            ),
+            transport=TransportConfig(heartbeat_seconds=HEARTBEAT_SECONDS, lease_seconds=LEASE_SECONDS),
+        )  # fmt: skip
+        for name in ("run/curves", "run/checkpoints", "run/tensorboard"):
+            (folder / name).mkdir(parents=True)
+        self.run = RunFolder(
+            folder / "run", {"run_id": RUN, "schema": VECTORS.to_dict(), "config": to_dict(config), "name": "run"}
+        )
+        facts = {"run_id": RUN, "schema": VECTORS, "num_parameters": 10, "memory": "", "replay": [], "streams": []}
+        self.welcome = Welcome(route=Route("learner", 1), session=0, config=config, **facts)
+        self.head = Learner(self)
+        # The first host of each shard always has a server; the second one if an operator starts one there.
+        servers = [
+            ReplayProgram(self, host, shard, starts=host == "a", restarts=host == "a")
+            for shard in range(self.num_shards)
+            for host in "ab"
+        ]
+        self.servers = {server.name: server for server in servers}
+        self.hosts = [ActorHost(self, number) for number in range(2)]
+        self.programs = [self.head, *servers, *self.hosts]
+
+    @property
+    def is_served(self):
+        return len({server.shard for server in self.servers.values() if server.joined}) == self.num_shards
+
+    def patches(self):
+        # Without a file, which a real server keeps open until it ends.
+        yield mock.patch(
+            "apexreplay.server.open_store.SamplerCounters", lambda num_rows, path: SamplerCounters(num_rows)
+        )
 
 
-def crash_during_an_insert(world, server):
-    server.crash_at = world.rng.choice(STEPS)
+class TablesWorld(World):
+    """A server that runs alone, with one table or several, writers and samplers."""
 
+    lease_seconds = leases.LEASE_SECONDS
+    faults = FAULTS | FAULTS_OF_TABLES
 
-def lose_a_memory(world, server):
-    server.end("a server was killed")
-    server.path.unlink(missing_ok=True)
+    def __init__(self, rng, seed, folder, kind):
+        super().__init__(rng, seed, folder)
+        names = rng.sample(list(TABLES), 3) if kind == "several" else [kind]
+        settings = [draw_settings(rng, TABLES[name], self.window) for name in names]
+        self.head = TableServer(self, settings, keeps=rng.random() < 0.8)
+        self.servers = {table.name: table for table in self.head.tables}
+        of = [*self.head.tables, rng.choice(self.head.tables)]
+        self.hosts = [WriterHost(self, number, table) for number, table in enumerate(of)]
+        self.samplers = [SamplerHost(self, number, rng.choice(of)) for number in range(2)]
+        self.programs = [self.head, *self.hosts, *self.samplers]
 
+    @property
+    def is_served(self):
+        return all(table.joined for table in self.head.tables)
 
-def remove_a_memory_in_use(world, server):
-    server.path.unlink(missing_ok=True)
+    def path_of(self, run_id):
+        """Returns the path of the memory of a table."""
+        return self.folder / f"apex-{run_id:016x}-0.replay"
 
-
-def flip_a_bit(world, server):
-    server.end("a server was killed")
-    if not server.path.exists():  # It was removed a moment ago.
-        return
-    data = np.memmap(server.path, np.uint8, "r+")
-    offsets = store_settings(world.welcome.config.replay, NUM_ACTORS).sizes.offsets(VECTORS.table)
-    begin, end = world.rng.choice(list(pairwise(offsets)))
-    offset = begin + int((end - begin) * world.rng.random() ** 4)  # Regions are filled from their beginning.
-    data[offset] ^= 1 << world.rng.randrange(8)
-    server.flipped = True
-    world.note(f"byte {offset} of {server.name} has a flipped bit")
-
-
-def take_a_snapshot(world, server):
-    server.take_snapshot()
-
-
-def crash_during_a_snapshot(world, server):
-    server.snapshot_crash_at = world.rng.choice(SNAPSHOT_STEPS)
-    server.take_snapshot()
-
-
-def fill_a_disk(world, server):
-    server.disk_is_full = True
-    server.take_snapshot()
-
-
-def fill_tmpfs(world, server):
-    lose_a_memory(world, server)
-    world.full_until = world.clock.now + world.rng.uniform(0, 10)
-
-
-def start_a_second_server(world, server):
-    other = world.servers[f"b{world.rng.randrange(NUM_SHARDS)}"]
-    if not other.alive:
-        other.back_at = world.clock.now
-    if world.rng.random() < 0.7:  # Usually because the first server seems to be gone.
-        cut(world, f"a{other.shard}", ["learner"])
-
-
-def kill_a_host(world, server):
-    world.rng.choice(world.hosts).end("a host was killed")
-
-
-def end_a_host(world, server):
-    host = world.rng.choice(world.hosts)
-    if host.joined:
-        host.leave("a host left")
-
-
-def restart_the_learner(world, server):
-    world.wall += world.rng.choice([0, 0, 86_400, -86_400])
-    world.learner.kill()
-
-
-def stop_a_program(world, server):
-    program = world.rng.choice(world.programs)
-    program.stopped_until = world.clock.now + world.rng.choice([1, 5, 30])
-
-
-def cut_the_network(world, server):
-    names = ["learner", *world.servers, *(host.name for host in world.hosts)]
-    one = world.rng.choice(names)
-    cut(world, one, world.rng.choice([names, [world.rng.choice(names)]]))
-
-
-def cut(world, one, others):
-    seconds = world.rng.choice([2, 8, 20, 60])
-    world.note(f"{one} is cut off from {', '.join(others)} for {seconds} s")
-    for other in others:
-        world.network.cut(one, other, seconds)
-
-
-OF_A_SERVER = (
-    kill_a_server, crash_during_an_insert, lose_a_memory, remove_a_memory_in_use, flip_a_bit, take_a_snapshot,
-    crash_during_a_snapshot, fill_a_disk, fill_tmpfs,
-)  # fmt: skip
-FAULTS = {  # how often, relative to the others
-    kill_a_server: 2, crash_during_an_insert: 5, lose_a_memory: 2, remove_a_memory_in_use: 1, flip_a_bit: 2,
-    take_a_snapshot: 10, crash_during_a_snapshot: 2, fill_a_disk: 1, fill_tmpfs: 1, start_a_second_server: 1,
-    kill_a_host: 2, end_a_host: 1, restart_the_learner: 2, stop_a_program: 2, cut_the_network: 3,
-}  # fmt: skip
+    def patches(self):
+        yield mock.patch("apexreplay.server.control_server.AsyncReceiver")
+        yield mock.patch("apexreplay.client.sampler.store_path", self.path_of)
+        yield mock.patch("apexreplay.server.control_server.memory_id", str)
+        yield mock.patch("apexreplay.client.sampler.memory_id", str)
 
 
 @contextmanager
 def _simulated(world):
     """Replaces what would make a history depend on the time, on chance or on this machine."""
-    with (
-        mock.patch("os.posix_fallocate", world.allocate),
-        mock.patch("secrets.randbits", world.rng.getrandbits),
-        mock.patch("secrets.randbelow", world.rng.randrange),
-        # Without a file, which a real server keeps open until it ends.
-        mock.patch("apexreplay.server.open_store.SamplerCounters", lambda num_rows, path: SamplerCounters(num_rows)),
-        mock.patch.object(logging.getLogger("apex"), "disabled", True),
-        mock.patch.object(logging.getLogger("apexreplay"), "disabled", True),
-    ):
+    with ExitStack() as stack:
+        for patch in (
+            mock.patch("os.posix_fallocate", world.allocate),
+            mock.patch("secrets.randbits", world.rng.getrandbits),
+            mock.patch("secrets.randbelow", world.rng.randrange),
+            mock.patch.object(logging.getLogger("apex"), "disabled", True),
+            mock.patch.object(logging.getLogger("apexreplay"), "disabled", True),
+            *world.patches(),
+        ):
+            stack.enter_context(patch)
         yield
 
 
 def simulate(seed):
     """Runs the history of a seed."""
+    rng = random.Random(seed)
+    kind = rng.choice(KINDS)
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="sim-") as folder:
-        world, failure = World(seed, Path(folder)), ""
+        world = (RunWorld if kind == "transitions" else TablesWorld)(rng, seed, Path(folder), kind)
+        world.note(f"tables: {kind}")
+        world.counts[kind] += 1
+        failure = ""
         with _simulated(world):
             try:
                 world.run_history()

@@ -1,26 +1,17 @@
 """What was sent, stored, acknowledged, saved and granted in a simulated history, and what must hold of it.
 
-The ledger is naive: it remembers every segment and the order in which each store was seen to store it.
+The ledger is naive: it remembers every segment, the order in which each store was seen to store it, and every priority.
 """
 
-from typing import NamedTuple
-
 import numpy as np
-from support.builders import VECTORS, make_records
 
 from apex.transport.messages.control import ActorHeartbeat, Goodbye, Hello, ReplayHeartbeat, StateAnswer, WelcomeAnswer
 from apex.types import Role
-from apexreplay.frame_blob import table_bytes
+from apexreplay.store.priority_weights import MAX_STORED_PRIORITY
+from apexreplay.types import Stream
+from apexreplay.wire.control import Bye, Welcome
 
-MAX_RECORDS = 8  # transitions in a segment
-FRAME_BYTES = 16
-LEASE_SECONDS = 3.5
-BASE = [make_records(VECTORS, count) for count in range(MAX_RECORDS + 1)]
-TABLES = [
-    (table_bytes(count + 1) + FRAME_BYTES * np.arange(count + 2, dtype="<u4")).astype("<u4").tobytes()
-    for count in range(MAX_RECORDS + 1)
-]
-MAX_BLOB_BYTES = table_bytes(MAX_RECORDS + 1) + FRAME_BYTES * (MAX_RECORDS + 1)
+from .content import MAX_RECORDS, label_of
 
 
 class BrokenPromiseError(AssertionError):
@@ -32,28 +23,12 @@ def require(condition, problem):
         raise BrokenPromiseError(problem)
 
 
-class Content(NamedTuple):
-    """The content of a segment, which contains its label in every record and in every frame."""
-
-    records: np.ndarray
-    blob: bytes
-
-
-def make_content(label, count):
-    records = BASE[count].copy()
-    records["n_step_return"] = label
-    frames = np.repeat(_frame_values(label, np.arange(count + 1)), FRAME_BYTES // 4)
-    return Content(records, TABLES[count] + frames.tobytes())
-
-
-def _frame_values(label, index):
-    return (16 * label + index).astype("<f4")  # exact below 2**24
-
-
 class Seen:
     """The segments that one store was seen to store."""
 
-    def __init__(self, first_key):
+    def __init__(self, first_key, table, settings):
+        self.table, self._settings = table, settings
+        self.weights = {}  # key -> all weights that it had, the present one last
         self.keys = {}  # label -> first key, in the order of the keys
         self.earlier = set()  # labels that an earlier store had evicted before the snapshot that was restored
         self.end_key = first_key
@@ -65,13 +40,22 @@ class Seen:
     def between(self, first_key, end_key):
         return {label: key for label, key in self.keys.items() if first_key <= key < end_key}
 
+    def set_priority(self, key, priority):
+        weight = min(max(float(priority), self._settings.min_priority), MAX_STORED_PRIORITY)
+        self.weights.setdefault(key, []).append(weight**self._settings.priority_exponent)
+
+    def now(self, keys):
+        """Returns the present weights of keys."""
+        return np.array([self.weights[key][-1] for key in keys])
+
 
 class Ledger:
     """Raises BrokenPromiseError as soon as a promise is broken."""
 
-    def __init__(self, clock, counts):
+    def __init__(self, clock, counts, lease_seconds):
         self._clock = clock
         self._counts = counts
+        self._lease_seconds = lease_seconds
         self.sent = {}  # label -> Content
         self.stores = {}  # store incarnation -> Seen
         self.taken = {}  # folder of snapshots -> number of the newest finished one
@@ -87,24 +71,27 @@ class Ledger:
         seen = self.stores[store.store_incarnation]
         while seen.end_key < store.num_inserted:
             key = seen.end_key
-            label = int(store._regions.records["n_step_return"][key % store.capacity])
+            label = int(store._regions.records[label_of(seen.table)][key % store.capacity])
             require(label in self.sent, f"segment {label} is stored, but was never sent")
             require(label not in seen, f"segment {label} is stored twice")
             seen.keys[label] = key
-            seen.end_key += len(self.sent[label].records)
+            records = self.sent[label].records
+            seen.end_key += len(records)
+            for index, priority in enumerate(records["priority"].tolist()):
+                seen.set_priority(key + index, priority)
             self._counts["stored"] += 1
         require(seen.end_key == store.num_inserted, "the commit number is inside a segment")
 
     def note_open(self, program, store, newest, *, existed, flipped):
         """Checks a store that a replay server has opened: the memory that it left, or its newest snapshot, or empty."""
-        incarnation, taken = store.store_incarnation, self.taken.get(program.snapshots.path, 0)
+        incarnation, taken = store.store_incarnation, self.taken.get(program.snapshots and program.snapshots.path, 0)
         require(taken <= (newest.number if newest else 0), f"snapshot {taken} of {program.name} is gone")
         if existed and (incarnation == program.incarnation or not flipped):
             require(incarnation == program.incarnation, f"{program.name} did not attach to its sound memory")
             self._counts["attached"] += 1
         else:
             require(incarnation not in self.stores, f"store incarnation {incarnation} repeats")
-            seen = self.stores[incarnation] = Seen(store.first_key)
+            seen = self.stores[incarnation] = Seen(store.first_key, program.table, program.settings)
             self._counts["restored" if newest else "created"] += 1
             saved = {}
             if newest is not None:
@@ -113,7 +100,25 @@ class Ledger:
                 seen.earlier = source.earlier.union(source.between(0, newest.first_key))
             self.note(store)
             require(seen.keys == saved, f"{program.name} has {len(seen.keys)} segments, its snapshot has {len(saved)}")
+            self._adopt_weights(store, seen, newest)
         self.check(store)
+
+    def _adopt_weights(self, store, seen, newest):
+        """Checks that the weights of a restored store are some that its items had."""
+        keys = np.arange(store.first_key, store.num_inserted)
+        for key, weight in zip(keys.tolist(), store.weights(keys).tolist(), strict=True):
+            known = np.array(self.stores[newest.store_incarnation].weights[key])
+            require(np.isclose(known, weight, rtol=1e-6).any(), f"key {key} is restored with the weight {weight}")
+            seen.weights[key] = [weight]
+
+    def note_priorities(self, store, update):
+        """Remembers priorities that have arrived."""
+        seen = self.stores[store.store_incarnation]
+        if update.store_incarnation != store.store_incarnation:
+            return
+        for key, priority in zip(update.keys.tolist(), update.priorities.tolist(), strict=True):
+            if store.first_key <= key < store.num_inserted and priority >= 0:
+                seen.set_priority(key, priority)
 
     def note_snapshot(self, program, newest):
         """Remembers a finished snapshot."""
@@ -131,14 +136,15 @@ class Ledger:
         require((stored["key"] == keys).all(), "a live key is not in its slot")
         if live:
             expected = np.concatenate([self.sent[label].records for label in live])
-            for name in VECTORS.table.record.names:
+            for name in seen.table.record.names:
                 require((stored[name] == expected[name]).all(), f"a stored {name} differs from the sent one")
         for label, key in live.items():
             blob, start = self.sent[label].blob, int(stored["segment"][key - first_key]) % regions.sizes.arena_bytes
             require(bytes(regions.arena[start : start + len(blob)]) == blob, f"frames of segment {label} differ")
         self._check_eviction(seen, first_key, store)
         weights = store.weights(keys)
-        require(((weights > 0) & (weights < np.inf)).all(), "a live transition has no valid weight")
+        require((weights > 0).all(), "a live item has no weight")
+        require(np.allclose(weights, seen.now(keys.tolist()), rtol=1e-6), "a weight is not that of the last priority")
         self.check_leaves(store)
         regions.tree.check()
 
@@ -151,9 +157,10 @@ class Ledger:
         kept = [label, *seen.between(first_key, seen.end_key)]
         spare = 1 + seen.num_crashes
         num_records = sum(len(self.sent[label].records) for label in kept)
-        num_bytes = sum(-(-len(self.sent[label].blob) // 8) * 8 for label in kept)
+        lengths = [-(-len(self.sent[label].blob) // 8) * 8 for label in kept]
+        longest = max(len(content.blob) for content in self.sent.values())
         full = num_records + spare * MAX_RECORDS > store.capacity
-        full |= num_bytes + (1 + spare) * (MAX_BLOB_BYTES + 8) > store.max_bytes
+        full |= sum(lengths) + (1 + spare) * (longest + 8) > store.max_bytes
         require(full, f"segment {label} was evicted too early")
 
     def check_leaves(self, store):
@@ -161,20 +168,26 @@ class Ledger:
         slots = np.arange(store.capacity)
         dead = np.ones(store.capacity, np.bool_)
         dead[np.arange(store.first_key, store.num_inserted) % store.capacity] = False
-        require(not store._regions.tree.weights(slots)[dead].any(), "a transition that is not live has a weight")
+        require(not store._regions.tree.weights(slots)[dead].any(), "an item that is not live has a weight")
 
-    def check_sample(self, store, sample):
-        """Checks drawn transitions and their frames."""
-        seen, records = self.stores[store.store_incarnation], sample.records
-        values = np.frombuffer(sample.blob, "<f4", offset=table_bytes(2 * len(records)))
-        frames = values.reshape(-1, 2, FRAME_BYTES // 4)  # s_t and s_{t+1} of each transition
-        for record, own in zip(records, frames, strict=True):
-            label, key = int(record["n_step_return"]), int(record["key"])
-            index = key - seen.keys.get(label, key + 1)
+    def check_drawn(self, store_incarnation, keys, versions, arrays):
+        """Checks drawn items: what a draw returns is what was sent."""
+        seen = self.stores[store_incarnation]
+        for row, (key, label) in enumerate(zip(keys.tolist(), arrays[label_of(seen.table)].tolist(), strict=True)):
+            index = key - seen.keys.get(int(label), key + 1)
             require(0 <= index < MAX_RECORDS, f"key {key} was drawn with the content of segment {label}")
-            expected = _frame_values(label, index + np.arange(2))
-            require((own == expected[:, None]).all(), f"key {key} of segment {label} was drawn with other frames")
+            require(versions[row] == label, f"key {key} was drawn with version {versions[row]}, not {label}")
+            for name, expected in self.sent[int(label)].items[index].items():
+                same = np.array_equal(arrays[name][row], expected)
+                require(same, f"key {key} of segment {label} was drawn with another {name}")
         self._counts["drawn"] += 1
+
+    def check_probabilities(self, store, keys, probabilities):
+        """Checks the probabilities of a draw during which nothing was stored."""
+        seen = self.stores[store.store_incarnation]
+        total = seen.now(range(store.first_key, store.num_inserted)).sum()
+        right = np.allclose(probabilities * total, seen.now(keys.tolist()), rtol=1e-6)
+        require(right, "the probability of a drawn item is not its share of all weights")
 
     # --- receipts ---------------------------------------------------------------------------------------------------
 
@@ -206,15 +219,35 @@ class Ledger:
             case ActorHeartbeat(), StateAnswer():
                 self._lease(request.session, request.streams)
 
+    def joined(self, request, answer):
+        """Checks that an answer of a server of tables gives no stream and no row to two clients."""
+        match request, answer:
+            case Bye(), _:
+                self.holders = {i: holder for i, holder in self.holders.items() if holder[0] != request.session}
+            case _, Welcome() if answer.stream >= 0:
+                self._lease(request.session, [Stream((answer.run_id, answer.stream), int(answer.incarnation, 16))])
+            case _, Welcome() if answer.row >= 0:
+                self._hold((answer.run_id, "row", answer.row), request.session)
+
+    def beat(self, session):
+        """Notes that all leases of a session are renewed."""
+        for place, (holder, _) in list(self.holders.items()):
+            if holder == session:
+                self._hold(place, session)
+
     def _lease(self, session, streams):
         """Notes new or renewed leases."""
-        now = self._clock.now
         for stream in streams:
             if stream not in self.granted:
                 newer = stream.incarnation > self.highest.get(stream.actor_id, 0)
                 require(newer, f"actor {stream.actor_id} got incarnation {stream.incarnation} after a higher one")
                 self.granted[stream], self.highest[stream.actor_id] = session, stream.incarnation
             require(self.granted[stream] == session, f"{stream} was leased to two sessions")
-            holder, until = self.holders.get(stream.actor_id, (session, 0.0))
-            require(holder == session or until <= now, f"actor {stream.actor_id} was leased to two sessions at a time")
-            self.holders[stream.actor_id] = session, now + LEASE_SECONDS
+            self._hold(stream.actor_id, session)
+
+    def _hold(self, place, session):
+        """Checks that a place, such as an actor id, has one holder at a time."""
+        now = self._clock.now
+        holder, until = self.holders.get(place, (session, 0.0))
+        require(holder == session or until <= now, f"{place} was leased to two sessions at a time")
+        self.holders[place] = session, now + self._lease_seconds

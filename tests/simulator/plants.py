@@ -4,18 +4,23 @@ import numpy as np
 
 from apex.learning.coordinator.fence import Fence
 from apex.runs.folder import RunFolder
+from apexreplay.client.sampler import Sampler
+from apexreplay.client.segment_buffer import SegmentBuffer
 from apexreplay.client.send_window import SendWindow
 from apexreplay.files.atomic_files import digest
+from apexreplay.rate_limiter import RateLimiter
+from apexreplay.server import standalone
 from apexreplay.server.leases import LeaseTable
 from apexreplay.server.server import ReplayServer
 from apexreplay.snapshots.folder import SnapshotFile, SnapshotFolder
+from apexreplay.snapshots.writer import SnapshotWriter
 from apexreplay.store import writer
 from apexreplay.store.deduplication import InsertOutcome, StreamRow
 from apexreplay.store.layout import FIRST_BYTE, FIRST_KEY
 from apexreplay.store.writer import StoreWriter
 from apexreplay.types import Receipt, Stream
 
-from .replay_program import ReplayProgram
+from .replay_program import ReplayProcess
 
 
 def duplicates_are_stored(patch):
@@ -83,7 +88,7 @@ def epochs_repeat(patch):
 
 
 def the_watermark_moves_late(patch):
-    before = ReplayProgram.before_insert
+    before = ReplayProcess.before_insert
     place = [FIRST_KEY, FIRST_BYTE]
 
     def late(self, step):
@@ -96,11 +101,11 @@ def the_watermark_moves_late(patch):
             cells[place] = self.marks
         before(self, step)
 
-    patch.setattr(ReplayProgram, "before_insert", late)
+    patch.setattr(ReplayProcess, "before_insert", late)
 
 
 def leaves_precede_the_commit(patch):
-    before = ReplayProgram.before_insert
+    before = ReplayProcess.before_insert
 
     def early(self, step):
         if step == "commit":
@@ -109,7 +114,7 @@ def leaves_precede_the_commit(patch):
             regions.tree.set(slots, np.ones(len(slots)))
         before(self, step)
 
-    patch.setattr(ReplayProgram, "before_insert", early)
+    patch.setattr(ReplayProcess, "before_insert", early)
 
 
 def manifests_precede_their_files(patch):
@@ -140,9 +145,55 @@ def rows_of_interrupted_inserts_become_valid(patch):
     patch.setattr(StoreWriter, "_repair", careless)
 
 
+# --- a server of tables -----------------------------------------------------------------------------------------------
+
+
+def incarnations_of_a_restarted_server_repeat(patch):
+    open_folder = standalone._open_folder
+    patch.setattr(standalone, "_open_folder", lambda *arguments: (1, open_folder(*arguments)[1]))
+
+
+def samplers_keep_an_old_memory(patch):
+    patch.setattr(Sampler, "_follow", lambda self: None)
+
+
+def priorities_of_an_earlier_store_are_applied(patch):
+    update = StoreWriter.update_priorities
+
+    def careless(self, wanted):
+        return update(self, wanted._replace(store_incarnation=self.store_incarnation))
+
+    patch.setattr(StoreWriter, "update_priorities", careless)
+
+
+def snapshots_forget_priorities(patch):
+    weigh = SnapshotWriter._weights
+
+    def equal(self, end_key):
+        first_key, weights = weigh(self, end_key)
+        return first_key, np.full_like(weights, 0.77)
+
+    patch.setattr(SnapshotWriter, "_weights", equal)
+
+
+def draws_have_no_limit(patch):
+    patch.setattr(RateLimiter, "may_sample", lambda self, inserted, drawn: inserted >= self.min_size_to_sample)
+
+
+def inserts_do_not_wait(patch):
+    patch.setattr(RateLimiter, "may_insert", lambda self, inserted, drawn: True)
+
+
+def stacks_reach_into_the_previous_episode(patch):
+    patch.setattr(SegmentBuffer, "end_episode", lambda self: None)
+
+
 PLANTS = [
     fence_is_not_written, damage_is_not_looked_for,
     duplicates_are_stored, receipts_precede_the_commit, windows_are_not_sent_to_a_new_store,
     replaced_servers_are_accepted, leases_are_given_twice, epochs_repeat, the_watermark_moves_late,
     leaves_precede_the_commit, manifests_precede_their_files, rows_of_interrupted_inserts_become_valid,
+    incarnations_of_a_restarted_server_repeat, samplers_keep_an_old_memory,
+    priorities_of_an_earlier_store_are_applied, snapshots_forget_priorities,
+    draws_have_no_limit, inserts_do_not_wait, stacks_reach_into_the_previous_episode,
 ]  # fmt: skip

@@ -23,7 +23,7 @@ class Program:
         self.back_at = 0.0 if starts else math.inf
         self.stopped_until = 0.0  # by SIGSTOP
         self._restarts = restarts
-        self._mail = []  # (request, answer) of the learner
+        self._mail = []  # (request, answer) of the program that it joins
 
     joined = False
 
@@ -33,12 +33,12 @@ class Program:
         if now < self.stopped_until:
             return
         if not self.alive and now >= self.back_at:
-            self.alive, self.session = True, self.world.rng.getrandbits(62)
+            self.alive, self.session = True, self.world.rng.getrandbits(52)
             self.asked_at = self.beat_at = -math.inf
             self.world.note(f"{self.name} starts with session {self.session}")
         mail, self._mail = self._mail, []
         for request, answer in mail:  # The answers to earlier lives, and to a Hello after the welcome, have no reader.
-            if self.alive and request.session == self.session and isinstance(request, Hello) is not self.joined:
+            if self.alive and request.session == self.session and self.expects(request):
                 self.take(answer)
         if self.alive and self.joined:
             if now - self.beat_at >= HEARTBEAT_SECONDS:
@@ -47,13 +47,21 @@ class Program:
             self.work(now)
         elif self.alive and now - self.asked_at >= HELLO_SECONDS:
             self.asked_at = now
-            self.ask(replace(HELLO, session=self.session, host=self.name, **self.wishes))
+            self.ask(self.join_request())
+
+    def join_request(self):
+        """Returns the request that joins."""
+        return replace(HELLO, session=self.session, host=self.name, **self.wishes)
+
+    def expects(self, request):
+        return isinstance(request, Hello) is not self.joined
 
     def ask(self, request):
-        self.world.network.post(self.name, "learner", self.world.learner.take, self, request, ordered=True)
+        head = self.world.head
+        self.world.network.post(self.name, head.name, head.take, self, request, ordered=True)
 
     def answer(self, request, answer):
-        """Called by the network when an answer of the learner arrives."""
+        """Called by the network when an answer of the learner, or of the server of tables, arrives."""
         self._mail.append((request, answer))
 
     def end(self, why, pause=None):
@@ -67,6 +75,8 @@ class Program:
 
 class Learner:
     """The coordinator. A restart forgets all that is not in the run folder."""
+
+    name = "learner"
 
     def __init__(self, world):
         self.world = world

@@ -7,19 +7,20 @@ from collections import Counter
 
 import pytest
 
-from tests.simulator.history import FAULTS, describe, simulate
+from tests.simulator.faults import FAULTS, FAULTS_OF_A_RUN, FAULTS_OF_TABLES
+from tests.simulator.history import KINDS, describe, simulate
 from tests.simulator.plants import PLANTS
 
 # Coverage would double the time; the unit tests measure it. Each test takes seconds of CPU, long on a busy machine.
 pytestmark = [pytest.mark.no_cover, pytest.mark.timeout(600)]
 
-PART = 50
+PART = 100
 PARTS = range(0, 300, PART)
 HAPPENS = (  # in each part
     "acknowledged", "stored", "evicted", "drawn", "attached", "restored", "created", "snapshots",
     "a server crashed during an insert", "a server lost its memory", "a snapshot process crashed", "a disk was full",
     "tmpfs was full", "a server was refused", "a host was refused",
-    "a window met a new store",
+    "a window met a new store", "batches of samplers", "a writer has lost its lease", *KINDS,
 )  # fmt: skip
 
 
@@ -30,7 +31,8 @@ def test_promises_are_kept_in_simulated_histories(first):
         result = simulate(seed)
         assert not result.failure, describe(result)
         counts += result.counts
-    assert {*HAPPENS, *(kind.__name__ for kind in FAULTS)} <= set(counts)
+    faults = {kind.__name__ for kind in FAULTS | FAULTS_OF_A_RUN | FAULTS_OF_TABLES}
+    assert {*HAPPENS, *faults} - set(counts) == set()
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

@@ -84,18 +84,18 @@ class Twin:
             if self.rng.random() < 0.1:
                 self.end()
 
-    def item(self):
-        """Adds an item of the newest step, or of any two steps that a window may have."""
-        values = {name: draw_field(self.rng, field) for name, field in self.table.values}
+    def item(self, priority=1.0, **values):
+        """Adds an item of the newest step, or of any two steps that a window may have. Other values are drawn."""
+        values = {name: draw_field(self.rng, field) for name, field in self.table.values} | values
         expected = {name: value for name, value in values.items() if name not in self.table.kept}
         if isinstance(self.table.item, Single):
-            self.buffer.add_item(1.0, values)
+            self.buffer.add_item(priority, values)
             self.items.append(expected | self.steps[-1])
             return
         span = int(self.rng.integers(1, self.table.item.span + 1))
         if self.ages[-1] < span:
             return
-        self.buffer.add_item(1.0, values, frame=-1 - span, next_frame=-1)
+        self.buffer.add_item(priority, values, frame=-1 - span, next_frame=-1)
         for name, field in self.table.steps:
             for prefix, newest in (("", len(self.steps) - 1 - span), ("next_", len(self.steps) - 1)):
                 stack = np.zeros((self.table.item.stack, *field.shape), field.dtype)

@@ -23,7 +23,7 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_every_row_of_the_fault_table_has_one_error_that_can_be_made():
+def test_every_row_of_the_fault_table_has_an_error_that_can_be_made():
     assert list(find_flaws(read_rows(TABLE.read_text()), read_errors(ERRORS.read_text()))) == []
 
 

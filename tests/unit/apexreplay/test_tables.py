@@ -111,11 +111,40 @@ def test_a_wrong_length_of_any_entry_is_refused(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("image and numbers", {"frame": 8}),
+        ("windows of an image", {"next_frame": 8}),
+        ("windows of an image", {"depth": 0}),
+        ("windows of an image", {"next_depth": 0}),
+        ("windows of an image", {"depth": 5}),
+        ("windows of an image", {"depth": 2, "frame": 0}),
+        ("windows of an image", {"frame": 7, "next_frame": 7}),
+        ("windows of an image", {"frame": 0, "next_frame": 4}),
+    ],
+    ids=str,
+)
+def test_references_beyond_the_steps_are_refused(name, changed):
+    twin, codec = Twin(TABLES[name], 1), Codec(RUN, TABLES[name])
+    while len(twin.steps) < 8:
+        twin.step()
+        twin.item()
+    _, records, blob = twin.buffer.cut()
+    segment = Segment(Stream(1, 5), 0, 3, records, blob)
+    assert len(codec.decode_segment(codec.encode_segment(segment)).records) == len(records)
+    for field, value in changed.items():
+        records[field][-1] = value
+    with pytest.raises(WireError, match=r"^steps"):
+        codec.decode_segment(codec.encode_segment(segment))
+
+
+@pytest.mark.parametrize(
     ("declare", "named"),
     [
         (lambda: table("T", {"x": "int64"}), "'T'"),
         (lambda: table("t", {"x y": "int64"}), "'x y'"),
         (lambda: table("t", {}), "'t'"),
+        (lambda: table("t", {3: "int64"}), "3"),
         (lambda: table("t", {"x": "bool"}), "'bool'"),
         (lambda: table("t", {"x": "object"}), "'object'"),
         (lambda: table("t", {"x": "complex64"}), "'complex64'"),
@@ -182,6 +211,8 @@ def test_items_of_two_episodes_or_of_old_steps_are_refused():
     for priority in (-1.0, np.nan, np.inf):
         with pytest.raises(UsageError, match="priority"):
             buffer.add_item(priority, {}, -2, -1)
+    with pytest.raises(UsageError, match="'z'"):
+        buffer.add_item(1.0, {"z": 1}, -2, -1)
     buffer.end_episode()
     buffer.append({"x": 3})
     with pytest.raises(UsageError, match="episodes"):

@@ -1,0 +1,68 @@
+"""What a connection does with answers while it holds a lease."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from apexreplay.client.client import Client
+from apexreplay.client.connection import Connection
+from apexreplay.errors import UsageError
+from apexreplay.wire.control import Alive, Beat, Hello, Refusal, Welcome
+
+LEASE = {"run_id": "7", "stream": 1, "incarnation": "100000001"}
+HELLO = Hello(session=5, role="writer", table="t", **LEASE)
+PLACES = {"experience": 1, "priorities": 2, "receipts": 3, "batches": []}
+WELCOME = {
+    "session": 5, "table": {}, "window": 1, "segment_length": 1, "row": -1, "num_rows": 1,
+    "limiter": (1, 0.0, 0.0, False), **PLACES, **LEASE,
+}  # fmt: skip
+
+
+@pytest.fixture
+def connection():
+    connection = Connection("127.0.0.1", 9, None)  # Nobody listens there.
+    yield connection
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Welcome(**WELCOME), ""),
+        (Welcome(**{**WELCOME, "run_id": "8"}), "new_memory"),
+        (Welcome(**{**WELCOME, "stream": 2}), "new_memory"),
+        (Refusal(session=5, reason="stream_taken"), "stream_taken"),
+        (Refusal(session=5, reason="unknown_lease"), ""),
+        (Refusal(session=6, reason="stream_taken"), ""),
+    ],
+)
+def test_a_lease_ends_by_a_refusal_or_the_welcome_of_another_lease(connection, answer, reason):
+    welcomed, sent = [], []
+    connection.keep(SimpleNamespace(hello=HELLO, take=welcomed.append))
+    connection._take(SimpleNamespace(send=sent.append), answer)
+    refusal = connection._refused.get(5)
+    assert (refusal.reason if refusal else "") == reason
+    assert welcomed == [answer] * (isinstance(answer, Welcome) and not reason)
+    assert sent == [HELLO] * (getattr(answer, "reason", "") == "unknown_lease")
+
+
+def test_a_lease_that_a_server_does_not_know_is_asked_for_until_a_welcome(connection):
+    welcomed, sent = [], []
+    socket = SimpleNamespace(send=sent.append)
+    connection.keep(SimpleNamespace(hello=HELLO, take=welcomed.append))
+    for answer in (None, Refusal(session=5, reason="unknown_lease"), None, Alive(session=5), Welcome(**WELCOME)):
+        if answer is not None:
+            connection._take(socket, answer)
+        connection._beat(socket)
+    assert sent == [Beat(session=5), HELLO, *[HELLO] * 3, Beat(session=5)]
+    assert len(welcomed) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "named"),
+    [(("a b", 1), "'a b'"), (("", 1), "''"), (("h", "x"), "'x'"), (("h", 0), "0"), (("h", 65_536), "65536")],
+)
+def test_an_invalid_address_of_a_server_is_refused_at_once(address, named):
+    with pytest.raises(UsageError) as refused:
+        Client(*address)
+    assert named in refused.value.problem
