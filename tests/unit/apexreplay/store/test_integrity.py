@@ -51,7 +51,7 @@ def segment_of(declared, number, actor_id=0):
             if step >= 0:
                 place = -2 if isinstance(declared.item, Window) else -1
                 buffer.add_item(1.0, {"n_step_return": step, "action": number % 2}, place)
-        segment = Segment(Stream(actor_id, 1), number, 11, *buffer.cut())
+        segment = Segment(Stream(actor_id, 1), number, 11, *buffer.cut()[1:])
     return codec.decode_segment(codec.encode_segment(segment)) if number % 2 else segment
 
 
