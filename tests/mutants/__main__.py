@@ -23,7 +23,7 @@ MODULES = (  # modules of learning, store and protocol
     "apex/algorithms/exploration", "apex/dqn/autograd_update", "apex/algorithms/optimizers", "apex/algorithms/losses",
     "apex/algorithms/graph_update", "apex/algorithms/parameters", "apexreplay/frame_blob", "apex/learning/trainer",
     "apex/learning/skipped_batches", "apex/learning/batch_ring", "apex/learning/loader", "apex/learning/batch_source",
-    "apex/learning/coordinator/leases", "apex/learning/coordinator/coordinator", "apexreplay/rate_limiter",
+    "apexreplay/server/leases", "apex/learning/coordinator/coordinator", "apexreplay/rate_limiter",
     "apexreplay/sampling/batch_drawer", "apexreplay/sampling/sampler_counters", "apexreplay/server/server",
     "apexreplay/server/open_store", "apexreplay/snapshots/writer", "apexreplay/snapshots/restore",
     "apexreplay/snapshots/folder", "apexreplay/frames/stack_decoder", "apexreplay/store/sum_tree",

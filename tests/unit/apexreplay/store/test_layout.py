@@ -92,12 +92,12 @@ def test_a_tmpfs_that_fills_after_the_check_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"capacity": 0}, r"replay\.capacity.*\b0\b"),
-        ({"max_bytes": 7}, r"replay\.max_bytes.*\b7\b"),
-        ({"num_streams": 0}, r"actor\.num_actors.*\b0\b"),
-        ({"min_priority": 0.0}, r"replay\.min_priority 0\.0 .*replay\.priority_exponent 1\.0"),
-        ({"min_priority": 1e-200, "priority_exponent": 2.0}, r"replay\.min_priority 1e-200"),
-        ({"min_priority": 5e-324}, r"replay\.min_priority 5e-324 .*replay\.priority_exponent 1\.0"),
+        ({"capacity": 0}, r"capacity.*\b0\b"),
+        ({"max_bytes": 7}, r"max_bytes.*\b7\b"),
+        ({"num_streams": 0}, r"num_streams.*\b0\b"),
+        ({"min_priority": 0.0}, r"min_priority 0\.0 .*priority_exponent 1\.0"),
+        ({"min_priority": 1e-200, "priority_exponent": 2.0}, r"min_priority 1e-200"),
+        ({"min_priority": 5e-324}, r"min_priority 5e-324 .*priority_exponent 1\.0"),
     ],
 )
 def test_sizes_below_1_are_refused(path, sizes, message):
