@@ -46,7 +46,7 @@ STEP_NAMES = (  # the steps of a save
 CLOCK = "elapsed.json"  # has no digest: a wrong clock does not affect training
 COMPLETED, KEY, EPOCH = range(3)  # completed for certain by the child: update, end of the snapshot, its start
 
-log = logging.getLogger("apex")
+LOGGERS = [logging.getLogger(name) for name in ("apex", "apexreplay")]
 
 
 # --- kills ------------------------------------------------------------------------------------------------------------
@@ -241,11 +241,13 @@ def _collect_messages() -> Iterator[list[str]]:
             messages.append(record.getMessage())
 
     ear = Collector()
-    log.addHandler(ear)
+    for log in LOGGERS:
+        log.addHandler(ear)
     try:
         yield messages
     finally:
-        log.removeHandler(ear)
+        for log in LOGGERS:
+            log.removeHandler(ear)
 
 
 @reports_errors("python -m chaos saves")
@@ -262,7 +264,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if not options.kills + options.flips + options.truncations:
         parser.error("--kills, --flips and --truncations are all 0: set at least one above 0")
-    log.propagate = False
+    for log in LOGGERS:
+        log.propagate = False
     began = time.monotonic()
 
     def report(sentence: str) -> None:
