@@ -20,6 +20,7 @@ import numpy as np
 
 from apex.config import Config, EnvironmentConfig
 from apex.config.algorithm_choice import choose_algorithm
+from apex.environments.answers import BadAnswerError
 from apex.environments.factory import atari_game, describe
 from apex.environments.interface import VectorEnvironment
 from apex.errors import StoppedError
@@ -30,6 +31,7 @@ from apexreplay.process.children import call_in_child
 from apexreplay.process.lifecycle import Stop
 
 MAX_STEPS = 1_000  # maximum steps for which an environment is tried
+MIN_STEPS, MAX_ACTIONS = 10, 256  # Every fault is refused in so many steps, or in one for each discrete action.
 SMALL_IMAGE = 40  # pixels; a smaller image may not fit the built-in network
 PLAY_SECONDS = 1.0  # No step of a trial begins later. One step is always played.
 
@@ -90,10 +92,20 @@ def _describe(config: EnvironmentConfig, stop: Stop) -> dict[str, Any]:
 
 
 def _play(games: VectorEnvironment, schema: Schema) -> None:
-    """Plays actions of every kind, for `PLAY_SECONDS` and MAX_STEPS at most; raises UsageError if a step fails."""
-    until = time.monotonic() + PLAY_SECONDS
-    for action in islice(_choose_actions(games, schema), MAX_STEPS):
-        games.step(action)
+    """Plays actions of every kind, for `PLAY_SECONDS` and MAX_STEPS at most; raises UsageError if a step fails.
+
+    A later fault may be a rare one, which a run tolerates (`FaultBudget`): it ends the trial. A value outside of its
+    space is always refused.
+    """
+    until, first_steps = time.monotonic() + PLAY_SECONDS, max(MIN_STEPS, min(schema.num_actions, MAX_ACTIONS))
+    for number, action in enumerate(islice(_choose_actions(games, schema), MAX_STEPS)):
+        try:
+            games.step(action)
+        except UsageError as error:
+            cause = error.__cause__
+            if number < first_steps or (isinstance(cause, BadAnswerError) and cause.remedy):
+                raise
+            return
         if time.monotonic() >= until:
             return
 

@@ -111,6 +111,17 @@ def test_an_odd_environment_is_refused_with_its_fault(body, game):
     assert refused.value.remedy
 
 
+@pytest.mark.parametrize("fault", ["1 / 0", "return np.full(2, np.nan), 0.0, False, False, {}"])
+def test_a_later_fault_that_a_run_tolerates_ends_the_trial(fault, game, tmp_path):
+    body = f"""total = 0
+    def step(self, action):
+        Env.total += 1
+        if Env.total == 200: {fault}
+        return super().step(action)"""
+    assert Inspector().schema(game(body)).num_actions == 3
+    assert len(played(tmp_path)) == 199
+
+
 def test_each_discrete_action_is_played_up_to_a_limit(game, tmp_path):
     Inspector().schema(game("pass"))
     assert set(played(tmp_path)) == {0, 1, 2}
