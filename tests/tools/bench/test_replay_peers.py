@@ -1,6 +1,8 @@
 """Replay buffers of other projects beside the server: their scripts, ratios and table."""
 
 import json
+import mmap
+import os
 import sys
 from pathlib import Path
 
@@ -47,11 +49,21 @@ def arguments(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["script", str(tmp_path / "frames.npy"), "1000", "0.1"])
 
 
-def test_a_buffer_with_correct_windows_is_measured(arguments, capsys):
+def test_a_buffer_with_correct_windows_is_measured(arguments, capsys, monkeypatch):
+    memory = iter([50_000, 75_000])  # This process may release memory of earlier tests meanwhile.
+    monkeypatch.setattr(replay_peer, "read_memory", lambda pid: next(memory))
     replay_peer.main(NaiveBuffer)
     figures = json.loads(capsys.readouterr().out)
-    assert figures.keys() == {"inserts_per_s", "batches_per_s", "bytes_per_transition"}
+    assert figures.pop("bytes_per_transition") == 25.0
+    assert figures.keys() == {"inserts_per_s", "batches_per_s"}
     assert all(value > 0 for value in figures.values())
+
+
+def test_memory_of_a_process_grows_with_what_it_stores():
+    before = replay_peer.read_memory("self")
+    with mmap.mmap(-1, 50 << 20) as memory:
+        memory.write(b"1" * len(memory))
+        assert replay_peer.read_memory(os.getpid()) > before + (25 << 20)
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
