@@ -25,7 +25,7 @@ from apexreplay.store.location import memory_folder, remove
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.sum_tree import SumTree
 from apexreplay.store.writer import StoreWriter
-from apexreplay.transport.endpoints import BatchReceiver, BatchSender, max_batch_bytes
+from apexreplay.transport.endpoints import BatchRequester, RequestReceiver
 from apexreplay.transport.sockets import open_context
 from apexreplay.types import BatchMessage, PriorityUpdate, Segment, Stream
 
@@ -149,13 +149,14 @@ def _time_travel(batch: BatchMessage, config: Config, codec: RunCodec, batch_siz
     port = next(port for port in range(first, first + 1_000) if is_free("127.0.0.1", port))
     endpoint = f"tcp://127.0.0.1:{port}"
     with open_context() as context:
-        limit = max_batch_bytes(codec.schema.table, batch_size)
-        receiver = BatchReceiver(context, endpoint, codec, batch_size=batch_size, max_bytes=limit)
-        sender = BatchSender(context, [endpoint], codec)
+        receiver = RequestReceiver(context, endpoint, codec)
+        requester = BatchRequester(context, [endpoint], codec, batch_size=batch_size, credit=1)
 
         def travel() -> None:
-            sender.send(batch, 1.0)
-            if receiver.receive(10.0) is None:
+            while not (requests := receiver.receive(0.01)):
+                requester.receive(0.01)  # a greeting
+            receiver.answer(requests[0][0], batch)
+            if requester.receive(10.0) is None:
                 raise RuntimeError("a batch was lost")
 
         return median_ms(travel, 20)

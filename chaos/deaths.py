@@ -31,7 +31,7 @@ from apex.types import Parameters, Role
 from apexreplay.errors import FAILED, FINISHED
 from apexreplay.process.lifecycle import reports_errors
 from apexreplay.transport.async_receiver import PULL, ROUTER, AsyncReceiver
-from apexreplay.transport.endpoints import BatchReceiver
+from apexreplay.transport.endpoints import RequestReceiver
 from apexreplay.transport.sockets import Context, connect, open_context, prepare
 
 MARK = 50  # high-water mark of sockets that accept one as an argument
@@ -55,7 +55,7 @@ class Kind(NamedTuple):
 KINDS = {
     "experience": Kind(Role.REPLAY, Role.ACTOR),
     "priorities": Kind(Role.REPLAY, Role.LEARNER),
-    "batches": Kind(Role.LEARNER, Role.REPLAY),
+    "batches": Kind(Role.REPLAY, Role.LEARNER),
     "control": Kind(Role.LEARNER, Role.ACTOR),
     "parameters": Kind(Role.ACTOR, Role.LEARNER),
 }
@@ -130,14 +130,7 @@ def _receive(name: str, endpoint: str, keys: str) -> None:
 def _make_reader(name: str, context: Context, endpoint: str) -> Callable[[float], object]:
     """Returns the product's own socket, and a function that waits up to the given seconds and returns the messages."""
     if name == "batches":
-        batches = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=len(MESSAGE))
-
-        def read_batch(seconds: float) -> bool:
-            count = batches.num_refused
-            batches.receive(seconds)
-            return batches.num_refused > count
-
-        return read_batch
+        return RequestReceiver(context, endpoint, CODEC).receive
     if name == "parameters":
         subscribers = [
             ParameterSubscriber(context, endpoint, CODEC, num_parameters=len(VALUES)) for _ in range(NUM_PEERS)
@@ -164,7 +157,9 @@ def _fill(name: str, endpoint: str, keys: str) -> None:
 
 
 def _fill_queues(name: str, context: Context, endpoint: str) -> None:
-    sockets = [context.socket(zmq.DEALER if name == "control" else zmq.PUSH) for _ in range(NUM_PEERS)]
+    kind = zmq.DEALER if name in ("batches", "control") else zmq.PUSH
+    message = b"".join(CODEC.encode_request(4)) if name == "batches" else MESSAGE
+    sockets = [context.socket(kind) for _ in range(NUM_PEERS)]
     for each in sockets:
         prepare(each, high_water_mark=MARK)
         connect(each, endpoint, name)
@@ -173,7 +168,7 @@ def _fill_queues(name: str, context: Context, endpoint: str) -> None:
         for each in sockets:
             with suppress(zmq.Again):
                 while True:
-                    each.send(MESSAGE, zmq.NOBLOCK)
+                    each.send(message, zmq.NOBLOCK)
                     full_at = time.monotonic() + FULL_SECONDS
         time.sleep(0.01)
 

@@ -21,8 +21,8 @@ TARGET = "127.0.0.1"
 PAIRS = {  # the role and the sockets behind each address
     "actor-replay": ("to replay", ("experience", "receipts")),
     "actor-learner": ("actor", ("parameters", "control")),
-    "learner-replay": ("to replay", ("priorities",)),
-    "replay-learner": ("replay", ("batches", "control")),
+    "learner-replay": ("to replay", ("priorities", "batches")),
+    "replay-learner": ("replay", ("control",)),
     "evaluator-learner": ("evaluator", ("parameters", "control")),
 }
 CHUNK_BYTES = 65_536
@@ -200,4 +200,4 @@ class Proxy:
 
 
 def _shards(name: str, num_shards: int) -> range:
-    return range(num_shards if name in ("experience", "receipts", "priorities") else 1)
+    return range(1 if name in ("parameters", "control") else num_shards)

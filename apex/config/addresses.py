@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from apex.config.validation import Branch, Port, PositiveFloat, require_setting
 
-PORT_STEP = 10  # difference between the same port of two consecutive shards or loaders
-REPLAY_SOCKETS = ("experience", "priorities", "receipts")  # sockets that each replay shard binds
-SOCKETS = (*REPLAY_SOCKETS, "parameters", "batches", "control")
+MOST_SAMPLERS = 64  # per replay server
+PORT_STEP = 10  # difference between the same port of two consecutive shards or sampler processes
+REPLAY_SOCKETS = ("experience", "priorities", "receipts")  # sockets that each replay server binds once
+SOCKETS = (*REPLAY_SOCKETS, "batches", "parameters", "control")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +21,8 @@ class TransportConfig(Branch):
     experience_port: Port = 21001  # replay server, PULL: segments from actors; 10 higher for each further shard
     priorities_port: Port = 21002  # replay server, PULL: new priorities; 10 higher for each further shard
     receipts_port: Port = 21003  # replay server, PUB: receipts for segments; 10 higher for each further shard
+    batches_port: Port = 21004  # sampler, ROUTER: batches; 10 higher for each further sampler of any shard
     parameters_port: Port = 22001  # learner, XPUB: network parameters
-    batches_port: Port = 22002  # loader, PULL: batches from samplers; 10 higher for each further loader
     control_port: Port = 22003  # learner, ROUTER: joining and heartbeats
     shared_memory: bool = True  # a learner on the same host reads the replay memory directly; off: use TCP
     heartbeat_seconds: PositiveFloat = 1.0  # seconds between two heartbeats on the control socket
@@ -65,7 +66,7 @@ class TransportConfig(Branch):
     def port(self, name: str, index: int = 0) -> int:
         """Returns the port number of the socket `name` ("experience", ...).
 
-        `index` is the shard number for REPLAY_SOCKETS, the loader number for "batches", else 0.
+        `index` is the shard number for REPLAY_SOCKETS; for "batches" see `batch_endpoints`; else 0.
         """
         number: int = getattr(self, name + "_port")
         return number + self.port_offset + PORT_STEP * index

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from apex.config.addresses import REPLAY_SOCKETS, SOCKETS, TransportConfig
+from apex.config.addresses import MOST_SAMPLERS, REPLAY_SOCKETS, SOCKETS, TransportConfig
 from apex.config.dpg import DpgConfig
 from apex.config.validation import (
     Branch,
@@ -89,7 +89,7 @@ class ReplayConfig(Branch):
     min_size_to_sample: PositiveInt = 50_000  # inserted transitions before sampling starts [section 4.1]
     priority_exponent: Annotated[float, Meta(ge=0, le=2)] = 0.6  # alpha; 0: uniform sampling [section 4.1]
     min_priority: Annotated[float, Meta(gt=0, lt=1)] = 1e-6  # above 0, so that any transition can be drawn [PER 3.3]
-    num_samplers: Annotated[int, Meta(ge=1, le=64)] = 1  # processes per replay server that draw and send batches
+    num_samplers: Annotated[int, Meta(ge=1, le=MOST_SAMPLERS)] = 1  # processes per server that send batches
     batches_in_flight: Annotated[int, Meta(ge=1, le=1024)] = 8  # maximum batches per sampler that await new priorities
     samples_per_insert: NonNegativeFloat = 0.0  # samples per insert above which samplers wait; 0: no limit, as in paper
     inserts_wait: bool = False  # inserts also wait if sampling falls behind. If on, actors have low CPU priority
@@ -278,7 +278,7 @@ class Config(Branch):
     def _check_ports(self) -> None:
         owners: dict[int, str] = {}
         for setting, port in self.ports:
-            problem = f"{setting} + port_offset must be <= 65535 for every shard and loader, got {port}"
+            problem = f"{setting} + port_offset must be <= 65535 for every shard and sampler, got {port}"
             require_setting(port <= 65535, problem)
             require_setting(port not in owners, f"{setting} and {owners.get(port)} are both {port}", "change one")
             owners[port] = setting
@@ -286,7 +286,8 @@ class Config(Branch):
     @property
     def ports(self) -> list[tuple[str, int]]:
         """Returns (setting, port) for every port that the run listens on, except the port of TensorBoard."""
-        number = {**dict.fromkeys(REPLAY_SOCKETS, self.replay.num_shards), "batches": max(1, self.learner.num_loaders)}
+        shards = self.replay.num_shards
+        number = {**dict.fromkeys(REPLAY_SOCKETS, shards), "batches": shards * self.replay.num_samplers}
         return [
             (f"transport.{name}_port", self.transport.port(name, index))
             for name in SOCKETS

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from apex.config import LearnerConfig
 from apex.schema import Schema, unpack_mask
+from apexreplay.facts import MAX_TEXT
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.item_kinds import Array
 from apexreplay.types import BatchMessage, PriorityUpdate
@@ -98,8 +99,8 @@ class BatchRing:
         memory = mmap.mmap(-1, slot_bytes * num_slots)
         self.memory = np.frombuffer(memory, np.uint8)  # memory of all slots, page-locked for a GPU
         self.loaders = LoaderFigures(*np.frombuffer(mmap.mmap(-1, 3 * 8 * MOST_LOADERS), np.float64).reshape(3, -1))
-        # bool[R]: whether the server of a shard has joined the run; set by the trainer, read by the loaders
-        self.joined = np.frombuffer(mmap.mmap(-1, num_shards), np.bool_)
+        # bytes[R]: host of each shard's server, b"" until it has joined; set by the trainer, read by the loaders
+        self.hosts = np.frombuffer(mmap.mmap(-1, num_shards * MAX_TEXT), f"S{MAX_TEXT}")
         self.num_slots = num_slots
         self.batch_size = batch_size
         self.num_shards = num_shards

@@ -1,14 +1,12 @@
 """Sources of the parts of a batch: the replay memory of a shard on this host, or samplers on another host."""
 
-from collections import deque
-from collections.abc import Callable
-
 import numpy as np
 
 from apex.learning.batch_ring import BatchSlot
 from apexreplay.item_kinds import Array
 from apexreplay.sampling.batch_drawer import BatchDrawer
 from apexreplay.store.reader import MAX_ATTEMPTS
+from apexreplay.transport.endpoints import BatchRequester
 from apexreplay.types import BatchMessage
 
 
@@ -44,35 +42,22 @@ class LocalSource:
 
 
 class RemoteSource:
-    """Takes parts from a socket and keeps them in one queue per shard until a batch needs them.
+    """Receives parts from the samplers of a shard on another host. They wait in the socket until a batch needs them."""
 
-    The samplers' credit limits the length of the queues. While a batch waits for another shard, a sampler occasionally
-    exceeds its credit. Then the oldest part is dropped and counted, because it was drawn with the oldest priorities.
-    """
-
-    def __init__(self, receive: Callable[[float], BatchMessage | None], *, num_shards: int, credit: int) -> None:
-        """`receive` takes a timeout in seconds and returns a part; `credit`: maximum parts in flight per shard."""
-        self._receive = receive
-        self._credit = credit
-        self._queues: list[deque[BatchMessage]] = [deque() for _ in range(num_shards)]
-        self.num_dropped = 0
+    def __init__(self, requester: BatchRequester) -> None:
+        self.requester = requester
+        self._part: BatchMessage | None = None
 
     def fill(self, slot: BatchSlot) -> bool:
         """Writes the shard's next part to the slot. Returns False, without waiting, if no part is available yet."""
-        queue = self._queues[slot.shard]
-        if not queue:
+        self.receive(0.0)
+        part, self._part = self._part, None
+        if part is None:
             return False
-        part = queue.popleft()
         slot.put(part, slot.decoder.decode(part.records, part.blob, slot.rows), slot.rows)
         return True
 
     def receive(self, timeout: float) -> None:
-        """Receives one part from any shard and adds it to that shard's queue. Waits up to `timeout` seconds."""
-        part = self._receive(timeout)
-        if part is None:
-            return
-        queue = self._queues[part.shard]
-        queue.append(part)
-        if len(queue) > self._credit:
-            queue.popleft()
-            self.num_dropped += 1
+        """Receives the next part, unless it has arrived already. Waits up to `timeout` seconds."""
+        if self._part is None:
+            self._part = self.requester.receive(timeout)

@@ -1,7 +1,7 @@
 """Loads batches for the learner: child processes draw or receive them, and decompress them into shared memory.
 
 A batch has a part from each replay shard. If a shard's server runs on the same host, a loader draws from its replay
-memory directly, without a socket; otherwise the shard's samplers send the parts. The trainer never decompresses.
+memory directly, without a socket; otherwise it asks the shard's samplers for parts. The trainer never decompresses.
 """
 
 import logging
@@ -16,7 +16,7 @@ from apex.config import Config
 from apex.learning.batch_ring import BatchRing, BatchSlot
 from apex.learning.batch_source import LocalSource, RemoteSource
 from apex.learning.random_shift import RandomShift
-from apex.replay_memory.settings import counter_rows, draw_settings
+from apex.replay_memory.settings import batch_endpoints, counter_rows, draw_settings
 from apex.schema import Schema
 from apex.transport.curve.key_store import read_keys
 from apex.transport.run_codec import RunCodec
@@ -31,7 +31,7 @@ from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.server.sampler import IDLE_SECONDS
 from apexreplay.store.location import counters_path, has_owner, store_path
 from apexreplay.store.reader import StoreReader
-from apexreplay.transport.endpoints import BatchReceiver, max_batch_bytes
+from apexreplay.transport.endpoints import BatchRequester
 from apexreplay.transport.sockets import Context, open_context
 
 LOOK_SECONDS = 0.5  # time between two checks for a new replay memory file
@@ -84,14 +84,17 @@ class LoaderTask(NamedTuple):
     run_id: int
     config: Config
 
-    def listen(self, context: Context, index: int) -> tuple[BatchReceiver, RemoteSource]:
-        """Binds the socket of loader `index` for batches from other hosts; also returns the source of these batches."""
-        replay, size, num_shards = self.config.replay, self.ring.part_size, self.ring.num_shards
-        endpoint, codec = self.config.transport.endpoint("batches", index=index), RunCodec(self.run_id, self.schema)
-        most = max_batch_bytes(self.schema.table, size)
-        receiver = BatchReceiver(context, endpoint, codec, batch_size=size, max_bytes=most, num_shards=num_shards)
-        credit = replay.num_samplers * replay.batches_in_flight
-        return receiver, RemoteSource(receiver.receive, num_shards=num_shards, credit=credit)
+    def connect(self, context: Context, shard: int, host: str) -> BatchRequester:
+        """Connects to the samplers of a shard on `host`. All loaders together may have `batches_in_flight` of each."""
+        replay, num_loaders = self.config.replay, max(1, self.config.learner.num_loaders)
+        return BatchRequester(
+            context,
+            batch_endpoints(self.config, shard, host),
+            RunCodec(self.run_id, self.schema),
+            batch_size=self.ring.part_size,
+            credit=max(1, replay.batches_in_flight // num_loaders),
+            shard=shard,
+        )
 
 
 class StoreMonitor:
@@ -140,6 +143,37 @@ class StoreMonitor:
         return LocalSource(BatchDrawer(reader, counters, row, settings, rng))
 
 
+class ShardSource:
+    """Finds the source of a shard's parts: its replay memory on this host, else the samplers of its server."""
+
+    def __init__(self, task: LoaderTask, index: int, shard: int, context: Context) -> None:
+        """`index`: number of the loader."""
+        self._monitor = StoreMonitor(task, index, shard)
+        self._task = task
+        self._shard = shard
+        self._context = context
+        self._host = b""  # to whose samplers this loader is connected
+        self._remote: RemoteSource | None = None
+
+    def find(self) -> LocalSource | RemoteSource | None:
+        """Returns the present source; None while the shard's server has not joined. Connects only to another host."""
+        host = bytes(self._task.ring.hosts[self._shard])
+        is_new = host not in (b"", self._host)
+        # A server joins after it has created its replay memory, so this look finds one on this host.
+        local = self._monitor.source(now_at_latest=is_new) if self._task.config.transport.shared_memory else None
+        if local is None and is_new:
+            if self._remote is not None:
+                self._remote.requester.close()
+            self._host = host
+            self._remote = RemoteSource(self._task.connect(self._context, self._shard, host.decode()))
+        return local or self._remote
+
+    @property
+    def num_refused(self) -> int:
+        """Number of messages that were not valid parts."""
+        return 0 if self._remote is None else self._remote.requester.num_refused
+
+
 def start_loaders(task: LoaderTask) -> list[BaseProcess]:
     """Starts the processes that fill the ring. Call this before this process has a ZeroMQ context or a thread."""
     num_loaders = max(1, task.config.learner.num_loaders)
@@ -147,45 +181,31 @@ def start_loaders(task: LoaderTask) -> list[BaseProcess]:
 
 
 def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
-    """Runs a loader process.
-
-    The first shard that has joined, but has no replay memory on this host, makes the loader bind its socket for the
-    samplers of other hosts. Until then it listens on no port.
-    """
+    """Runs a loader process."""
     keep_freed_memory()
-    ring, transport = task.ring, task.config.transport
+    ring = task.ring
     loader = Loader(task.schema, ring, RandomShift.configured(task.config, index))
-    monitors = [StoreMonitor(task, index, shard) for shard in range(ring.num_shards)]
-    with open_context(read_keys(transport.keys, Role.LEARNER)) as context:
-        receiver: BatchReceiver | None = None
-        remote: RemoteSource | None = None
+    with open_context(read_keys(task.config.transport.keys, Role.LEARNER)) as context:
+        shards = [ShardSource(task, index, shard, context) for shard in range(ring.num_shards)]
         while not stop.poll():
-            context.check()
             ring.loaders.seconds[index] = time.process_time()
-            ring.loaders.refused[index] = 0 if receiver is None else receiver.num_refused
+            ring.loaders.refused[index] = sum(shard.num_refused for shard in shards)
             if loader.ready(POLL_SECONDS):
-                joined = ring.joined.tolist()
-                local = [
-                    # A server joins after it has created its replay memory, so this look finds one on this host.
-                    monitor.source(now_at_latest=here and remote is None) if transport.shared_memory else None
-                    for monitor, here in zip(monitors, joined, strict=True)
-                ]
-                if remote is None and any(here and source is None for here, source in zip(joined, local, strict=True)):
-                    receiver, remote = task.listen(context, index)
-                ring.loaders.draws[index] = None not in local
-                load(loader, local, remote)
+                sources = [shard.find() for shard in shards]
+                ring.loaders.draws[index] = all(isinstance(source, LocalSource) for source in sources)
+                load(loader, sources)
 
 
-def load(loader: Loader, local: Sequence[LocalSource | None], remote: RemoteSource | None) -> None:
+def load(loader: Loader, sources: Sequence[LocalSource | RemoteSource | None]) -> None:
     """Fills all available parts of the loader's batch. If no part is available, waits for one or sleeps briefly.
 
-    `local`: for each shard its source on this host; None if the shard is on another host and uses `remote`, which is
-    None while no other host has joined.
+    `sources`: of each shard; None while its server has not joined.
     """
-    elsewhere = sum(local[shard] is None for shard in loader.missing)
-    if loader.fill([source or remote for source in local]):
+    if loader.fill(sources):
         return
-    if elsewhere and remote is not None:
-        remote.receive(POLL_SECONDS if elsewhere == len(loader.missing) else IDLE_SECONDS)
+    remote = [source for shard in loader.missing if isinstance(source := sources[shard], RemoteSource)]
+    if remote:
+        # A batch needs all parts, so the order in which this waits for remote ones does not matter.
+        remote[0].receive(POLL_SECONDS if len(remote) == len(loader.missing) else IDLE_SECONDS)
     else:
         time.sleep(IDLE_SECONDS)

@@ -59,7 +59,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
 
     def connect(endpoint: str, shard: int) -> None:
         priorities.connect(endpoint, shard)
-        ring.joined[shard] = True
+        ring.hosts[shard] = endpoint.removeprefix("tcp://").rpartition(":")[0]
 
     def check() -> None:
         check_children([coordinator, *loaders], config.run.stuck_seconds)

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from apex.config.addresses import REPLAY_SOCKETS
-from apex.replay_memory.settings import counter_rows, draw_settings, store_settings
+from apex.replay_memory.settings import batch_endpoints, counter_rows, draw_settings, store_settings
 from apex.transport.curve.key_store import KEYS_REMEDY, read_keys
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Welcome, host_name
@@ -48,16 +48,13 @@ def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) ->
     """Returns the settings of one shard. There are no samplers if the learner draws from the shared memory."""
     config, transport = welcome.config, welcome.config.transport
     is_shared = transport.shared_memory and welcome.memory == memory_id()
-    loaders = range(max(1, config.learner.num_loaders))
     return ServerSettings(
         codec=RunCodec(welcome.run_id, welcome.schema),
         path=store_path(welcome.run_id, shard),
         store=store_settings(config.replay, config.actor.num_actors),
         draw=draw_settings(config.replay, shard, config.learner.batch_size),
         num_rows=counter_rows(config.replay, config.learner),
-        num_samplers=0 if is_shared else config.replay.num_samplers,
-        binds_batches=False,
-        batch_endpoints=[transport.endpoint("batches", welcome.route.host, loader) for loader in loaders],
+        batch_endpoints=[] if is_shared else batch_endpoints(config, shard),
         seed=config.seed,
         snapshots=snapshots,
         snapshot_seconds=config.checkpoint.replay_period,

@@ -1,6 +1,6 @@
 """The settings of a shard, as the replay library needs them."""
 
-from apex.config import LearnerConfig, ReplayConfig
+from apex.config import Config, LearnerConfig, ReplayConfig
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.batch_drawer import DrawSettings
 from apexreplay.store.layout import StoreSettings
@@ -27,3 +27,9 @@ def draw_settings(replay: ReplayConfig, shard: int, batch_size: int) -> DrawSett
     limiter = RateLimiter(own.min_size_to_sample, own.samples_per_insert, tolerance, own.inserts_wait)
     part_size = batch_size // replay.num_shards
     return DrawSettings(shard, replay.num_shards, part_size, replay.batches_in_flight, limiter)
+
+
+def batch_endpoints(config: Config, shard: int, host: str | None = None) -> list[str]:
+    """Returns the address of each sampler process of a shard on `host`; without `host`, the address to bind to."""
+    shards, samplers = config.replay.num_shards, range(config.replay.num_samplers)
+    return [config.transport.endpoint("batches", host, shard + shards * sampler) for sampler in samplers]

@@ -21,7 +21,7 @@ from apexreplay.store.reader import MAX_ATTEMPTS, StoreReader
 from apexreplay.tables import Table
 from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import BatchRequester, PrioritySender
-from apexreplay.transport.sockets import ReconnectBackoff, open_context
+from apexreplay.transport.sockets import open_context
 from apexreplay.types import BatchMessage, PriorityUpdate
 from apexreplay.wire.codec import MAX_PRIORITIES, Codec
 from apexreplay.wire.control import Welcome
@@ -72,11 +72,11 @@ class Sampler(Lease):
         self._priorities.connect(self._endpoint(welcome.priorities))
         self._reader: _MemoryReader | None = None
         self._remote: BatchRequester | None = None
-        self._backoff, self._silence = ReconnectBackoff(), 0.0  # seconds that calls have waited since the last batch
         if welcome.row >= 0:
             self._reader = _MemoryReader(self.table, welcome, batch_size)
         else:
-            endpoints, credit = list(map(self._endpoint, welcome.batches)), max(1, options["prefetch"])
+            endpoints = list(map(self._endpoint, welcome.batches))
+            credit = max(1, -(-options["prefetch"] // len(endpoints)))
             self._remote = BatchRequester(context, endpoints, codec, batch_size=batch_size, credit=credit)
         connection.keep(self)
 
@@ -96,13 +96,9 @@ class Sampler(Lease):
             self._follow()
             batch = self._reader.draw() if self._reader is not None else self._receive(POLL_SECONDS)
             if batch is not None:
-                self._silence = 0.0
                 return batch
             if self._reader is not None:
                 time.sleep(IDLE_SECONDS)
-            self._silence += POLL_SECONDS
-            if self._remote is not None and self._backoff.is_due(self._silence):
-                self._remote.reconnect()
             if deadline is not None and time.monotonic() >= deadline:
                 remedy = "apexreplay status shows how many items there are, and what samplers wait for"
                 raise DataError(f"no batch of {self.table.name!r} within {timeout:g} s", remedy)
@@ -140,14 +136,12 @@ class Sampler(Lease):
             raise DataError(problem, "start the server again; its memory may be out of date")
 
     def _follow(self) -> None:
-        """Opens the memory, or sends the requests, again if the server has started again."""
+        """Opens the memory again if the server has started again; it may be another file."""
         if self._welcome is self._used:
             return
-        self._used = welcome = self._welcome
-        if self._reader is not None:  # The memory may be another file.
-            self._reader = _MemoryReader(self.table, welcome, self.batch_size)
-        elif self._remote is not None:
-            self._remote.reconnect()
+        self._used = self._welcome
+        if self._reader is not None:
+            self._reader = _MemoryReader(self.table, self._welcome, self.batch_size)
 
     def _receive(self, timeout: float) -> Batch | None:
         assert self._remote is not None

@@ -47,7 +47,6 @@ class BatchDrawer:
         counters.activate(row)
         self._in_flight = 0
         self._changed_at = clock()
-        self._answered_at = clock()
 
     def draw(self) -> BatchMessage | None:
         """Returns one part with its compressed frames; None if the limits do not allow one now, or if
@@ -76,22 +75,16 @@ class BatchDrawer:
         self._counters.note_sent(self._row, self.part_size)
         return part
 
-    @property
-    def silence(self) -> float:
-        """Returns the seconds since the learner's last answer if parts are in flight; 0 if none are in flight."""
-        return self._clock() - self._answered_at if self._in_flight else 0.0
-
     def take_back(self) -> None:
-        """Removes the newest part from the counters, because it was not sent."""
+        """Removes the newest part from the counters, because it was not sent. Another part may be drawn at once."""
         self._counters.take_back(self._row, self.part_size)
+        self._changed_at -= CREDIT_SECONDS
 
     def may_draw(self) -> bool:
         """Returns whether the limits allow to draw a part now; records what the sampler waits for."""
         settings, counters = self._settings, self._counters
         allowed = counters.limit(settings.limiter).may_sample(self.reader.num_inserted, counters.num_drawn)
         in_flight, now = counters.in_flight(self._row), self._clock()
-        if in_flight < self._in_flight or not self._in_flight:
-            self._answered_at = now
         if in_flight != self._in_flight:
             self._in_flight, self._changed_at = in_flight, now
         has_credit = in_flight < settings.batches_in_flight

@@ -1,6 +1,7 @@
-"""A sampler process: draws from the shared store without a lock and sends parts of batches to the learner."""
+"""A sampler process: draws from the shared store without a lock. Each request for a batch is a credit of one batch."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +14,12 @@ from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
 from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.store.reader import StoreReader
 from apexreplay.transport.curve.key_store import Keys
-from apexreplay.transport.endpoints import BatchSender
-from apexreplay.transport.sockets import ReconnectBackoff, open_context
+from apexreplay.transport.endpoints import RequestReceiver
+from apexreplay.transport.sockets import open_context
 from apexreplay.wire.codec import Codec
 
 IDLE_SECONDS = 0.001  # seconds between two checks whether drawing is allowed
+MAX_WAITING = 10_000  # requests that wait; the oldest of more are dropped
 
 
 class SamplerTask(NamedTuple):
@@ -28,22 +30,28 @@ class SamplerTask(NamedTuple):
     counters: SamplerCounters
     settings: DrawSettings
     read_keys: Callable[[], Keys | None]
-    endpoints: list[str]  # addresses of the learner's loaders, which receive the batches
+    endpoints: list[str]  # the address that each sampler process binds
 
 
 def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedSequence) -> None:
-    """Runs sampler process number `index`: draws parts of batches and sends them until `stop` is requested."""
+    """Runs sampler process number `index`: answers requests for batches until `stop` is requested."""
     keep_freed_memory()
     with open_context(task.read_keys()) as context:
         reader = StoreReader(task.path, task.codec.table)
         drawer = BatchDrawer(reader, task.counters, index, task.settings, np.random.default_rng(seed))
-        sender = BatchSender(context, task.endpoints, task.codec)
-        backoff = ReconnectBackoff()
+        receiver = RequestReceiver(context, task.endpoints[index], task.codec, task.settings.shard)
+        waiting: deque[tuple[bytes, int]] = deque(maxlen=MAX_WAITING)
         while not stop.poll():
-            if backoff.is_due(drawer.silence):
-                sender.reconnect()
+            context.check()
+            waiting.extend(receiver.receive(0.0 if waiting else POLL_SECONDS))
+            if not waiting:
+                task.counters.note_wait(index, learner=True)
+                continue
+            client, drawer.part_size = waiting[0]
             part = drawer.draw()
             if part is None:
                 time.sleep(IDLE_SECONDS)
-            elif not sender.send(part, POLL_SECONDS):
+                continue
+            waiting.popleft()
+            if not receiver.answer(client, part):
                 drawer.take_back()

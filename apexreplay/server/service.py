@@ -17,7 +17,6 @@ from apexreplay.process.children import check_children, start_child, stop_childr
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
 from apexreplay.sampling.batch_drawer import DrawSettings
 from apexreplay.sampling.sampler_counters import SamplerCounters
-from apexreplay.server.batch_server import run_batch_server
 from apexreplay.server.open_store import open_store, reclaim
 from apexreplay.server.sampler import SamplerTask, run_sampler
 from apexreplay.server.server import ReplayServer
@@ -49,9 +48,7 @@ class ServerSettings(NamedTuple):
     store: StoreSettings
     draw: DrawSettings
     num_rows: int  # rows of the counters: one per sampler process, then one per reader on this host
-    num_samplers: int  # sampler processes; 0: readers on this host draw by themselves
-    batch_endpoints: list[str]  # addresses to which the samplers send, or one for each sampler to bind
-    binds_batches: bool  # whether each sampler binds its address, and clients ask it for batches
+    batch_endpoints: list[str]  # address of each sampler process; []: readers on this host draw by themselves
     seed: int
     snapshots: SnapshotFolder | None  # from which the memory is restored and in which it is saved; None: no snapshots
     snapshot_seconds: float  # between two snapshots
@@ -131,11 +128,10 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
 
 def _start_samplers(settings: ServerSettings, store: StoreWriter, counters: SamplerCounters) -> list[BaseProcess]:
     """Starts the sampler processes."""
-    draw = settings.draw
-    seeds = np.random.SeedSequence([settings.seed, store.num_inserted, draw.shard]).spawn(settings.num_samplers)
-    task = SamplerTask(settings.codec, settings.path, counters, draw, settings.read_keys, settings.batch_endpoints)
-    run = run_batch_server if settings.binds_batches else run_sampler
-    return [start_child(f"sampler-{index}", run, index, task, seed) for index, seed in enumerate(seeds)]
+    draw, endpoints = settings.draw, settings.batch_endpoints
+    seeds = np.random.SeedSequence([settings.seed, store.num_inserted, draw.shard]).spawn(len(endpoints))
+    task = SamplerTask(settings.codec, settings.path, counters, draw, settings.read_keys, endpoints)
+    return [start_child(f"sampler-{index}", run_sampler, index, task, seed) for index, seed in enumerate(seeds)]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import zmq
 
 from apexreplay.errors import require
 from apexreplay.tables import Table
-from apexreplay.transport.sockets import Context, Reader, Socket, bind, connect, prepare, receive
+from apexreplay.transport.sockets import Context, Reader, ReconnectBackoff, Socket, bind, connect, prepare, receive
 from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Stream
 from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import HEADER, WireError, receipt_topic, require_field
@@ -92,76 +92,34 @@ class ReceiptPublisher:
         self._socket.send_multipart(self._codec.encode_receipt(receipt, shard), zmq.NOBLOCK)
 
 
-class BatchSender:
-    """Sends a sampler's batches to the loaders in turn. Skips loaders whose queue is full."""
-
-    def __init__(self, context: Context, endpoints: Sequence[str], codec: Codec) -> None:
-        """Connects. `endpoints`: one per loader."""
-        self._codec = codec
-        self._endpoints = endpoints
-        self._socket = context.socket(zmq.PUSH)
-        prepare(self._socket, high_water_mark=2, reader_may_pause=True)
-        self._socket.immediate = True  # Queues no batch for a loader without a connection.
-        for endpoint in endpoints:
-            connect(self._socket, endpoint, "batches")
-
-    def reconnect(self) -> None:
-        """Renews the connections. Batches in the old ones are lost."""
-        for endpoint in self._endpoints:
-            self._socket.disconnect(endpoint)
-            connect(self._socket, endpoint, "batches")
-
-    def send(self, batch: BatchMessage, timeout: float) -> bool:
-        """Sends a batch to one loader. Returns False if no loader can take the batch within `timeout` seconds."""
-        if not self._socket.poll(int(timeout * 1000), zmq.POLLOUT):
-            return False
-        self._socket.send_multipart(self._codec.encode_batch(batch), copy=False)
-        return True
-
-
-class BatchReceiver(Reader):
-    """Receives batches, or parts of batches, for a loader. Samplers connect to the socket and keep a few in flight."""
-
-    def __init__(
-        self, context: Context, endpoint: str, codec: Codec, *, batch_size: int, max_bytes: int, num_shards: int = 1
-    ) -> None:
-        """Binds the socket. `batch_size`: transitions per message; `max_bytes`: maximum bytes per message part."""
-        super().__init__()
-        self._codec = codec
-        self._batch_size = batch_size
-        self._num_shards = num_shards
-        self._socket = context.socket(zmq.PULL)
-        prepare(self._socket, high_water_mark=2, max_bytes=max_bytes, reader_may_pause=True)
-        bind(self._socket, endpoint, "batches")
+class _BatchReader(Reader):
+    """A side of the socket for batches. Warns of invalid messages."""
 
     @property
     def num_refused(self) -> int:
-        """Number of messages that were not valid batches."""
+        """Number of invalid messages."""
         return sum(self.refused.values())
-
-    def receive(self, timeout: float) -> BatchMessage | None:
-        """Returns the next batch, or None after `timeout` seconds or for an invalid message, which is counted."""
-        decode = self._codec.decode_batch
-        return self.read(self._socket, timeout, lambda frames: decode(frames, self._batch_size, self._num_shards))
 
     def refuse(self, error: WireError) -> None:
         """Counts one more invalid message; warns when the count is 1, 2, 4, 8 ..."""
         super().refuse(error)
         if self.num_refused.bit_count() == 1:
             counts = dict(self.refused)
-            log.warning("dropped %d messages that are not valid batches; by reason: %s", self.num_refused, counts)
+            log.warning("dropped %d invalid messages on the batches socket; by reason: %s", self.num_refused, counts)
 
 
-class RequestReceiver(Reader):
-    """Receives the requests of clients for batches, and answers them."""
+class RequestReceiver(_BatchReader):
+    """Receives the requests of clients for batches, and answers them. Greets each connection: see `BatchRequester`."""
 
-    def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
+    def __init__(self, context: Context, endpoint: str, codec: Codec, shard: int = 0) -> None:
         """Binds the socket."""
         super().__init__()
         self._codec = codec
+        self._shard = shard
         self._socket = context.socket(zmq.ROUTER)
         prepare(self._socket, high_water_mark=1_000, max_bytes=1_024, reader_may_pause=True)
-        self._socket.router_mandatory = 1  # Reports batches for clients that are gone; otherwise ZeroMQ drops them.
+        self._socket.probe_router = 1  # Sends an empty message to each new connection.
+        self._socket.router_mandatory = 1  # Reports an answer to a closed connection as an error.
         bind(self._socket, endpoint, "batches")
 
     def receive(self, timeout: float) -> list[tuple[bytes, int]]:
@@ -170,7 +128,7 @@ class RequestReceiver(Reader):
         while parts := receive(self._socket, timeout):
             timeout = 0.0
             try:
-                size = self._codec.decode_request(parts[1:])
+                size = self._codec.decode_request(parts[1:], self._shard)
                 fits = max_batch_bytes(self._codec.table, size) < MAX_BATCH_BYTES
                 require_field(fits, "count", f"a batch of {size} items could have {MAX_BATCH_BYTES} bytes")
                 requests.append((parts[0], size))
@@ -185,56 +143,75 @@ class RequestReceiver(Reader):
         """
         try:
             self._socket.send_multipart([client, *self._codec.encode_batch(batch)], zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:
-            self.refuse(WireError("unanswered", str(error)))
+        except zmq.ZMQError:
             return False
         return True
 
 
-class BatchRequester(Reader):
-    """Asks the samplers of a server for batches. Keeps `credit` requests waiting there."""
+class BatchRequester(_BatchReader):
+    """Asks the sampler processes of a server for batches. Keeps `credit` requests waiting at each.
+
+    A sampler process greets each new connection with an empty message. Then no request waits there, so `credit`
+    requests are sent; from then on, one for each batch that arrives.
+    """
 
     def __init__(
-        self, context: Context, endpoints: Sequence[str], codec: Codec, *, batch_size: int, credit: int
+        self,
+        context: Context,
+        endpoints: Sequence[str],
+        codec: Codec,
+        *,
+        batch_size: int,
+        credit: int,
+        shard: int = 0,
     ) -> None:
         """Connects. Each endpoint is a sampler process; the requests go to them in turn."""
         super().__init__()
-        self._codec = codec
-        self._batch_size = batch_size
-        self._credit = credit
-        self._endpoints = endpoints
-        self._socket = context.socket(zmq.DEALER)
         limit = max_batch_bytes(codec.table, batch_size)
         problem = f"a batch of {batch_size} items could have {limit} bytes, but messages have less than 4 GiB"
         require(limit < MAX_BATCH_BYTES, problem, remedy="lower batch_size")
-        prepare(self._socket, high_water_mark=max(credit, 2), max_bytes=limit)
+        self._codec = codec
+        self._batch_size = batch_size
+        self._shard = shard
+        self._credit = credit
+        self._endpoints = endpoints
+        self._silence, self._backoff = 0.0, ReconnectBackoff()  # seconds that calls have waited since the last batch
+        self._socket = context.socket(zmq.DEALER)
+        prepare(self._socket, high_water_mark=1_000 + credit, max_bytes=limit)
+        self._socket.immediate = True  # Queues no request for a process without a connection.
         for endpoint in endpoints:
             connect(self._socket, endpoint, "batches")
-        self._request(credit)
 
     def receive(self, timeout: float) -> BatchMessage | None:
-        """Returns the next batch, or None after `timeout` seconds or for an invalid message, which is counted."""
+        """Returns the next batch, or None after `timeout` seconds or for an invalid message, which is counted.
+
+        Renews the connections after a long silence: then batches on their way are lost.
+        """
         parts = receive(self._socket, timeout, copy=False)
         if parts is None:
+            self._silence += timeout
+            if self._backoff.is_due(self._silence):
+                for endpoint in self._endpoints:
+                    self._socket.disconnect(endpoint)
+                    connect(self._socket, endpoint, "batches")
             return None
-        self._request(1)
+        frames = [part.buffer for part in parts]
+        is_greeting = len(frames) == 1 and not frames[0]
+        with suppress(zmq.Again):  # The connection is gone; the next one asks again.
+            for _ in range(self._credit if is_greeting else 1):
+                self._socket.send_multipart(self._codec.encode_request(self._batch_size, self._shard), zmq.NOBLOCK)
+        if is_greeting:
+            return None
+        self._silence = 0.0
         try:
-            return self._codec.decode_batch([part.buffer for part in parts], self._batch_size)
+            return self._codec.decode_batch(frames, self._batch_size, self._shard)
         except WireError as error:
             self.refuse(error)
             return None
 
-    def reconnect(self) -> None:
-        """Renews the connections and all requests; batches on their way are lost."""
-        for endpoint in self._endpoints:
-            self._socket.disconnect(endpoint)
-            connect(self._socket, endpoint, "batches")
-        self._request(self._credit)
-
-    def _request(self, count: int) -> None:
-        with suppress(zmq.Again):  # A connection that is renewed asks again.
-            for _ in range(count):
-                self._socket.send_multipart(self._codec.encode_request(self._batch_size), zmq.NOBLOCK)
+    def close(self) -> None:
+        """Closes the socket; the sampler processes drop its requests."""
+        self._socket.close(0)
 
 
 class PrioritySender:

@@ -85,10 +85,10 @@ class Codec:
         stream, count, blob = Stream(batch.sampler, batch.store_incarnation), len(batch.records), memoryview(batch.blob)
         return self._seal(MessageKind.BATCH, stream, batch.number, count, body, blob, shard=batch.shard)
 
-    def decode_batch(self, frames: Sequence[Frame], batch_size: int, num_shards: int = 1) -> BatchMessage:
+    def decode_batch(self, frames: Sequence[Frame], batch_size: int, shard: int = 0) -> BatchMessage:
         """Decodes what `encode_batch` wrote. The frames in the blob are checked later, when they are decompressed."""
         header, (body, blob) = self._check(frames, MessageKind.BATCH, 2)
-        require_field(header.shard < num_shards, "shard", f"shard {header.shard} is not below {num_shards}")
+        require_field(header.shard == shard, "shard", f"the batch is of shard {header.shard}, not of {shard}")
         require_field(header.num_items == batch_size, "count", f"{header.num_items} items, expected {batch_size}")
         expected = _BATCH.size + batch_size * self.table.batch_record.itemsize
         require_field(len(body) == expected, "length", f"{len(body)} bytes, expected {expected}")
@@ -110,14 +110,15 @@ class Codec:
             header.shard, header.incarnation, header.sender, header.number, num_transitions, records, blob
         )
 
-    def encode_request(self, batch_size: int) -> list[bytes]:
+    def encode_request(self, batch_size: int, shard: int = 0) -> list[bytes]:
         """Returns one frame, a header: the request for one batch of `batch_size` items."""
-        return self._seal(MessageKind.REQUEST, Stream(0, 0), 0, batch_size, b"")
+        return self._seal(MessageKind.REQUEST, Stream(0, 0), 0, batch_size, b"", shard=shard)
 
-    def decode_request(self, frames: Sequence[Frame]) -> int:
+    def decode_request(self, frames: Sequence[Frame], shard: int = 0) -> int:
         """Decodes what `encode_request` wrote."""
         header, (body,) = self._check(frames, MessageKind.REQUEST, 1)
-        header.require_zero("shard", "sender", "incarnation", "number")
+        require_field(header.shard == shard, "shard", f"the request is for shard {header.shard}, not for {shard}")
+        header.require_zero("sender", "incarnation", "number")
         count = header.num_items
         require_field(0 < count <= MAX_PRIORITIES, "count", f"{count} items, expected 1 to {MAX_PRIORITIES}")
         require_field(len(body) == 0, "length", f"{len(body)} bytes, expected 0")

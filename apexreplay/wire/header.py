@@ -9,7 +9,7 @@ from apexreplay.crc32 import crc32
 from apexreplay.types import Stream
 
 MAGIC = b"ApeX"
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 # magic, version, kind, shard, run id, sender, schema, incarnation, number, count, length, crc: 52 bytes.
 # The first 20 bytes of a receipt identify its stream: a SUB socket subscribes to these bytes as a prefix.
 HEADER = struct.Struct("<4sBBHQIIQQIII")

@@ -148,7 +148,7 @@ def open_replay_fixture(
             coordinator.receive()
             time.sleep(0.05)
         # The loaders start when the store exists, so that they find it, and before this process has a ZeroMQ context.
-        ring.joined[:] = True
+        ring.hosts[:] = found[0].removeprefix("tcp://").rpartition(":")[0]
         loader = LoaderTask(run.schema, ring, run.run_id, config)
         children += start_loaders(loader)
         keys = read_keys(config.transport.keys, Role.LEARNER)

@@ -26,7 +26,7 @@ _TYPES = {
     "experience": b"PUSH",
     "priorities": b"PUSH",
     "receipts": b"SUB",
-    "batches": b"PUSH",
+    "batches": b"DEALER",
     "control": b"DEALER",
 }
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)

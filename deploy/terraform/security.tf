@@ -6,8 +6,8 @@ locals {
     experience = { port = 21001, at = "replay", open_to = ["actor"] }
     priorities = { port = 21002, at = "replay", open_to = ["learner"] }
     receipts   = { port = 21003, at = "replay", open_to = ["actor"] }
+    batches    = { port = 21004, last = 21634, at = "replay", open_to = ["learner"] } # the port of each further sampler is 10 higher
     parameters = { port = 22001, at = "learner", open_to = ["actor", "evaluator"] }
-    batches    = { port = 22002, last = 22632, at = "learner", open_to = ["replay"] } # the port of each further loader is 10 higher
     control    = { port = 22003, at = "learner", open_to = ["replay", "evaluator", "actor"] }
   }
 

@@ -12,7 +12,7 @@ from typing import Any
 from terraform_program import Plan, resources
 
 from apex.config import TransportConfig
-from apex.learning.batch_ring import MOST_LOADERS
+from apex.config.addresses import MOST_SAMPLERS
 from apex.transport.curve.key_store import ENDPOINTS
 from apex.types import Role
 
@@ -56,7 +56,7 @@ def user_data(found: list[dict[str, Any]]) -> dict[str, str]:
 def _ports(found: list[dict[str, Any]]) -> Iterator[str]:
     transport = TransportConfig()
     kinds = {item["index"] for item in _of(found, "aws_security_group")}
-    last = {transport.port("batches"): transport.port("batches", MOST_LOADERS - 1)}
+    last = {transport.port("batches"): transport.port("batches", MOST_SAMPLERS - 1)}
     expected = {
         (transport.port(name), at, kind)
         for name, roles in MAY_REACH.items()

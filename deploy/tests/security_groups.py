@@ -18,7 +18,7 @@ class Passage(NamedTuple):
 
     inward: bool
     other: str  # CIDR block
-    ports: str  # ports in the format of `ip rule`: 443, 22002-22632
+    ports: str  # ports in the format of `ip rule`: 443, 21004-21634
 
 
 def passages(rules: Iterable[Mapping[str, Any]], groups: set[str], members: Mapping[str, set[str]]) -> set[Passage]:

@@ -155,7 +155,7 @@ def test_a_disconnected_learner_host_continues_and_loses_nothing(observed: Obser
 
 
 def test_a_replay_server_on_its_own_host_feeds_every_loader(apply: Apply, observed: Observations) -> None:
-    """Another cluster runs after the end of the first; each loader has its own port."""
+    """Another cluster runs after the end of the first; each loader has its own connection."""
     settings = preset_settings()
     settings["learner"]["num_loaders"] = 2
     with apply("cartpole-2", settings=settings, replay_host="own", actor_hosts=1) as cluster:
@@ -163,9 +163,8 @@ def test_a_replay_server_on_its_own_host_feeds_every_loader(apply: Apply, observ
         (learner,), (replay,) = cluster.of("learner"), cluster.of("replay")
         cluster.boot(*cluster.hosts.values())
         wait_until(lambda: status_of(learner).updates > 20, "updates", START_SECONDS)
-        for loader in range(2):
-            port = TransportConfig().port("batches", loader)
-            wait_until(lambda at=port: replay.address in connected_from(learner, at), "a sampler", BUSY_SECONDS)
+        port, loaders = TransportConfig().port("batches"), [learner.address] * 2
+        wait_until(lambda: connected_from(replay, port) == loaders, "both loaders", BUSY_SECONDS)
 
 
 def test_machines_end_with_the_tests_even_if_these_are_killed(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ MUTATIONS = {
     "a port that is not the package's": (
         "security.tf", "port = 21003", "port = 51005", "actor cannot reach learner's port 21003"),
     "a port open to one more role": (
-        "security.tf", 'at = "learner", open_to = ["replay"] }', 'at = "learner", open_to = ["replay", "actor"] }',
-        "actor may reach learner's port 22002"),
+        "security.tf",
+        '21634, at = "replay", open_to = ["learner"] }', '21634, at = "replay", open_to = ["learner", "actor"] }',
+        "actor may reach learner's port 21004"),
     "TensorBoard for everybody": (
         "security.tf", "= each.value.cidr", '= "0.0.0.0/0"',
         "lets 0.0.0.0/0 in"),

@@ -21,7 +21,7 @@ from apex.cloud.host.settings import HostSettings
 from apex.cloud.host.shutdown import LONGEST_WAIT_SECONDS, TRY_SECONDS
 from apex.command_line import parse_config
 from apex.config import CheckpointConfig, TransportConfig
-from apex.learning.batch_ring import MOST_LOADERS
+from apex.config.addresses import MOST_SAMPLERS
 from apex.types import PROGRAMS
 from apexreplay.errors import HOPELESS, REFUSED, UsageError
 
@@ -141,7 +141,7 @@ def test_the_kernel_reserves_the_ports_of_the_package():
     transport = TransportConfig()
     names = ("experience", "priorities", "receipts", "parameters", "batches", "control")
     ports = {transport.port(name) for name in names}
-    ports |= {transport.port("batches", loader) for loader in range(MOST_LOADERS)}
+    ports |= {transport.port("batches", sampler) for sampler in range(MOST_SAMPLERS)}
     (reserved,) = values(UNITS / "60-apex.sysctl.conf", "net.ipv4.ip_local_reserved_ports ")
     ranges = [list(map(int, part.split("-"))) for part in reserved.split(",")]
     assert {port for first, last in ranges for port in range(first, last + 1)} >= ports

@@ -31,7 +31,6 @@ class Facts(NamedTuple):
     masked: bool = False
     shard: int = 0
     batch_size: int = 3
-    num_shards: int = 2
     num_parameters: int = 3
     wire_version: int = 4
 
@@ -158,7 +157,7 @@ def read_receipt(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
 
 
 def read_batch(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
-    must(header.run_id == facts.run_id and header.schema == facts.fingerprint and header.shard < facts.num_shards)
+    must(header.run_id == facts.run_id and header.schema == facts.fingerprint and header.shard == facts.shard)
     must(header.items == facts.batch_size)
     form = f"<qdff{facts.action_form}{facts.mask_bytes}sIHHHBB"
     padding = -struct.calcsize(form) % 8

@@ -58,7 +58,7 @@ SIDES = {name: make_side(schema) for name, schema in SCHEMAS.items()}
 DECODE: dict[str, Callable[[Side, list[bytes]], Any]] = {
     "segment": lambda side, parts: side.codec.decode_segment(parts, side.facts.shard),
     "receipt": lambda side, parts: side.codec.decode_receipt(parts),
-    "batch": lambda side, parts: side.codec.decode_batch(parts, side.facts.batch_size, side.facts.num_shards),
+    "batch": lambda side, parts: side.codec.decode_batch(parts, side.facts.batch_size, side.facts.shard),
     "priorities": lambda side, parts: side.codec.decode_priorities(parts, side.facts.shard),
     "parameters": lambda side, parts: side.codec.decode_parameters(parts, side.facts.num_parameters),
     "control": lambda side, parts: decode_request(parts, side.facts.run_id),
@@ -141,7 +141,7 @@ def make_seeds(kind: str) -> list[Seed]:
         messages: dict[str, list[list[Any]]] = {
             "segment": [codec.encode_segment(make_segment(schema, n)) for n in (1, 4)],
             "receipt": [codec.encode_receipt(Receipt(Stream(2, 7), 77, 4, 0b101), 1)],
-            "batch": [codec.encode_batch(make_batch(schema, 3)._replace(shard=shard)) for shard in (0, 1)],
+            "batch": [codec.encode_batch(make_batch(schema, 3))],
             "priorities": [
                 codec.encode_priorities(PriorityUpdate(0, 77, 1, 9, np.arange(n), np.ones(n, np.float32)))
                 for n in (0, 1, 4)

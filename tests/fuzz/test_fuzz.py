@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -168,7 +169,7 @@ class Learning:
         self.counters = SamplerCounters(1)
         limits = DrawSettings(0, 1, 16, 8, RateLimiter(1, 0.0, 0.1, inserts_wait=False))
         drawer = BatchDrawer(StoreReader(path, schema.table), self.counters, 0, limits, np.random.default_rng(0))
-        self.remote = RemoteSource(lambda timeout: drawer.draw(), num_shards=1, credit=8)
+        self.remote = RemoteSource(SimpleNamespace(receive=lambda timeout: drawer.draw()))
         self.source = self.remote if by_socket else LocalSource(drawer)
         self.ring = BatchRing(schema, 16)
         self.loader = Loader(schema, self.ring, RandomShift(0, np.random.default_rng(0)))

@@ -28,7 +28,7 @@ from apexreplay.process.lifecycle import Stop
 from apexreplay.transport.async_receiver import PULL, ROUTER, AsyncReceiver
 from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.curve.zap_handler import ZapHandlerError
-from apexreplay.transport.endpoints import BatchReceiver, ExperienceSender
+from apexreplay.transport.endpoints import ExperienceSender, RequestReceiver
 from apexreplay.transport.handshakes import NO_KEY, OTHER_SERVER, UNFINISHED
 from apexreplay.transport.sockets import InsecureBindWarning, bind, connect, open_context, prepare
 from apexreplay.wire.json_codec import encode_control
@@ -400,8 +400,8 @@ def test_receiving_does_not_block_on_the_ping_of_a_silent_client(folder):
     endpoint, connected, ended = free_endpoint(), threading.Event(), threading.Event()
 
     def connect_and_send_late():
-        with open_context(Keys(folder, "replay")) as context:
-            client = context.socket(zmq.PUSH)
+        with open_context(Keys(folder, "learner")) as context:
+            client = context.socket(zmq.DEALER)
             prepare(client, high_water_mark=10, linger=1.0)
             client.heartbeat_ivl = 500  # Our own clients send no pings.
             monitor = client.get_monitor_socket(OUTCOMES)
@@ -411,15 +411,14 @@ def test_receiving_does_not_block_on_the_ping_of_a_silent_client(folder):
             if not ended.wait(DEADLINE):
                 client.send(b"late")
 
-    with open_context(Keys(folder, "learner")) as context:
-        receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=1_000)
-        sampler = threading.Thread(target=connect_and_send_late)
-        sampler.start()
+    with open_context(Keys(folder, "replay")) as context:
+        receiver = RequestReceiver(context, endpoint, CODEC)
+        loader = threading.Thread(target=connect_and_send_late)
+        loader.start()
         assert connected.wait(DEADLINE)
         until_pinged = time.monotonic() + 1.5
         while time.monotonic() < until_pinged:
-            assert receiver.receive(0.1) is None
+            assert receiver.receive(0.1) == []
         ended.set()
-        sampler.join()
-        assert receiver.receive(0.0) is None
+        loader.join()
         assert receiver.refused == {}  # A blocked receiver would have received "late".

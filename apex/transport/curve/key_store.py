@@ -17,7 +17,7 @@ ENDPOINTS = {
     "priorities": Endpoint(Role.REPLAY, (Role.LEARNER,)),
     "receipts": Endpoint(Role.REPLAY, (Role.ACTOR,)),
     "parameters": Endpoint(Role.LEARNER, (Role.ACTOR, Role.EVALUATOR)),
-    "batches": Endpoint(Role.LEARNER, (Role.REPLAY,)),
+    "batches": Endpoint(Role.REPLAY, (Role.LEARNER,)),
     "control": Endpoint(Role.LEARNER, (Role.REPLAY, Role.ACTOR, Role.EVALUATOR, Role.OBSERVER)),
 }
 

@@ -21,6 +21,7 @@ from apex.config import (
     to_dict,
 )
 from apex.errors import ConfigError
+from apex.replay_memory.settings import batch_endpoints
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,8 @@ from apex.errors import ConfigError
             ["transport.receipts_port", "65535", "65540"],
         ),
         (
-            lambda: Config(learner=LearnerConfig(num_loaders=64), transport=TransportConfig(port_offset=43_000)),
-            ["transport.batches_port", "65542"],
+            lambda: Config(replay=ReplayConfig(num_samplers=64), transport=TransportConfig(batches_port=65_000)),
+            ["transport.batches_port", "65540"],
         ),
         (lambda: TransportConfig(experience_port=1023), ["transport.experience_port", "1024", "1023"]),
         (lambda: TransportConfig(port_offset=50_000), ["transport.experience_port", "port_offset", "71001"]),
@@ -112,9 +113,12 @@ def test_each_shard_has_its_own_ports():
     assert ports == [f"tcp://127.0.0.1:{port}" for port in (21_121, 21_122, 21_123)]
 
 
-def test_each_loader_has_its_own_port():
-    transport = TransportConfig(port_offset=100)
-    assert [transport.port("batches", loader) for loader in range(3)] == [22_102, 22_112, 22_122]
+def test_each_sampler_of_each_shard_has_its_own_port():
+    config = Config(replay=ReplayConfig(num_shards=2, num_samplers=3), transport=TransportConfig(port_offset=100))
+    ports = [batch_endpoints(config, shard, "host") for shard in range(2)]
+    assert ports[0] == [f"tcp://host:{port}" for port in (21_104, 21_124, 21_144)]
+    assert ports[1] == [f"tcp://host:{port}" for port in (21_114, 21_134, 21_154)]
+    assert batch_endpoints(config, 0)[0] == "tcp://127.0.0.1:21104"
 
 
 def test_a_server_name_has_the_shard_if_there_are_several():

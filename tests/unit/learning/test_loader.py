@@ -16,20 +16,23 @@ from apex.learning.batch_ring import BatchPart, BatchRing
 from apex.learning.batch_source import RemoteSource
 from apex.learning.loader import LOOK_SECONDS, Loader, LoaderTask, StoreMonitor, load, run_loader
 from apex.learning.random_shift import RandomShift
-from apex.runtime.ports import is_free
 from apex.schema import unpack_mask
+from apex.transport.run_codec import RunCodec
 from apexreplay.frame_blob import make_blob, read_table
 from apexreplay.process.children import start_child, stop_children
+from apexreplay.process.lifecycle import POLL_SECONDS
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.location import remove, store_path
 from apexreplay.store.writer import StoreWriter
+from apexreplay.transport.endpoints import RequestReceiver
+from apexreplay.transport.sockets import open_context
 
 pytestmark = pytest.mark.programs
 NO_SHIFT = RandomShift(0, np.random.default_rng(0))
 
 
 class Arrivals:
-    """Parts that arrive at a socket."""
+    """Parts of a shard that arrive from its samplers."""
 
     def __init__(self, *parts):
         self.parts = list(parts)
@@ -41,22 +44,22 @@ class Arrivals:
 
 
 class Remote:
-    """A loader whose parts all arrive at a socket."""
+    """A loader whose parts all come from other hosts."""
 
-    def __init__(self, ring, schema=PIXELS, credit=8, shift=NO_SHIFT):
-        self.ring, self.arrivals = ring, Arrivals()
-        self.source = RemoteSource(self.arrivals.receive, num_shards=ring.num_shards, credit=credit)
+    def __init__(self, ring, schema=PIXELS, shift=NO_SHIFT):
+        self.ring = ring
+        self.arrivals = [Arrivals() for _ in range(ring.num_shards)]
+        self.sources = [RemoteSource(arrivals) for arrivals in self.arrivals]
         self.loader = Loader(schema, ring, shift)
 
     def send(self, *parts):
         """Lets parts arrive; returns whether the slot took a part."""
-        self.arrivals.parts += parts
-        for _ in parts:
-            self.source.receive(0.0)
+        for part in parts:
+            self.arrivals[part.shard].parts.append(part)
         return self.fill()
 
     def fill(self):
-        return self.loader.ready(0.0) and self.loader.fill([self.source] * self.ring.num_shards)
+        return self.loader.ready(0.0) and self.loader.fill(self.sources)
 
 
 def expect(batch, part):
@@ -153,22 +156,24 @@ def part_of(shard, number):
 def test_received_parts_wait_for_other_shards_in_order():
     ring = BatchRing(PIXELS, 8, num_shards=2)
     remote = Remote(ring)
-    remote.arrivals.parts = [part_of(0, 1), part_of(0, 2), part_of(1, 3), part_of(1, 4)]
-    for _ in range(8):
-        if remote.loader.ready(0.0):
-            load(remote.loader, [None, None], remote.source)
+    remote.arrivals[0].parts = [part_of(0, 1), part_of(0, 2)]
+    for number in (None, 3, 4):
+        if number:
+            remote.arrivals[1].parts.append(part_of(1, number))
+        for _ in range(2):
+            assert remote.loader.ready(0.0)
+            load(remote.loader, remote.sources)
     numbers = [[part.number for part in ring.receive(0.0).parts] for _ in range(2)]
     assert numbers == [[1, 3], [2, 4]]
-    assert remote.source.num_dropped == 0
 
 
-def test_oldest_parts_beyond_the_credit_are_dropped_and_counted():
-    ring = BatchRing(PIXELS, 4, num_slots=6)
-    remote = Remote(ring, credit=4)
-    remote.send(*(part_of(0, number) for number in range(6)))
-    assert remote.source.num_dropped == 2
-    assert [remote.fill() for _ in range(4)] == [True, True, True, False]
-    assert [ring.receive(0.0).parts[0].number for _ in range(4)] == [2, 3, 4, 5]
+def test_a_loader_waits_for_a_missing_part_and_keeps_what_has_arrived():
+    remote = Remote(BatchRing(PIXELS, 8, num_shards=2))
+    assert remote.loader.ready(0.0)
+    load(remote.loader, remote.sources)
+    remote.send(part_of(0, 1))
+    load(remote.loader, remote.sources)
+    assert [sum(arrivals.timeouts) for arrivals in remote.arrivals] == [POLL_SECONDS] * 2
 
 
 def test_never_overwrites_a_slot_that_was_not_released():
@@ -177,7 +182,7 @@ def test_never_overwrites_a_slot_that_was_not_released():
     remote = Remote(ring)
     assert [remote.send(part) for part in parts] == [True, True, False]
     assert not remote.loader.ready(0.0)
-    assert not remote.loader.fill([remote.source])
+    assert not remote.loader.fill(remote.sources)
     first, second = ring.receive(1.0), ring.receive(1.0)
     assert ring.receive(0.0) is None
     ring.release(first.slot)
@@ -219,7 +224,7 @@ def test_another_process_fills_what_this_one_reads():
     ring = BatchRing(PIXELS, 4)
 
     def run(stop):
-        remote = Remote(ring, credit=10)
+        remote = Remote(ring)
         remote.send(*(make_batch(PIXELS, number=number) for number in range(10)))
         while not stop.poll():
             if remote.loader.ready(0.05):
@@ -295,22 +300,30 @@ def test_loader_draws_from_a_local_store(direct):
 
 
 @pytest.mark.parametrize("is_here", [True, False])
-def test_loader_binds_its_port_only_for_a_remote_memory(direct, is_here):
+def test_loader_asks_for_parts_only_if_the_memory_is_elsewhere(direct, is_here):
+    """It asks the present host of the server, and finds a server that has moved. It listens on no port."""
+    hosts = ["127.0.0.1"] if is_here else ["127.0.0.2", "127.0.0.3"]
     with socket.create_server(("127.0.0.1", 0)) as place:
-        port = place.getsockname()[1]
-    transport = replace(direct.config.transport, batches_port=port)
+        transport = replace(direct.config.transport, batches_port=place.getsockname()[1])
     task = LoaderTask(PIXELS, direct.ring, direct.run_id, replace(direct.config, transport=transport))
+    codec = RunCodec(direct.run_id, PIXELS)
+    store = direct.make_store() if is_here else None
     child = start_child("loader-0", run_loader, 0, task)
     try:
         until(lambda: direct.ring.loaders.seconds[0] > 0)  # The loader runs; no server has joined.
-        assert is_free("127.0.0.1", port)
-        store = direct.make_store() if is_here else None
-        direct.ring.joined[0] = True
-        if is_here:
-            assert direct.ring.receive(DEADLINE) is not None
-            assert is_free("127.0.0.1", port)
-        else:
-            until(lambda: not is_free("127.0.0.1", port))
+        for number, host in enumerate(hosts):
+            with open_context() as context:
+                receiver = RequestReceiver(context, f"tcp://{host}:{transport.batches_port}", codec)
+                assert receiver.receive(0.2) == []
+                direct.ring.hosts[0] = host
+                if not is_here:
+                    (client, size) = until(lambda server=receiver: server.receive(0.1), "requests")[0]
+                    assert size == 4
+                    receiver.answer(client, make_batch(PIXELS, number=number))
+                batch = direct.ring.receive(DEADLINE)
+                assert (batch.parts[0].number, bool(direct.ring.loaders.draws[0])) == (number, is_here)
+                direct.ring.release(batch.slot)
+                assert not is_here or receiver.receive(0.2) == []
     finally:
         stop_children([child])
     if store is not None:
@@ -322,10 +335,9 @@ def test_local_and_remote_shards_fill_one_batch():
     store = direct.make_store(store_incarnation=9)
     try:
         assert direct.loader.ready(0.0)
-        arrivals = Arrivals(part_of(0, 5), part_of(0, 6))
-        remote = RemoteSource(arrivals.receive, num_shards=2, credit=8)
+        remote = RemoteSource(Arrivals(part_of(0, 5), part_of(0, 6)))
         for _ in range(3):
-            load(direct.loader, [None, direct.monitor.source()], remote)
+            load(direct.loader, [remote, direct.monitor.source()])
         batch = direct.ring.receive(0.0)
         assert [(part.shard, part.number) for part in batch.parts] == [(0, 5), (1, 0)]
         np.testing.assert_array_equal(batch.stacks[1, 4:, -1, 0, 0], batch.keys[4:] + 1)

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from apex.config import Config, LearnerConfig, ReplayConfig, RunConfig, TransportConfig
+from apex.config import Config, ReplayConfig, RunConfig, TransportConfig
 from apex.runtime.ports import PortClaims, choose_ports, is_free, ports
 from apexreplay.errors import UsageError
 
@@ -54,7 +54,7 @@ def test_tensorboard_uses_the_next_free_port_with_a_message():
 
 def test_tensorboard_stays_clear_of_the_ports_of_the_run():
     config, _ = choose(Config(run=RunConfig(tensorboard_port=21_001)), all_free_but())
-    assert config.run.tensorboard_port == 21_004
+    assert config.run.tensorboard_port == 21_005
 
 
 def test_without_any_port_for_tensorboard_it_names_the_setting():
@@ -103,17 +103,17 @@ def test_an_address_of_another_host_is_refused_by_name():
         is_free("192.0.2.1", 21_001)
 
 
-@pytest.mark.parametrize("taken", [21_011, 21_012, 21_013])
+@pytest.mark.parametrize("taken", [21_011, 21_012, 21_013, 21_014])
 def test_only_the_ports_of_existing_shards_count(taken):
     two = Config(replay=ReplayConfig(num_shards=2))
-    assert len(ports(two)) == len(set(ports(two))) == len(ports(Config())) + 3
+    assert len(ports(two)) == len(set(ports(two))) == len(ports(Config())) + 4
 
     assert choose(two, all_free_but(taken))[0].transport.port_offset == 100
     assert choose(Config(), all_free_but(taken))[0].transport.port_offset == 0
 
 
-def test_every_loader_needs_a_port_of_its_own():
-    assert set(ports(Config(learner=LearnerConfig(num_loaders=3)))) - set(ports(Config())) == {22_012, 22_022}
+def test_every_sampler_needs_a_port_of_its_own():
+    assert set(ports(Config(replay=ReplayConfig(num_samplers=3)))) - set(ports(Config())) == {21_014, 21_024}
 
 
 def test_shards_that_find_no_room_below_the_last_port_are_refused_by_name():

@@ -139,19 +139,6 @@ def test_credit_limits_parts_in_flight_until_priorities_arrive(scene):
     assert [scene.draw() for _ in range(3)] == [True, True, False]
 
 
-def test_silence_starts_at_the_last_answer_with_parts_in_flight(scene):
-    scene.insert(0, 1)
-    silences = []
-    for now, answers in ((0.0, 0), (1.0, 0), (4.0, 0), (5.0, 1), (7.0, 0), (8.0, 2), (9.0, 0)):
-        scene.now = now
-        for batch in scene.batches[:answers]:
-            scene.answer(batch)
-        del scene.batches[:answers]
-        scene.draw()
-        silences.append(scene.drawer.silence)
-    assert silences == [0.0, 0.0, 3.0, 0.0, 2.0, 0.0, 0.0]
-
-
 def test_a_silent_learner_is_sent_one_batch_at_a_time(scene):
     scene.insert(0, 1)
     for _ in range(3):
@@ -160,6 +147,11 @@ def test_a_silent_learner_is_sent_one_batch_at_a_time(scene):
     assert [scene.draw() for _ in range(2)] == [True, False]
     scene.now += CREDIT_SECONDS / 2
     assert not scene.draw()
+    scene.now += CREDIT_SECONDS
+    scene.room = False
+    assert [scene.draw() for _ in range(3)] == [False] * 3  # Nobody is there who gets them,
+    scene.room = True
+    assert [scene.draw() for _ in range(2)] == [True, False]  # so the credit remains for another client.
 
 
 def test_answers_to_unknown_batches_give_no_credit(scene):

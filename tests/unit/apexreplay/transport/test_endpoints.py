@@ -4,7 +4,6 @@ import asyncio
 import socket
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,12 +24,11 @@ from apexreplay.transport.async_receiver import AsyncReceiver
 from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.endpoints import (
     CONTROL_MARGIN,
-    BatchReceiver,
-    BatchSender,
     ExperienceSender,
     PrioritySender,
     ReceiptPublisher,
     ReceiptReceiver,
+    RequestReceiver,
     max_batch_bytes,
     max_segment_bytes,
 )
@@ -46,67 +44,6 @@ def endpoint():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-
-
-def test_batches_arrive_and_invalid_messages_are_counted(context, endpoint):
-    limit = max_batch_bytes(PIXELS.table, 4)
-    receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=limit)
-    assert receiver.receive(0.0) is None
-    stranger = context.socket(zmq.PUSH)
-    stranger.connect(endpoint)
-    stranger.send(b"x" * 100)
-    until(lambda: receiver.receive(0.1) or receiver.refused, "refusal")
-    assert receiver.refused == {"frames": 1}
-    sender = BatchSender(context, [endpoint], CODEC)
-    batch = make_batch(PIXELS)
-    assert sender.send(batch, DEADLINE)
-    back = until(lambda: receiver.receive(0.1), "batch")
-    assert back.number == batch.number
-    assert bytes(back.blob) == batch.blob
-
-
-def test_batches_go_to_all_loaders_in_turn(context):
-    receivers, endpoints = [], []
-    for _ in range(2):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            endpoints.append(f"tcp://127.0.0.1:{probe.getsockname()[1]}")
-        receivers.append(
-            BatchReceiver(context, endpoints[-1], CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS.table, 4))
-        )
-    sender, served = BatchSender(context, endpoints, CODEC), set()
-
-    def both_are_served():
-        sender.send(make_batch(PIXELS), 0.1)
-        served.update(index for index in range(2) if receivers[index].receive(0.05) is not None)
-        return len(served) == 2
-
-    for _ in range(2):
-        until(both_are_served, "a batch for each loader")
-        sender.reconnect()  # Batches in the old connections are lost.
-        served.clear()
-
-
-def test_reconnecting_closes_the_old_connection(context, endpoint):
-    receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS.table, 4))
-    port = f":{int(endpoint.rpartition(':')[2]):04X}"
-
-    def connections():
-        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        return {row[9] for row in rows if row[2].endswith(port) and row[3] == "01"}  # inodes of established connections
-
-    sender = BatchSender(context, [endpoint], CODEC)
-    assert sender.send(make_batch(PIXELS), DEADLINE)
-    until(lambda: receiver.receive(0.1), "batch")  # The handshake is complete.
-    before = connections()
-    sender.reconnect()
-
-    def is_replaced():
-        sender.send(make_batch(PIXELS), 0.0)  # The old connection closes when the socket is used again.
-        receiver.receive(0.0)
-        return len(connections()) == 1 and not connections() & before
-
-    until(is_replaced, "new connection")
 
 
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS, CONTINUOUS, MASKED])
@@ -126,29 +63,12 @@ def test_size_limits_are_just_above_the_longest_messages(schema):
         assert 0 <= limit - sum(map(len, message)) < CONTROL_MARGIN
 
 
-def test_an_unreachable_loader_receives_no_batches(context, endpoint):
-    receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS.table, 4))
-    sender = BatchSender(context, [endpoint, "tcp://127.0.0.1:1"], CODEC)
-    for number in range(8):
-        assert sender.send(make_batch(PIXELS, number=number), DEADLINE)
-        assert until(lambda: receiver.receive(0.1), "batch").number == number
-
-
-def test_sending_a_batch_without_a_learner_respects_the_timeout(context, endpoint):
-    sender, batch = BatchSender(context, [endpoint], CODEC), make_batch(PIXELS)
-    while sender.send(batch, 0.0):  # until the high-water mark is reached
-        pass
-    began = time.monotonic()
-    assert not sender.send(batch, 0.1)
-    assert time.monotonic() - began < 1.0
-
-
 def test_messages_above_the_size_limit_are_not_delivered(context, endpoint):
-    receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=1_000)
-    stranger = context.socket(zmq.PUSH)
+    receiver = RequestReceiver(context, endpoint, CODEC)
+    stranger = context.socket(zmq.DEALER)
     stranger.connect(endpoint)
-    stranger.send_multipart([*CODEC.encode_batch(make_batch(PIXELS)), b"x" * 5_000])
-    assert receiver.receive(0.3) is None
+    stranger.send_multipart([*CODEC.encode_request(4), b"x" * 5_000])
+    assert receiver.receive(0.3) == []
     assert receiver.refused == {}
 
 

@@ -11,6 +11,7 @@ from support.waiting import DEADLINE, until
 from apexreplay.errors import UsageError
 from apexreplay.tables import table
 from apexreplay.transport.endpoints import BatchRequester, RequestReceiver
+from apexreplay.transport.sockets import open_context
 from apexreplay.types import Stream
 from apexreplay.wire.codec import MAX_PRIORITIES, Codec
 from apexreplay.wire.header import MessageKind, pack
@@ -24,51 +25,107 @@ def endpoint():
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
-def receive(receiver, count):
-    """Returns `count` requests, and fails if there are more."""
+def receive(receiver, count, *requesters):
+    """Returns `count` requests, and fails if there are more. The requesters get no batch meanwhile."""
     found = []
-    until(lambda: found.extend(receiver.receive(0.1)) or len(found) >= count, "requests")
+
+    def arrived():
+        found.extend(receiver.receive(0.05))
+        assert [requester.receive(0.0) for requester in requesters] == [None] * len(requesters)  # Reads greetings.
+        return len(found) >= count
+
+    until(arrived, "requests")
     assert len(found) == count
     assert receiver.receive(0.2) == []
     return found
 
 
+def make_requester(context, *addresses, codec=CODEC, credit=3, shard=0):
+    return BatchRequester(context, addresses, codec, batch_size=4, credit=credit, shard=shard)
+
+
 def test_a_client_keeps_its_credit_and_gets_a_batch_for_each_request(context):
     address = endpoint()
     receiver = RequestReceiver(context, address, CODEC)
-    requester = BatchRequester(context, [address], CODEC, batch_size=4, credit=3)
-    requests = receive(receiver, 3)
+    requester = make_requester(context, address)
+    requests = receive(receiver, 3, requester)
     assert {size for _, size in requests} == {4}
-    assert requester.receive(0.0) is None
     for number, (client, _) in enumerate(requests[:2]):
-        receiver.answer(client, make_batch(PIXELS, number=number))
+        assert receiver.answer(client, make_batch(PIXELS, number=number))
     assert [requester.receive(DEADLINE).number for _ in range(2)] == [0, 1]
     assert len(receive(receiver, 2)) == 2
-    requester.reconnect()
-    (client, _), *_ = receive(receiver, 3)
+    assert not receiver.answer(b"nobody", make_batch(PIXELS))
+    assert receiver.refused == requester.refused == {}
 
-    def is_gone(peer):
+
+def test_clients_share_a_sampler_process_and_get_only_what_they_asked_for(context):
+    address = endpoint()
+    receiver = RequestReceiver(context, address, CODEC, shard=2)
+    requesters = [make_requester(context, address, shard=2) for _ in range(2)]
+    requests = receive(receiver, 6, *requesters)
+    assert sorted(Counter(client for client, _ in requests).values()) == [3, 3]
+    for number, (client, _) in enumerate(requests):
+        receiver.answer(client, make_batch(PIXELS, number=number)._replace(shard=2))
+    for requester in requesters:
+        found = {requester.receive(DEADLINE).number for _ in range(3)}
+        (client,) = {requests[number][0] for number in found}
+        assert requester.receive(0.0) is None
+        requester.close()
+        until(lambda gone=client: not receiver.answer(gone, make_batch(PIXELS)), "the end of the connection")
+
+
+def test_requests_go_to_all_sampler_processes_that_can_be_reached(context):
+    addresses = [endpoint(), endpoint()]
+    receivers = [RequestReceiver(context, address, CODEC) for address in addresses]
+    requester = make_requester(context, *addresses, "tcp://127.0.0.1:1", credit=1)
+    for number in range(6):
+        receiver, client = until(
+            lambda: next(
+                (
+                    (each, client)
+                    for each in receivers
+                    for client, _ in each.receive(0.05) or requester.receive(0.0) or []
+                ),
+                None,
+            ),
+            "a request",
+        )
+        receiver.answer(client, make_batch(PIXELS, number=number))
+        assert requester.receive(DEADLINE).number == number
+
+
+def test_a_client_asks_again_when_the_server_has_started_again(context):
+    """Batches that it has not read are lost; still, it neither lacks credit nor has too much."""
+    address = endpoint()
+    requester = make_requester(context, address)
+    for _ in range(3):
+        with open_context() as server:
+            receiver = RequestReceiver(server, address, CODEC)
+            requests = receive(receiver, 3, requester)
+            assert receiver.answer(requests[0][0], make_batch(PIXELS, number=1))
+            assert requester.receive(DEADLINE).number == 1
+            for client, _ in [*requests[1:], *receive(receiver, 1)]:
+                assert receiver.answer(client, make_batch(PIXELS))
+
+
+def test_a_long_silence_renews_the_connection(context, monkeypatch):
+    monkeypatch.setattr("apexreplay.transport.timing.RENEW_SECONDS", 0.2)
+    address = endpoint()
+    receiver = RequestReceiver(context, address, CODEC)
+    requester = make_requester(context, address)
+    old = receive(receiver, 3, requester)
+    requester.receive(0.2)
+    new = receive(receiver, 3, requester)
+
+    def is_gone():
         """The end of a connection, too, needs both sockets to be read."""
         assert requester.receive(0.0) is None
         assert receiver.receive(0.0) == []
-        return not receiver.answer(peer, make_batch(PIXELS, number=8))
+        return not receiver.answer(old[0][0], make_batch(PIXELS, number=1))
 
-    for gone in (requests[2][0], b"nobody"):  # the first is the connection before
-        until(lambda gone=gone: is_gone(gone), "end of a connection")
-    assert receiver.answer(client, make_batch(PIXELS, number=9))
-    assert requester.receive(DEADLINE).number == 9
-    assert (receiver.refused, requester.refused) == ({"unanswered": 2}, {})
-
-
-def test_requests_go_to_all_sampler_processes_in_turn(context):
-    addresses = [endpoint(), endpoint()]
-    receivers = [RequestReceiver(context, address, CODEC) for address in addresses]
-    requester = BatchRequester(context, addresses, CODEC, batch_size=4, credit=4)
-    for receiver in receivers:
-        for client, _ in receive(receiver, 2):
-            receiver.answer(client, make_batch(PIXELS))
-    for _ in range(4):
-        assert requester.receive(DEADLINE) is not None
+    until(is_gone, "the end of the old connection")
+    assert receiver.answer(new[0][0], make_batch(PIXELS, number=2))
+    assert requester.receive(DEADLINE).number == 2
 
 
 @pytest.mark.parametrize(
@@ -83,7 +140,7 @@ def test_requests_go_to_all_sampler_processes_in_turn(context):
         (Codec(RUN + 1, PIXELS.table).encode_request(4), "run"),
         (Codec(RUN, VECTORS.table).encode_request(4), "schema"),
         (CODEC.encode_batch(make_batch(PIXELS))[:1], "kind"),
-        ([pack(MessageKind.REQUEST, 1, RUN, Stream(0, 0), PIXELS.table.fingerprint, 0, 4, [])], "shard"),
+        (CODEC.encode_request(4, shard=1), "shard"),
         ([pack(MessageKind.REQUEST, 0, RUN, Stream(0, 0), PIXELS.table.fingerprint, 0, 4, [b"x"]) + b"x"], "length"),
     ],
 )
@@ -118,12 +175,12 @@ def test_batches_that_could_exceed_a_message_are_refused(context):
 def test_a_wrong_batch_is_counted_and_asked_for_again(context):
     address = endpoint()
     receiver = RequestReceiver(context, address, CODEC)
-    requester = BatchRequester(context, [address], CODEC, batch_size=4, credit=1)
+    requester = make_requester(context, address, credit=1)
     wrong = make_batch(PIXELS)
     wrong.records["probability"] = 2.0
     batches = [make_batch(PIXELS, count=5), make_batch(PIXELS)._replace(shard=1), wrong, make_batch(PIXELS, number=6)]
     for batch in batches:
-        ((client, _),) = receive(receiver, 1)
+        ((client, _),) = receive(receiver, 1, *([requester] if batch is batches[0] else []))
         receiver.answer(client, batch)
         back = requester.receive(DEADLINE)
         assert (back is None) == (batch is not batches[-1])

@@ -291,10 +291,11 @@ def test_messages_for_another_shard_are_refused():
     segment, priorities = CODEC.encode_segment(make_segment(PIXELS), shard=3), CODEC.encode_priorities(update)
     batch = CODEC.encode_batch(make_batch(PIXELS)._replace(shard=3))
     assert CODEC.decode_segment(segment, 3).number == make_segment(PIXELS).number
-    assert CODEC.decode_priorities(priorities, 3).shard == CODEC.decode_batch(batch, 4, 4).shard == 3
+    assert CODEC.decode_priorities(priorities, 3).shard == CODEC.decode_batch(batch, 4, 3).shard == 3
     assert refusal(CODEC.decode_segment, segment, 2) == "shard"
     assert refusal(CODEC.decode_priorities, priorities, 2) == "shard"
-    assert refusal(CODEC.decode_batch, batch, 4, 3) == "shard"
+    assert CODEC.decode_request(CODEC.encode_request(4, shard=3), 3) == 4
+    assert refusal(CODEC.decode_batch, batch, 4, 2) == "shard"
 
 
 INVALID_RESULTS = (
