@@ -1,6 +1,5 @@
 """A sampler process: draws from the shared store without a lock. Each request for a batch is a credit of one batch."""
 
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -41,17 +40,17 @@ def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedS
         drawer = BatchDrawer(reader, task.counters, index, task.settings, np.random.default_rng(seed))
         receiver = RequestReceiver(context, task.endpoints[index], task.codec, task.settings.shard)
         waiting: deque[tuple[bytes, int]] = deque(maxlen=MAX_WAITING)
+        pause = 0.0
         while not stop.poll():
             context.check()
-            waiting.extend(receiver.receive(0.0 if waiting else POLL_SECONDS))
+            waiting.extend(receiver.receive(pause if waiting else POLL_SECONDS))
             if not waiting:
                 task.counters.note_wait(index, learner=True)
                 continue
             client, drawer.part_size = waiting[0]
             part = drawer.draw()
-            if part is None:
-                time.sleep(IDLE_SECONDS)
-                continue
-            waiting.popleft()
-            if not receiver.answer(client, part):
-                drawer.take_back()
+            pause = IDLE_SECONDS if part is None else 0.0
+            if part is not None:
+                waiting.popleft()
+                if not receiver.answer(client, part):
+                    drawer.take_back()
