@@ -130,7 +130,14 @@ def _receive(name: str, endpoint: str, keys: str) -> None:
 def _make_reader(name: str, context: Context, endpoint: str) -> Callable[[float], object]:
     """Returns the product's own socket, and a function that waits up to the given seconds and returns the messages."""
     if name == "batches":
-        return RequestReceiver(context, endpoint, CODEC).receive
+        requests = RequestReceiver(context, endpoint, CODEC)
+
+        def read_requests(seconds: float) -> bool:
+            count = requests.num_refused
+            requests.receive(seconds)
+            return requests.num_refused > count
+
+        return read_requests
     if name == "parameters":
         subscribers = [
             ParameterSubscriber(context, endpoint, CODEC, num_parameters=len(VALUES)) for _ in range(NUM_PEERS)
@@ -158,7 +165,7 @@ def _fill(name: str, endpoint: str, keys: str) -> None:
 
 def _fill_queues(name: str, context: Context, endpoint: str) -> None:
     kind = zmq.DEALER if name in ("batches", "control") else zmq.PUSH
-    message = b"".join(CODEC.encode_request(4)) if name == "batches" else MESSAGE
+    message = MESSAGE[:1_000] if name == "batches" else MESSAGE  # A socket for requests closes on larger ones.
     sockets = [context.socket(kind) for _ in range(NUM_PEERS)]
     for each in sockets:
         prepare(each, high_water_mark=MARK)

@@ -166,7 +166,7 @@ class ReplayProcess:
         if part is None:
             return
         self.check_ratio()
-        received = self.codec.decode_batch([*map(bytes, self.codec.encode_batch(part))], BATCH, self.shard + 1)
+        received = self.codec.decode_batch([*map(bytes, self.codec.encode_batch(part))], BATCH, self.shard)
         self.check(received.records, received.blob)
         self.world.ledger.check_probabilities(self.store, received.records["key"], received.records["probability"])
         update = new_priorities(self.world, part, self.shard)
