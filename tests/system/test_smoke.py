@@ -272,7 +272,8 @@ def test_a_run_survives_a_kill_of_each_program_and_the_loss_of_its_memory(progra
         if role in ("replay", "actor", "evaluator"):
             pid = member(programs, role).pid
         else:
-            learner = learner_of(programs.folder)
+            # After the learner's end, its coordinator may still answer for a moment.
+            learner = until(lambda: learner_of(programs.folder), "a learner with children")
             coordinator, loader, *_ = sorted(children_of(learner))
             pid = {"learner": learner, "coordinator": coordinator, "loader": loader}[role]
         os.kill(pid, signal.SIGKILL)
@@ -336,14 +337,13 @@ def test_a_run_survives_a_kill_of_one_replay_shard(programs, batches):
 
 
 def learner_of(folder):
-    """The process id of the learner itself, not of its children."""
-    learners = {}
+    """The process id of the learner itself, not of its children; None while it has less than two children."""
     for pid in running_in(folder):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").split(b" ")
-        if b"apex.learner" in command:
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            learners[pid] = parent
-    return next(pid for pid, parent in learners.items() if parent not in learners)
+        with suppress(FileNotFoundError):  # a process that ends
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").split(b" ")
+            if b"apex.learner" in command and len(children_of(pid)) > 1:
+                return pid
+    return None
 
 
 COMMANDS = """
