@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from apexreplay.client.sampler import Batch as Batch
     from apexreplay.client.sampler import Sampler as Sampler
     from apexreplay.client.writer import Writer as Writer
+    from apexreplay.item_kinds import Sequence as Sequence
     from apexreplay.item_kinds import Single as Single
     from apexreplay.item_kinds import Window as Window
     from apexreplay.server.table_settings import TableSettings as TableSettings
@@ -27,6 +28,7 @@ _MODULES = {
     "Batch": "client.sampler",
     "Client": "client.client",
     "Sampler": "client.sampler",
+    "Sequence": "item_kinds",
     "Server": "serving",
     "Single": "item_kinds",
     "Table": "tables",

@@ -11,6 +11,7 @@ from apexreplay.errors import require
 Array = NDArray[Any]
 
 MAX_STEPS_OF_ITEM = 1_000  # maximum steps to which one item refers
+MAX_STEPS = 8_192  # maximum steps in a segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class Single:
     positions = ("frame",)  # V fields of a record, each with the number of the newest step of a view
     depths: ClassVar[tuple[str, ...]] = ()
     max_steps = 1
+    zeros_first = True  # whether the places of a view without a step are those before its steps
+
+    def segment_steps(self, num_items: int) -> int:
+        """Returns how many steps a segment of `num_items` items has at most."""
+        return num_items + 1  # A writer keeps the newest step.
 
     def spans(self, records: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the number of the first step of each item, int64[M], and how many steps it has, int64[M]."""
@@ -49,6 +55,7 @@ class Window:
     kind = "window"
     positions = ("frame", "next_frame")
     depths = ("depth", "next_depth")
+    zeros_first = True
 
     def __post_init__(self) -> None:
         whole = all(type(number) is int for number in (self.stack, self.span))
@@ -64,6 +71,10 @@ class Window:
     def max_steps(self) -> int:
         """Maximum steps to which one item refers."""
         return self.stack + self.span
+
+    def segment_steps(self, num_items: int) -> int:
+        """Returns how many steps a segment has at most. Episodes of a single step have two stored steps per item."""
+        return 2 * (num_items + self.span) + self.stack
 
     def spans(self, records: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the number of the first step of each item, int64[M], and how many steps it has, int64[M]."""
@@ -89,4 +100,61 @@ class Window:
         return "" if (next_frame < num_steps).all() else "`next_frame` is beyond the last step"
 
 
-Item = Single | Window
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """An item is `length` consecutive steps of an episode, or `depth` < `length` if the episode ended before.
+
+    `frame` is the newest step. `period`: a writer begins an item at every `period`-th step of an episode by itself;
+    0: it does not.
+    """
+
+    length: int  # W
+    period: int = 0
+
+    kind = "sequence"
+    positions = ("frame",)
+    depths = ("depth",)
+    zeros_first = False
+
+    def __post_init__(self) -> None:
+        whole = all(type(number) is int for number in (self.length, self.period))
+        fits = whole and 0 <= self.period <= self.length and 1 <= self.length <= MAX_STEPS_OF_ITEM
+        problem = f"a sequence has a length of 1 to {MAX_STEPS_OF_ITEM} and a period of 0 to its length"
+        require(fits, f"{problem}, got {self.length} and {self.period}")
+
+    @property
+    def width(self) -> int:
+        """W, the steps of a sequence."""
+        return self.length
+
+    @property
+    def max_steps(self) -> int:
+        """Maximum steps to which one item refers."""
+        return self.length
+
+    def segment_steps(self, num_items: int) -> int:
+        """Returns how many steps a segment of `num_items` items has at most."""
+        return min(MAX_STEPS, (num_items + 1) * self.length)
+
+    def spans(self, records: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the number of the first step of each item, int64[M], and how many steps it has, int64[M]."""
+        depth = records["depth"].astype(np.int64)
+        return records["frame"] - depth + 1, depth
+
+    def flaw(self, records: Array, num_steps: Array | int) -> str:
+        """Returns what is wrong with the references of received records; "" if nothing is.
+
+        `num_steps`: steps of the message, or of each item.
+        """
+        frame, depth = records["frame"].astype(np.int64), records["depth"]
+        if not ((depth >= 1) & (depth <= self.length)).all():
+            return f"`depth` is not in 1 ... {self.length}"
+        if not (depth <= frame + 1).all():
+            return "a sequence of `depth` steps begins before the first step"
+        return "" if (frame < num_steps).all() else "`frame` is beyond the last step"
+
+
+Item = Single | Window | Sequence
+KINDS: dict[str, type[Single] | type[Window] | type[Sequence]] = {
+    each.kind: each for each in (Single, Window, Sequence)
+}

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from apexreplay.errors import UsageError, require
-from apexreplay.item_kinds import Item, Single, Window
+from apexreplay.item_kinds import KINDS, Item, Single
 
 FieldCodec = Literal["lz4", "raw"]
 
@@ -135,7 +135,7 @@ class Table:
             return table(
                 saved["name"],
                 saved["steps"],
-                item={"step": Single, "window": Window}[item.pop("kind")](**item),
+                item=KINDS[item.pop("kind")](**item),
                 values=saved["values"],
                 kept=tuple(saved["kept"]),
                 description=saved["description"],
@@ -197,7 +197,8 @@ class Table:
 
     @property
     def _references(self) -> list[Any]:
-        return [*((name, "<u2") for name in self.item.positions), *((name, "u1") for name in self.item.depths)]
+        depth = "<u2" if self.item.kind == "sequence" else "u1"
+        return [*((name, "<u2") for name in self.item.positions), *((name, depth) for name in self.item.depths)]
 
     @cached_property
     def floats(self) -> tuple[str, ...]:
@@ -232,8 +233,9 @@ def table(
     """Declares a table.
 
     `steps`: the fields of a step by name, each a dtype, (dtype, shape), (dtype, shape, codec) or a dictionary of these.
-    `item`: what an item refers to, `Single()` or `Window(stack, span)`; None: a single step. `values`: fields of an
-    item that do not belong to one step, such as an n-step return; declared as those of steps.
+    `item`: what an item refers to, `Single()`, `Window(stack, span)` or `Sequence(length, period)`; None: one step.
+    `values`: fields of an item that do not belong to one step, such as an n-step return, or a recurrent state at the
+    start of a sequence; declared as those of steps.
 
     `kept`: names of values that are stored, but not sent in batches. `description`: what the dtypes do not say, such as
     the meaning of actions. Raises UsageError.

@@ -20,6 +20,7 @@ BENCHES = {  # name of the benchmark -> module, whose main(argv) measures
     "leases": "bench.leases",
     "peers": "bench.peer_table",
     "replay": "bench.replay",
+    "sequences": "bench.sequences",
     "snapshots": "bench.snapshots",
     "system": "bench.system",
 }

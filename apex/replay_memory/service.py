@@ -59,6 +59,7 @@ def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) ->
         snapshots=snapshots,
         snapshot_seconds=config.checkpoint.replay_period,
         endpoints={name: transport.endpoint(name, index=shard) for name in REPLAY_SOCKETS},
+        segment_length=config.actor.segment_length,
         max_segments=config.actor.window * config.actor.num_actors,
         max_segment_bytes=max_segment_bytes(welcome.schema.table, config.actor.segment_length),
         read_keys=partial(read_keys, transport.keys, Role.REPLAY),

@@ -35,12 +35,14 @@ class Batch:
     """A batch of B items. `batch["NAME"]` is the array of a field or of a value, with the axis B first.
 
     Windows have two arrays for each field of a step: `NAME` and `next_NAME`, [B, W, *shape], the newest step last.
+    Sequences have one, [B, L, *shape], the oldest step first; after the end of an episode it is zero.
     """
 
     fields: dict[str, Array]
     keys: NDArray[np.int64]  # [B]  identify the items
     probabilities: NDArray[np.float64]  # [B]  P(i), with which each item was drawn
     versions: NDArray[np.int64]  # [B]  `Writer.version` of each item
+    lengths: NDArray[np.int64]  # [B]  steps of each item; below L if the episode of a sequence ended
     num_items: int  # items in the table when the batch was drawn: N of importance weights
     part: BatchMessage
 
@@ -63,6 +65,8 @@ class Sampler(Lease):
         super().__init__(connection, "sampler", table, timeout, memory_id() if options["shared_memory"] else "")
         self.batch_size = batch_size
         self._used = welcome = self._welcome
+        most = welcome.max_batch
+        require(batch_size <= most, f"a batch of {table!r} has at most {most} items, got {batch_size}")
         has_source = bool(welcome.row >= 0 or welcome.batches)
         require(has_source, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
         self._open = open_context(keys)
@@ -191,6 +195,7 @@ def _make_batch(table: Table, part: BatchMessage, targets: list[Array]) -> Batch
         keys=records["key"].copy(),
         probabilities=records["probability"].copy(),
         versions=records["version"].astype(np.int64),
+        lengths=records["num_frames"].astype(np.int64),
         num_items=part.num_transitions,
         part=part,
     )

@@ -1,5 +1,6 @@
 """Collects the steps and items of one stream, and cuts them into segments."""
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from apexreplay.errors import require
 from apexreplay.frame_blob import make_blob
 from apexreplay.frames.encoder import StepEncoder, fill_values
-from apexreplay.item_kinds import Array, Window
+from apexreplay.item_kinds import Array, Sequence, Single, Window
 from apexreplay.tables import Table
 from apexreplay.types import Cut
 
@@ -25,38 +26,77 @@ class SegmentBuffer:
         self._ages: list[int] = []  # number of each of these steps in its episode, from 0
         self._is_new_episode = True
         self._records: list[Array] = []
+        self._begun: deque[tuple[int, Array]] = deque()  # items that are not complete: age of the first step, record
+        self._num_covered = 0  # steps of the episode that are in an item of `_begun` that was completed
 
     def __len__(self) -> int:
         """The number of items that are not in a segment yet."""
         return len(self._records)
 
     def is_full(self, length: int) -> bool:
-        """Whether there are items, and `length` of them or steps for twice as many."""
-        return len(self._records) >= length or (len(self._records) > 0 and len(self._steps) >= 2 * length)
+        """Whether there are items, and `length` of them or the steps that a segment of `length` items may have."""
+        num_items, steps = len(self._records), self._table.item.segment_steps(length)
+        return num_items >= length or (num_items > 0 and len(self._steps) >= steps)
 
-    def append(self, step: Mapping[str, Any]) -> None:
-        """Adds a step. Raises UsageError if it does not fit the table; then nothing is added."""
-        entries = self._encoder.encode(step)
-        self._ages.append(0 if self._is_new_episode else self._ages[-1] + 1)
+    def append(self, step: Mapping[str, Any], priority: float = 1.0, values: Mapping[str, Any] | None = None) -> None:
+        """Adds a step, and the item that it is or completes. `priority`, `values`: of the item that begins with it.
+
+        Raises UsageError if something does not fit the table; then nothing is added.
+        """
+        entries, item = self._encoder.encode(step), self._table.item
+        age = 0 if self._is_new_episode else self._ages[-1] + 1
+        if isinstance(item, Single) or (isinstance(item, Sequence) and item.period and age % item.period == 0):
+            self._begun.append((age, self._make_record(priority, values or {})))
+        self._ages.append(age)
         self._steps.append(entries)
         self._is_new_episode = False
+        if self._begun and age - self._begun[0][0] + 1 == item.max_steps:
+            self._complete()
         if not self._records:
             self._forget()
 
     def end_episode(self) -> None:
-        """Makes the next step the first of an episode: no window begins before it."""
+        """Makes the next step the first of an episode: no item reaches over it.
+
+        The steps at the end of the episode that are in no sequence yet become a shorter one.
+        """
+        if self._begun and self._num_covered <= self._ages[-1]:
+            self._complete()
+        self._begun.clear()
+        self._num_covered = 0
         self._is_new_episode = True
 
-    def add_item(self, priority: float, values: Mapping[str, Any], frame: int = -1, next_frame: int = -1) -> None:
+    def _complete(self) -> None:
+        """Adds the oldest item that has begun; it ends with the newest step."""
+        first, record = self._begun.popleft()
+        self._num_covered = self._ages[-1] + 1
+        self._add(record, -1, -1, self._num_covered - first)
+
+    def add_item(
+        self,
+        priority: float,
+        values: Mapping[str, Any],
+        frame: int = -1,
+        next_frame: int = -1,
+        num_steps: int | None = None,
+    ) -> None:
         """Adds an item. `frame`, `next_frame`: its steps, -1 for the newest, -2 for the one before; see `Window`.
+
+        `num_steps`: those of a sequence, up to `frame`; None: as many as there are.
 
         Raises UsageError if the priority is negative or not finite, if a value does not fit the table, or if the steps
         are too old, too far apart, or of two episodes.
         """
+        self._add(self._make_record(priority, values), frame, next_frame, num_steps)
+
+    def _make_record(self, priority: float, values: Mapping[str, Any]) -> Array:
         require(0 <= priority <= MAX_PRIORITY, f"a priority must be from 0 to {MAX_PRIORITY:.3g}, got {priority}")
         record = np.zeros(1, self._table.record)
         record["priority"] = priority
         fill_values(self._table, record[0], values)
+        return record
+
+    def _add(self, record: Array, frame: int, next_frame: int, num_steps: int | None) -> None:
         item, places = self._table.item, [frame, next_frame][: len(self._table.item.positions)]
         for name, place in zip(item.positions, places, strict=True):
             known = -len(self._steps) <= place <= -1
@@ -69,6 +109,11 @@ class SegmentBuffer:
             require(ages[1] - ages[0] == steps, f"the steps {frame} and {next_frame} belong to two episodes")
             for name, age in zip(item.depths, ages, strict=True):
                 record[name] = min(age + 1, item.stack)
+        elif isinstance(item, Sequence):
+            most = min(self._ages[frame] + 1, item.length)
+            depth = most if num_steps is None else num_steps
+            require(1 <= depth <= most, f"`num_steps` must be from 1 to {most}, got {num_steps}")
+            record["depth"] = depth
         first = int(item.spans(record)[0][0])
         require(first >= 0, f"the step {first - len(self._steps)} is too old: an item may span {item.max_steps} steps")
         self._records.append(record)

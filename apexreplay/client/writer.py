@@ -10,7 +10,6 @@ from apexreplay.client.connection import Connection, Lease
 from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.client.segment_buffer import SegmentBuffer
 from apexreplay.errors import DataError, UsageError
-from apexreplay.item_kinds import Single
 from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apexreplay.transport.sockets import open_context
@@ -51,36 +50,47 @@ class Writer(Lease):
     def append(self, step: Mapping[str, Any], priority: float = 1.0, values: Mapping[str, Any] | None = None) -> None:
         """Appends a step: an array or number for each field of the table's steps.
 
-        In a table of single steps, the step is an item with this `priority` and these `values`. Raises UsageError if
-        something does not fit the table; then nothing is appended.
+        `priority` and `values` are those of the item that begins with the step: in a table of single steps, and at each
+        `period` of a table of sequences. Otherwise they are ignored. Raises UsageError if something does not fit the
+        table; then nothing is appended.
         """
         self._check()
         with self._lock:
-            self._buffer.append(step)
-            if isinstance(self.table.item, Single):
-                self._buffer.add_item(priority, values or {})
-                self._changed_at = time.monotonic()
+            self._buffer.append(step, priority, values)
+            self._changed_at = time.monotonic()
         self._send_full()
 
     def add_item(
-        self, priority: float = 1.0, values: Mapping[str, Any] | None = None, *, frame: int = -2, next_frame: int = -1
+        self,
+        priority: float = 1.0,
+        values: Mapping[str, Any] | None = None,
+        *,
+        frame: int | None = None,
+        next_frame: int = -1,
+        num_steps: int | None = None,
     ) -> None:
-        """Adds an item of a table of windows.
+        """Adds an item of a table of windows or sequences. Steps are counted back from -1, the newest of the stream.
 
-        `frame`, `next_frame`: the newest steps of its two stacks, counted back from -1, the newest step of the stream.
+        Windows: `frame` (default -2) and `next_frame` are the newest steps of the two stacks. Sequences: `frame`
+        (default -1) is the newest step, `num_steps` their number (default: as many as the table and the episode have).
+
         Raises UsageError if the priority is negative or not finite, if a value does not fit the table, or if the steps
         are too old, too far apart, or of two episodes.
         """
         self._check()
         with self._lock:
-            self._buffer.add_item(priority, values or {}, frame, next_frame)
+            newest = -len(self.table.item.positions) if frame is None else frame
+            self._buffer.add_item(priority, values or {}, newest, next_frame, num_steps)
             self._changed_at = time.monotonic()
         self._send_full()
 
     def end_episode(self) -> None:
-        """The next step begins an episode: no window reaches beyond it."""
+        """The next step begins an episode: no item reaches over it. A sequence that the writer has begun ends."""
+        self._check()
         with self._lock:
             self._buffer.end_episode()
+            self._changed_at = time.monotonic()
+        self._send_full()
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until all items are stored. Raises DataError after `timeout` seconds; None: no limit."""

@@ -75,14 +75,16 @@ def make_targets(table: Table, batch_size: int) -> list[Array]:
 
 
 def name_arrays(table: Table, targets: list[Array]) -> dict[str, Array]:
-    """Returns the decoded fields by name: `NAME` [B, *shape] of single steps; `NAME` and `next_NAME` [B, W, *shape] of
-    windows, the newest step last."""
+    """Returns the decoded fields by name: `NAME` [B, *shape] of single steps; `NAME` [B, W, *shape] of sequences, the
+    oldest step first; `NAME` and `next_NAME` [B, W, *shape] of windows, the newest step last."""
     arrays: dict[str, Array] = {}
     for entry, target in zip(table.entries, targets, strict=True):
         for name in entry.names:
             field = target if entry.dtype.fields is None else target[name]
             if table.item.kind == "step":
                 arrays[name] = field[0, :, 0]
+            elif table.item.kind == "sequence":
+                arrays[name] = field[0]
             else:
                 arrays[name], arrays[f"next_{name}"] = field
     return arrays

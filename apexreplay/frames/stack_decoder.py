@@ -16,7 +16,7 @@ class StackDecoder:
     """Decodes the blobs of batches into the rows of preallocated arrays.
 
     Each entry is decompressed once, directly into its place. If both views of a window share a step (m < S), it is
-    copied to the second place. Steps before the start of an episode are zero.
+    copied to the second place. Steps before the start of an episode, and after its end in a sequence, are zero.
     """
 
     def __init__(self, table: Table, targets: Sequence[Array]) -> None:
@@ -60,14 +60,18 @@ class StackDecoder:
         depths = np.ones_like(newest)
         for view, name in enumerate(item.depths):
             depths[:, view] = records[name]
-        ends = (rows[:, None] + 1 + views * self._batch_size) * self._width  # [M, V]  one past the last place of a view
+        begins = (rows[:, None] + views * self._batch_size) * self._width  # [M, V]  first place of a view
+        offsets, num_empty = np.arange(self._width), self._width - depths
+        if item.zeros_first:
+            last, is_empty = begins + self._width - 1, offsets < num_empty[..., None]
+        else:
+            last, is_empty = begins + depths - 1, offsets >= depths[..., None]
+        empty = (begins[..., None] + offsets)[is_empty]
         owner = np.repeat(np.arange(len(records)), counts)
         steps = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
         age = newest[owner] - steps[:, None]  # [N, V]  how many steps before the newest step of the view
         places = np.full((len(owner), 2), -1)
-        places[:, : self._num_views] = np.where((age >= 0) & (age < depths[owner]), ends[owner] - 1 - age, -1)
-        back = np.arange(1, self._width + 1)
-        empty = (ends[..., None] - back)[back > depths[..., None]]
+        places[:, : self._num_views] = np.where((age >= 0) & (age < depths[owner]), last[owner] - age, -1)
         table = read_table(blob, len(owner) * len(self._blocks))
         starts, stops = (offsets.reshape(-1, len(self._blocks)) for offsets in (table[:-1], table[1:]))
         decoded = np.ones(len(records), np.bool_)

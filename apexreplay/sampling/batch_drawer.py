@@ -10,6 +10,7 @@ from apexreplay.frame_blob import FrameBlob
 from apexreplay.item_kinds import Array
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.sampler_counters import SamplerCounters
+from apexreplay.sampling.selection import Selection
 from apexreplay.store.reader import StoreReader
 from apexreplay.transport.timing import CREDIT_SECONDS
 from apexreplay.types import BatchMessage
@@ -23,6 +24,7 @@ class DrawSettings(NamedTuple):
     part_size: int  # transitions in a part of a batch
     batches_in_flight: int  # parts that one sampler or loader may have in flight
     limiter: RateLimiter
+    selection: Selection = Selection()
 
 
 class BatchDrawer:
@@ -49,9 +51,18 @@ class BatchDrawer:
         self._changed_at = clock()
 
     def draw(self) -> BatchMessage | None:
-        """Returns one part with its compressed frames; None if the limits do not allow one now, or if
-        `StoreReader.sample` returns None."""
-        drawn = self.reader.sample(self.part_size, self.rng) if self.may_draw() else None
+        """Returns one part with its compressed frames; None if the limits do not allow one now, if there are too few
+        items, or if the writer has overwritten what was drawn."""
+        if not self.may_draw():
+            return None
+        if self._settings.selection.order == "priority":
+            drawn = self.reader.sample(self.part_size, self.rng)
+        else:
+            selected = self._settings.selection.select(self.reader, self.part_size, self._counters.num_drawn)
+            drawn = None if selected is None else self.reader.sample_keys(selected[0])
+            if selected is not None and drawn is not None:
+                self._counters.pass_over(self._row, selected[1])
+            self._counters.note_wait(self._row, inserts=drawn is None)
         return None if drawn is None else self.make_part(drawn.records, drawn.num_transitions, drawn.blob)
 
     def make_part(self, records: Array, num_transitions: int, blob: FrameBlob = b"") -> BatchMessage:

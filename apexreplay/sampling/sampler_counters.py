@@ -106,6 +106,10 @@ class SamplerCounters:
         row["drawn"] += num_transitions
         row["sent"] += 1
 
+    def pass_over(self, sampler: int, num_items: int) -> None:
+        """Counts draws of a queue that were passed over. Called by the sampler."""
+        self._rows["drawn"][sampler] += num_items
+
     def take_back(self, sampler: int, num_transitions: int) -> None:
         """Removes the newest batch from the counts, because it was not sent. Called by the sampler."""
         row = self._rows[sampler]

@@ -90,7 +90,8 @@ class ControlServer:
         if hello.role == "sampler" and hello.table not in self._status:
             return control.Later(session=hello.session)  # The memory may not exist yet.
         settings, first = served.settings, first_port(self._place, served.position)
-        is_writer, shared = hello.role == "writer", hello.memory == memory_id()  # `shared`: it reads the memory itself
+        is_writer = hello.role == "writer"
+        shared = hello.memory == memory_id() and settings.order == "priority"  # Whether it reads the memory itself.
         place = hello.stream if is_writer else hello.row - settings.num_samplers
         known = Stream(place, int(hello.incarnation, 16)) if known_run else None
         lease: Stream | Full | None
@@ -118,6 +119,7 @@ class ControlServer:
             segment_length=settings.segment_length,
             row=settings.num_samplers + lease.actor_id if shared and not is_writer else -1,
             num_rows=settings.num_samplers + MEMORY_SAMPLERS,
+            max_batch=settings.max_batch,
             limiter=(settings.min_size, settings.samples_per_insert, settings.tolerance, settings.inserts_wait),
         )
 

@@ -9,6 +9,7 @@ from apexreplay.facts import Waiting
 from apexreplay.process.rates import Rates
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.sampler_counters import SamplerCounters
+from apexreplay.sampling.selection import Selection
 from apexreplay.server.priority_histogram import PriorityHistogram
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.writer import StoreWriter
@@ -32,9 +33,14 @@ class ReplayServer:
         limiter: RateLimiter,
         *,
         shard: int = 0,
+        queue: Selection | None = None,
+        segment: tuple[int, int] = (0, 0),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`queue`: inserts wait for its draws; `segment`: maximum items and bytes of a segment."""
         self.shard = shard
+        self._queue = queue
+        self._segment = segment
         self._store = store
         self._codec = codec
         self._samplers = samplers
@@ -101,8 +107,15 @@ class ReplayServer:
         `inserts_wanted`: samplers of another shard wait for inserts. If so, inserts into this shard must not wait.
         """
         keeps_ratio = self._samplers.limit(self._limiter).may_insert(self._store.num_inserted, self._samplers.num_drawn)
-        self._may_insert = keeps_ratio or inserts_wanted
+        self._may_insert = (keeps_ratio or inserts_wanted) and not self._would_remove_undrawn()
         return self._may_insert
+
+    def _would_remove_undrawn(self) -> bool:
+        """Returns whether a segment could remove items that the queue has not given often enough."""
+        if self._queue is None:
+            return False
+        position = self._queue.position(self._store.first_key, self._samplers.num_drawn)
+        return self._store.first_key_after(*self._segment) > position // self._queue.draws_per_item
 
     def status(self) -> ReplayStatus:
         """Returns the status for a heartbeat. `busy_share` covers the time since the last heartbeat."""

@@ -53,6 +53,7 @@ class ServerSettings(NamedTuple):
     snapshots: SnapshotFolder | None  # from which the memory is restored and in which it is saved; None: no snapshots
     snapshot_seconds: float  # between two snapshots
     endpoints: Mapping[str, str]  # addresses to bind, by name of the socket: experience, priorities, receipts
+    segment_length: int  # maximum items of a segment
     max_segments: int  # unacknowledged segments of all streams
     max_segment_bytes: int
     read_keys: Callable[[], Keys | None]
@@ -97,7 +98,9 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
         snapshot_process = SnapshotProcess(snapshotter, settings.snapshot_seconds)
         children.append(snapshot_process.process)
     draw = settings.draw
-    server = ReplayServer(store, settings.codec, counters, draw.limiter, shard=draw.shard)
+    queue = draw.selection if draw.selection.order == "queue" and draw.limiter.inserts_wait else None
+    segment = settings.segment_length, settings.max_segment_bytes
+    server = ReplayServer(store, settings.codec, counters, draw.limiter, shard=draw.shard, queue=queue, segment=segment)
     link: Link | None = None
     try:
         with _left_in_order(store, path, snapshot_process), open_context(settings.read_keys()) as context:

@@ -2,16 +2,18 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from apexreplay.errors import DataError, require
-from apexreplay.item_kinds import Single, Window
+from apexreplay.item_kinds import KINDS
 from apexreplay.rate_limiter import RateLimiter
+from apexreplay.sampling.selection import Order, Selection
 from apexreplay.store.layout import StoreSettings
 from apexreplay.tables import Table, table
 from apexreplay.transport.endpoints import max_segment_bytes
+from apexreplay.wire.codec import MAX_PRIORITIES
 
 DEFAULT_BYTES = 1 << 30
 MAX_STREAMS = 65_536
@@ -24,6 +26,9 @@ class TableSettings:
     table: Table
     capacity: int = 100_000  # items; the oldest are removed first
     max_bytes: int = 0  # bytes of steps; 0: enough for `capacity` steps that do not compress, at most 1 GiB
+    order: Order = "priority"  # "newest": the newest items; "queue": each item draws_per_item times, oldest first
+    draws_per_item: int = 1  # of a queue
+    max_version_lag: int = -1  # items older than the newest version minus this are not drawn; -1: no limit
     priority_exponent: float = 0.6  # items are drawn in proportion to priority ** exponent; 0: uniformly
     min_priority: float = 1e-6
     min_size: int = 1  # items before the first draw
@@ -39,6 +44,8 @@ class TableSettings:
         limits = {
             "capacity": (1, 2**40),
             "max_bytes": (0, 2**46),
+            "draws_per_item": (1, 2**20),
+            "max_version_lag": (-1, 2**32),
             "priority_exponent": (0, 10),
             "min_priority": (1e-30, 1e30),
             "min_size": (1, self.capacity),
@@ -57,6 +64,14 @@ class TableSettings:
         name, length, waits = self.table.name, self.segment_length, self.inserts_wait
         require(isinstance(waits, bool), f"{name}.inserts_wait must be true or false, got {waits!r}")
         require(length <= self.capacity, f"{name}.segment_length {length} is above its capacity {self.capacity}")
+        orders, is_ordered = get_args(Order), self.order != "priority"
+        require(self.order in orders, f"{name}.order must be one of {', '.join(orders)}, got {self.order!r}")
+        one = self.num_samplers == 1 and self.samples_per_insert == 0
+        problem = f"{name}.order {self.order!r} needs num_samplers 1 and samples_per_insert 0"
+        require(one or not is_ordered, f"{problem}, got {self.num_samplers} and {self.samples_per_insert:g}")
+        require(self.order == "queue" or self.draws_per_item == 1, f'{name}.draws_per_item needs the order "queue"')
+        fits = self.max_batch > 0
+        require(fits, f"{name}.capacity of a queue must be above its segment_length {length}, got {self.capacity}")
         need, remedy = max_segment_bytes(self.table, length), f"raise it, or lower {name}.segment_length"
         problem = f"{name}.max_bytes must be 0 or at least {need}, the maximum of a segment, got {self.max_bytes}"
         require(not 0 < self.max_bytes < need, problem, remedy=remedy)
@@ -67,12 +82,24 @@ class TableSettings:
         all_steps = self.capacity * (self.table.max_step_bytes + 16) + 4_096
         segment = max_segment_bytes(self.table, self.segment_length)
         num_bytes = self.max_bytes or max(min(DEFAULT_BYTES, all_steps), segment)
-        return StoreSettings(self.capacity, num_bytes, self.num_streams, self.priority_exponent, self.min_priority)
+        limits = self.num_streams, self.priority_exponent, self.min_priority, self.max_version_lag
+        return StoreSettings(self.capacity, num_bytes, *limits)
 
     @property
     def limiter(self) -> RateLimiter:
         """The limits of draws and inserts."""
         return RateLimiter(self.min_size, self.samples_per_insert, self.tolerance, self.inserts_wait)
+
+    @property
+    def selection(self) -> Selection:
+        """How items are selected."""
+        return Selection(self.order, self.draws_per_item)
+
+    @property
+    def max_batch(self) -> int:
+        """Maximum items of a batch. A queue whose inserts wait must have room for a batch and a segment."""
+        room = self.capacity - (self.segment_length if self.order == "queue" and self.inserts_wait else 0)
+        return MAX_PRIORITIES if self.order == "priority" else min(room * self.draws_per_item, MAX_PRIORITIES)
 
     @classmethod
     def from_dict(cls, name: str, declared: Mapping[str, Any]) -> Self:
@@ -81,11 +108,12 @@ class TableSettings:
         item = limits.pop("item", {"kind": "step"})
         require(isinstance(item, dict), f"{name}.item must be a table with its kind, got {item!r}")
         item = dict(item)
-        kinds: dict[str, Any] = {"step": Single, "window": Window}
         kind = item.pop("kind", "")
-        require(str(kind) in kinds, f"{name}.item.kind must be one of {sorted(kinds)}, got {kind!r}")
-        known = {field.name for field in fields(kinds[kind])}
-        require(set(item) == known, f"{name}.item must have {sorted(known | {'kind'})}, got {sorted(item)}")
+        require(str(kind) in KINDS, f"{name}.item.kind must be one of {sorted(KINDS)}, got {kind!r}")
+        known = {field.name: field.default is MISSING for field in fields(KINDS[kind])}
+        needed = {each for each, is_needed in known.items() if is_needed}
+        is_right = needed <= set(item) <= set(known)
+        require(is_right, f"{name}.item of kind {kind!r} has {sorted(known)}, got {sorted(item)}")
         steps, values = limits.pop("steps", {}), limits.pop("values", {})
         kept = limits.pop("kept", [])
         require(isinstance(kept, list), f"{name}.kept must be a list of values, got {kept!r}")
@@ -93,7 +121,7 @@ class TableSettings:
         unknown = sorted(set(limits) - set(options))
         own = ["steps", "item", "values", "kept"]
         require(not unknown, f"{name} has unknown settings {unknown}", remedy=f"known are {', '.join(own + options)}")
-        return cls(table=table(name, steps, item=kinds[kind](**item), values=values, kept=tuple(kept)), **limits)
+        return cls(table=table(name, steps, item=KINDS[kind](**item), values=values, kept=tuple(kept)), **limits)
 
 
 _FLOATS = {field.name for field in fields(TableSettings) if field.type is float}

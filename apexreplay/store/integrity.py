@@ -84,7 +84,7 @@ def _check_segments(regions: Regions, table: Table) -> None:
 
 def _find_segments(regions: Regions) -> _Segments:
     """Finds the live segments; raises ValueError unless their blobs are in order and within the arena."""
-    _, _, first_byte, end_byte, is_torn = regions.cells.tolist()
+    _, _, first_byte, end_byte, is_torn, _ = regions.cells.tolist()
     arena_bytes = regions.sizes.arena_bytes
     blobs = regions.records["segment"][regions.live_slots()]
     begins = np.flatnonzero(np.diff(blobs, prepend=blobs[:1] - 1))
@@ -125,9 +125,9 @@ def _check_weights(regions: Regions) -> None:
     limit = MAX_STORED_PRIORITY ** regions.header["priority_exponent"][0] * (1 + 1e-9)  # 1e-9: for rounding
     _require_no(~(weights <= limit), f"weights are not in 0 ... {limit:g}")  # True for NaN.
     tree.check(sums=not is_torn)
-    live = np.zeros(len(weights), np.bool_)
-    live[regions.live_slots()] = True
-    _require_no((not is_torn) & (live != (weights > 0)), "weights do not fit the stored items")
+    weighed = np.zeros(len(weights), np.bool_)
+    weighed[regions.weighed_slots()] = True
+    _require_no((not is_torn) & (weighed != (weights > 0)), "weights do not fit the stored items")
 
 
 def _require_no(wrong: NDArray[np.bool_], problem: str) -> None:

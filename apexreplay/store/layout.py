@@ -38,7 +38,8 @@ STORE_HEADER = np.dtype(
 # Indices of the int64 cells that change. The cells have a cache line of their own. Keys below COMMIT are stored; of
 # these, keys from FIRST_KEY on are live. Blobs of live keys lie between the byte numbers FIRST_BYTE and END_BYTE.
 # TORN is 1 during each write. It stays 1 if the writer is killed, and recovery then repairs what is half written.
-COMMIT, FIRST_KEY, FIRST_BYTE, END_BYTE, TORN = range(5)
+# Items of an older version than OLDEST_VERSION have weight 0 and are not drawn.
+COMMIT, FIRST_KEY, FIRST_BYTE, END_BYTE, TORN, OLDEST_VERSION = range(6)
 CELLS_OFFSET = 512  # offset of the cells in the file, in bytes
 
 BLOB_ALIGNMENT = 8  # in the arena, every blob begins at a multiple of this, in bytes
@@ -115,6 +116,7 @@ class StoreSettings(NamedTuple):
     num_streams: int
     priority_exponent: float
     min_priority: float
+    max_version_lag: int = -1  # how much older than the newest version an item may be to be drawn; -1: any
 
     @property
     def sizes(self) -> Sizes:
@@ -134,7 +136,7 @@ class Regions:
         num_nodes = SumTree.num_nodes(sizes.capacity)
         self.sizes = sizes
         self.header = np.frombuffer(buffer, STORE_HEADER, 1, header)
-        self.cells = np.frombuffer(buffer, np.int64, 5, header + CELLS_OFFSET)
+        self.cells = np.frombuffer(buffer, np.int64, 6, header + CELLS_OFFSET)
         self.streams = np.frombuffer(buffer, STREAM_ROW, 2 * sizes.num_streams, streams).reshape(-1, 2)
         self.records = np.frombuffer(buffer, stored_record_dtype(table), sizes.capacity, records)
         self.tree = SumTree(np.frombuffer(buffer, np.float64, num_nodes, nodes), sizes.capacity)
@@ -145,6 +147,12 @@ class Regions:
     def live_slots(self) -> NDArray[np.int64]:
         """Returns the slots of all live keys, oldest first."""
         return np.arange(self.cells[FIRST_KEY], self.cells[COMMIT]) % self.sizes.capacity
+
+    def weighed_slots(self) -> NDArray[np.int64]:
+        """Returns the slots of all live keys whose version is not too old."""
+        slots = self.live_slots()
+        fresh: NDArray[np.int64] = slots[self.records["version"][slots] >= self.cells[OLDEST_VERSION]]
+        return fresh
 
     def checksum_row(self, row: Sequence[int]) -> int:
         """Returns the checksum of a row, which also protects the store's incarnation."""

@@ -10,7 +10,7 @@ from apexreplay.files.atomic_files import Steps, uninterrupted
 from apexreplay.frames.located import LOCATED, Arena, CopiedFrames, Located
 from apexreplay.item_kinds import Array
 from apexreplay.store.file import open_file
-from apexreplay.store.layout import COMMIT, FIRST_BYTE, FIRST_KEY, Store
+from apexreplay.store.layout import COMMIT, FIRST_BYTE, FIRST_KEY, OLDEST_VERSION, Store
 from apexreplay.tables import Table
 
 MAX_ATTEMPTS = 16  # draws of a batch until the writer has overwritten none of it
@@ -88,13 +88,44 @@ class StoreReader(Store):
         slots = tree.find(targets)
         weights = tree.weights(slots)
         self._before("copy records")
-        stored = self._rows.take(slots, axis=0).view(self._regions.records.dtype)[:, 0]
-        # These records are complete.
-        live = (weights > 0) & (stored["key"] < commit) & self._is_live(stored["key"], stored["segment"])
-        stored, weights = stored[live], weights[live]
-        records, first_steps = _batch_records(stored, self._table)
+        stored = self._copy_records(slots)
+        live = (weights > 0) & self._can_be_drawn(stored, commit)
+        weights = weights[live]
         # fmax: the weight may have grown since `total` was read, and `total` may be 0.
-        records["probability"] = weights / np.fmax(weights, total)
+        return self._make_draw(stored[live], weights / np.fmax(weights, total))
+
+    def can_be_drawn(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns which of the keys, int64[M], are live, with a version that is not too old."""
+        commit = self._cells[COMMIT]
+        stored = self._copy_records(keys % self.capacity)
+        can: NDArray[np.bool_] = (stored["key"] == keys) & self._can_be_drawn(stored, commit)
+        return can
+
+    def sample_keys(self, keys: NDArray[np.int64]) -> Sample | None:
+        """Copies the items with these keys, int64[B]. `probability` is 1 / N, for N live items.
+
+        Returns None if the writer has overwritten one of them.
+        """
+        num_transitions = self.size
+        draw = self._make_draw(
+            self._copy_records(keys % self.capacity), np.full(len(keys), 1 / max(num_transitions, 1))
+        )
+        blob = draw.frames.copy().blob
+        intact = (draw.records["key"] == keys).all() and self.still_live(draw).all()
+        return Sample(num_transitions, draw.records, blob) if intact else None
+
+    def _copy_records(self, slots: NDArray[np.int64]) -> Array:
+        return self._rows.take(slots, axis=0).view(self._regions.records.dtype)[:, 0]
+
+    def _can_be_drawn(self, stored: Array, commit: int) -> NDArray[np.bool_]:
+        """Returns which copied records are complete, live and not too old. `commit` was read before the copy."""
+        can: NDArray[np.bool_] = (stored["key"] < commit) & self._is_live(stored["key"], stored["segment"])
+        can &= stored["version"] >= self._cells[OLDEST_VERSION]
+        return can
+
+    def _make_draw(self, stored: Array, probabilities: NDArray[np.float64]) -> Draw:
+        records, first_steps = _batch_records(stored, self._table)
+        records["probability"] = probabilities
         located = Located(self._arena, self._locate(stored["segment"], first_steps, records))
         self._before("copy frames")
         return Draw(records, located, stored["segment"])

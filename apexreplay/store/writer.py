@@ -17,11 +17,23 @@ from apexreplay.item_kinds import Array
 from apexreplay.store.deduplication import InsertOutcome, StreamRow
 from apexreplay.store.file import create_file, open_file
 from apexreplay.store.integrity import require_sound, seal
-from apexreplay.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, TORN, Regions, Store, StoreSettings
+from apexreplay.store.layout import (
+    COMMIT,
+    END_BYTE,
+    FIRST_BYTE,
+    FIRST_KEY,
+    OLDEST_VERSION,
+    TORN,
+    Regions,
+    Store,
+    StoreSettings,
+)
 from apexreplay.store.location import beside, in_use
 from apexreplay.store.priority_weights import PriorityWeights, count_refused
 from apexreplay.tables import Table
 from apexreplay.types import PriorityUpdate, Receipt, Segment, Stream
+
+_EXAMINED = 4_096  # items whose versions are compared at once
 
 
 class StoreWriter(Store):
@@ -35,12 +47,19 @@ class StoreWriter(Store):
     """
 
     def __init__(
-        self, path: Path, regions: Regions, ownership: FileLock, weights: PriorityWeights, steps: Steps
+        self,
+        path: Path,
+        regions: Regions,
+        ownership: FileLock,
+        weights: PriorityWeights,
+        max_version_lag: int,
+        steps: Steps,
     ) -> None:
         super().__init__(regions)
         self._path = path
         self._ownership = ownership
         self._priority_weights = weights
+        self._max_version_lag = max_version_lag
         self._before = steps
         self._segment_bytes = regions.records["segment"]
         # Counts since this writer started:
@@ -66,7 +85,7 @@ class StoreWriter(Store):
         """
         weights = PriorityWeights(settings.min_priority, settings.priority_exponent)
         regions, ownership = create_file(path, table, settings, store_incarnation)
-        writer = cls(path, regions, ownership, weights, steps)
+        writer = cls(path, regions, ownership, weights, settings.max_version_lag, steps)
         try:
             if fill is not None:
                 fill(regions)
@@ -92,7 +111,7 @@ class StoreWriter(Store):
             mismatch = f"{path} was created with {name} {found}, but the setting is {value}"
             require(found == value, mismatch, remedy=f"set it to {found}, or remove the file")
         ownership = FileLock(path, LOCK_ATTEMPTS, in_use(path))
-        writer = cls(path, regions, ownership, weights, steps)
+        writer = cls(path, regions, ownership, weights, settings.max_version_lag, steps)
         try:
             require_sound(path, regions, table)
             writer._repair()
@@ -146,6 +165,10 @@ class StoreWriter(Store):
             self.refused[outcome] += 1
         return outcome
 
+    def first_key_after(self, num_records: int, num_bytes: int) -> int:
+        """Returns the oldest key that is live after a segment of this size was stored."""
+        return self._first_key_after(num_records, self._place(num_bytes)[1])
+
     def update_priorities(self, update: PriorityUpdate) -> int:
         """Sets priorities of live keys; returns the number of other keys. If a key repeats, its last priority counts.
 
@@ -156,6 +179,8 @@ class StoreWriter(Store):
         if update.store_incarnation != self.store_incarnation:
             keys, priorities = keys[:0], priorities[:0]
         live = (keys >= self._cells[FIRST_KEY]) & (keys < self._cells[COMMIT])
+        if self._max_version_lag >= 0:
+            live &= self._regions.records["version"][keys % self.capacity] >= self._cells[OLDEST_VERSION]
         if not live.all():
             keys, priorities = keys[live], priorities[live]
         num_stale = len(update.keys) - len(keys)
@@ -177,9 +202,12 @@ class StoreWriter(Store):
         cells, regions = self._cells, self._regions
         keys = range(self.num_inserted, row.commit)
         start, end = self._place(len(blob))
-        evicted = range(self.first_key, self._first_key_after(len(keys), end))
+        oldest = self._oldest_version(segment.version)
+        evicted = range(self.first_key, self._first_fresh_key(self._first_key_after(len(keys), end), oldest))
         records = _stored_records(segment, keys, start, regions.records.dtype)
         weights = self._priority_weights.of(records["priority"])
+        if segment.version < oldest:
+            weights[:] = 0
         initial, final = segment.checksum or (0, crc32(blob, crc32(segment.records.tobytes())))
 
         cells[TORN] = True
@@ -189,6 +217,11 @@ class StoreWriter(Store):
         self._before("evict")
         for slots, part in self._slots(evicted):
             regions.tree.set_range(slots.start, np.zeros(part.stop - part.start))
+        if oldest > cells[OLDEST_VERSION]:
+            cells[OLDEST_VERSION] = oldest
+            live = regions.live_slots()
+            stale = live[regions.records["version"][live] < oldest]
+            regions.tree.set(stale, np.zeros(len(stale)))
         self._before("bytes")
         cells[END_BYTE] = end
         position = start % regions.sizes.arena_bytes
@@ -228,6 +261,22 @@ class StoreWriter(Store):
             oldest_byte = max(oldest_byte, self._byte(oldest_key - 1) + 1)
         return first_key + bisect_left(range(first_key, commit), oldest_byte, key=self._byte)
 
+    def _oldest_version(self, version: int) -> int:
+        """Returns the oldest version that may be drawn once `version` is stored."""
+        return (
+            max(int(self._cells[OLDEST_VERSION]), version - self._max_version_lag) if self._max_version_lag >= 0 else 0
+        )
+
+    def _first_fresh_key(self, key: int, oldest: int) -> int:
+        """Returns the first key from `key` on whose version is at least `oldest`. A segment has one version."""
+        while oldest and key < self.num_inserted:
+            slots = np.arange(key, min(key + _EXAMINED, self.num_inserted)) % self.capacity
+            fresh = np.flatnonzero(self._regions.records["version"][slots] >= oldest)
+            if len(fresh):
+                return key + int(fresh[0])
+            key += len(slots)
+        return key
+
     def _byte(self, key: int) -> int:
         """Returns the byte number of the blob that belongs to a live key."""
         return int(self._segment_bytes[key % self.capacity])
@@ -257,8 +306,10 @@ class StoreWriter(Store):
         rows["commit"][rows["commit"] > commit] = -1  # Rows of interrupted inserts, which would become valid later.
         regions.row_checksums[:] = regions.checksum_rows(rows)  # First: this function may be killed too.
         regions.streams[:] = rows
+        versions = regions.records["version"][regions.live_slots()]
+        cells[OLDEST_VERSION] = self._oldest_version(int(versions.max(initial=0)))
         live = np.zeros(self.capacity, np.bool_)
-        live[regions.live_slots()] = True
+        live[regions.weighed_slots()] = True
         weighed = tree.weights(np.arange(self.capacity)) > 0
         dead, missing = np.flatnonzero(weighed & ~live), np.flatnonzero(live & ~weighed)
         tree.set(dead, np.zeros(len(dead)))

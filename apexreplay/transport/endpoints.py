@@ -246,12 +246,9 @@ class PrioritySender:
 
 
 def max_segment_bytes(table: Table, segment_length: int) -> int:
-    """Returns the maximum size in bytes of a message with a segment of `segment_length` steps.
-
-    Episodes of a single step have two stored steps per step.
-    """
+    """Returns the maximum size in bytes of a message with a segment of `segment_length` items."""
     num_records = segment_length + table.item.max_steps - table.item.width
-    steps = (2 * num_records + table.item.width) * table.max_step_bytes
+    steps = table.item.segment_steps(segment_length) * table.max_step_bytes
     return HEADER.size + CONTROL_MARGIN + num_records * table.record.itemsize + steps
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexreplay.frame_blob import BlobError, check_table, read_table
-from apexreplay.item_kinds import Array
+from apexreplay.item_kinds import MAX_STEPS, Array
 from apexreplay.tables import Entry, Table
 from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Segment, Stream
 from apexreplay.wire.header import Frame, Header, MessageKind, WireError, checksum, pack, require_field, unpack
@@ -22,7 +22,6 @@ _RECEIPT = struct.Struct("<QQ")  # store incarnation, bitmap
 _BATCH = struct.Struct("<Q")  # number of transitions in the store
 
 MAX_RECORDS = 4_096  # maximum items in a segment
-MAX_STEPS = 8_192  # maximum steps in a segment
 MAX_PRIORITIES = 65_536  # maximum priorities in a message
 _NUMBERS = 2**63  # Segment numbers and incarnations must be smaller, because the store keeps them as int64.
 _LEAST_PROBABILITY = 2.0**-1000  # For a smaller probability P, 1 / P could overflow to infinity.

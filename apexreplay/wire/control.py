@@ -65,6 +65,7 @@ class Welcome(Record, frozen=True, kw_only=True, tag="welcome"):
     segment_length: Annotated[int, Meta(ge=1, le=4_096)]  # items of a segment
     row: Annotated[int, Meta(ge=-1, lt=1_024)]  # of the counters, of a sampler that reads the memory itself; else -1
     num_rows: Annotated[int, Meta(ge=1, le=1_024)]
+    max_batch: Annotated[int, Meta(ge=1, le=65_536)]  # items of a batch
     limiter: tuple[int, float, float, bool]  # the first four fields of `RateLimiter`
 
 

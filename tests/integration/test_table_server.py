@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import islice
@@ -30,7 +31,12 @@ from apexreplay.process.spawn import PIPE, spawn
 from apexreplay.transport.roles import create_keys, read_keys
 from apexreplay.transport.sockets import connect, open_context
 
-KINDS = {"steps": "image and numbers", "dictionary": "a dictionary", "windows": "windows of a dictionary"}
+KINDS = {
+    "steps": "image and numbers",
+    "dictionary": "a dictionary",
+    "windows": "windows of a dictionary",
+    "sequences": "overlapping sequences",
+}
 NUMBERS = table("numbers", {"x": "int64"})
 SMALL = {"capacity": 1_000, "segment_length": 10, "num_streams": 4}
 BOTH = pytest.mark.parametrize("shared", [True, False], ids=["memory", "messages"])
@@ -122,6 +128,7 @@ def test_samplers_return_what_a_writer_appended(server, name):
                     np.testing.assert_array_equal(batch.versions, np.where(batch.keys < 150, 0, 7))
                     np.testing.assert_allclose(batch.probabilities, 1 / 300)
                     assert batch.num_items == 300
+                    assert batch.lengths.max() <= writer.table.item.max_steps
 
         def reported():
             status = client.status(timeout=DEADLINE).tables[name]
@@ -625,6 +632,54 @@ def test_keys_of_each_role_are_created_once(tmp_path, capsys):
         with pytest.raises(UsageError) as error:
             read_keys(tmp_path / "keys", "writer")
         assert error.value.remedy.endswith("apexreplay keys DIR")  # the only command that creates keys
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+def test_samplers_of_a_queue_share_its_items(starting):
+    limits = {"order": "queue", "draws_per_item": 2, "inserts_wait": True, "window": 2} | SMALL | {"capacity": 100}
+    server = starting(TableSettings(table=NUMBERS, **limits))
+    with server.client() as client, client.writer("numbers") as writer, ExitStack() as stack:
+        with pytest.raises(UsageError) as refused:
+            client.sampler("numbers", 181)  # There would never be as many.
+        assert "180" in refused.value.problem
+        samplers = [stack.enter_context(client.sampler("numbers", 10, prefetch=1)) for _ in range(2)]
+        append(writer, range(100))
+        writer.flush(DEADLINE)
+        append(writer, range(100, 130))
+        with pytest.raises(DataError):
+            writer.flush(0.5)  # Nothing was removed that samplers have not got.
+        given = []
+        for number in range(26):
+            batch = samplers[number % 2].sample(DEADLINE)
+            assert not samplers[number % 2].reads_memory
+            given += batch["x"].tolist()
+        writer.flush(DEADLINE)
+        assert Counter(given) == dict.fromkeys(range(130), 2)
+        with pytest.raises(DataError):
+            samplers[0].sample(0.5)
+
+
+def test_the_newest_and_items_of_allowed_versions_are_drawn(starting):
+    newest = TableSettings(table=NUMBERS, order="newest", **SMALL)
+    fresh = TableSettings(table=replace(NUMBERS, name="fresh"), max_version_lag=2, priority_exponent=0.0, **SMALL)
+    server = starting(newest, fresh)
+    with server.client() as client, client.writer("numbers") as numbers, client.writer("fresh") as writer:
+        append(numbers, range(100))
+        numbers.flush(DEADLINE)
+        with client.sampler("numbers", 30) as sampler:
+            for batch in islice(sampler, 3):
+                np.testing.assert_array_equal(batch["x"], np.arange(99, 69, -1))
+        for writer.version in (3, 4, 5, 6):
+            append(writer, range(10 * writer.version, 10 * writer.version + 10))
+            writer.flush(DEADLINE)
+        for shared in (True, False):
+            with client.sampler("fresh", 100, shared_memory=shared) as sampler:
+                batch = sampler.sample(DEADLINE)
+                assert set(batch["x"]) == set(range(40, 70))
+                assert set(batch.versions) == {4, 5, 6}
+                assert batch.num_items == 30
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------

@@ -64,6 +64,9 @@ def run(campaign: Campaign, kind: str, kills: int) -> bool:
         print(f"  {name}: {numbers}")
     missing = sum(restored.get(key) != item for key, item in items.items() if key < end_key)
     print(f"  from the newest snapshot: {len(restored):,} items, {missing} of {end_key:,} missing", flush=True)
+    if kind == "queue":
+        print(f"  given more than once: {campaign.given_twice()}", flush=True)
+        missing += campaign.given_twice()
     kept = all(audit.lost == audit.twice == 0 < audit.acknowledged for audit in audits.values())
     return kept and missing == 0 and end_key > 0
 

@@ -196,6 +196,11 @@ class Campaign:
         twice = sum(count > 1 for count in counts.values())
         return Audit(len(items), sum(acknowledged.values()), lost, twice)
 
+    def given_twice(self) -> int:
+        """Returns the number of items that a queue gave more than once."""
+        counts = Counter(line for path in self._folder.glob("*.keys") for line in path.read_text().split("\n")[:-1])
+        return sum(count > 1 for count in counts.values())
+
     def newest_snapshot(self, kind: str) -> int:
         """Returns the first key that the newest snapshot of the table does not have."""
         snapshot = SnapshotFolder(self._snapshots / kind).newest()

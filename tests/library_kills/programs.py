@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 
 from apexreplay.client.client import Client
+from apexreplay.errors import DataError
 from apexreplay.process.spawn import belong_to
 
 from .tables import append, identify
@@ -43,18 +44,27 @@ def write(parent: int, port: int, table: str, writer_id: int, notes: Path) -> No
 
 
 def sample(parent: int, port: int, table: str, seed: int, notes: Path) -> None:
-    """Draws batches, checks them and sends priorities, until SIGTERM. Writes the number of batches to `notes`."""
+    """Draws batches, checks them and sends priorities, until SIGTERM.
+
+    Writes the number of batches to `notes`, and the keys that a queue gave to a file beside it.
+    """
     asked, rng, count = start_program(parent), np.random.default_rng(seed), 0
-    with notes.open("w", buffering=1) as file, Client(port=port) as client:
+    given = notes.with_suffix(".keys").open("w", buffering=1)
+    with given, notes.open("w", buffering=1) as file, Client(port=port) as client:
         shared = bool(seed % 2)
         with client.sampler(table, 32, shared_memory=shared, timeout=JOIN_SECONDS) as sampler:
-            assert sampler.reads_memory == shared
+            assert sampler.reads_memory == (shared and table != "queue")
             while not asked:
-                batch = next(iter(sampler))
+                try:
+                    batch = sampler.sample(1.0)
+                except DataError:  # The queue is empty, or the server is away.
+                    continue
                 identify(sampler.table, batch.fields)
                 sampler.update_priorities(batch, rng.random(32))
                 count += 1
                 file.write(f"{count}\n")
+                if table == "queue":
+                    given.write("".join(f"{key}\n" for key in batch.keys))
                 time.sleep(0.02)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from apexreplay.client.writer import Writer
-from apexreplay.item_kinds import Window
+from apexreplay.item_kinds import Sequence, Window
 from apexreplay.tables import Table, table
 
 KINDS: dict[str, Table] = {
@@ -19,6 +19,13 @@ KINDS: dict[str, Table] = {
         item=Window(3, 2),
         values={"writer_id": "int32", "number": "int64"},
     ),
+    "sequences": table(
+        "sequences",
+        {"image": ("uint8", (8, 8), "lz4"), "writer": "int32", "counter": "int64"},
+        item=Sequence(5),
+        values={"writer_id": "int32", "number": "int64"},
+    ),
+    "queue": table("queue", {"writer": "int32", "counter": "int64"}),
 }
 TOML = {
     "steps": 'steps = { writer = "int32", counter = "int64" }\n',
@@ -26,15 +33,18 @@ TOML = {
     "steps.counter = 'int64'\nvalues.mark = 'int64'\n",
     "windows": "steps.image = ['uint8', [8, 8], 'lz4']\nsteps.writer = 'int32'\nsteps.counter = 'int64'\n"
     "values.writer_id = 'int32'\nvalues.number = 'int64'\nitem = { kind = 'window', stack = 3, span = 2 }\n",
+    "sequences": "steps.image = ['uint8', [8, 8], 'lz4']\nsteps.writer = 'int32'\nsteps.counter = 'int64'\n"
+    "values.writer_id = 'int32'\nvalues.number = 'int64'\nitem = { kind = 'sequence', length = 5 }\n",
+    "queue": 'order = "queue"\nsteps = { writer = "int32", counter = "int64" }\n',
 }
-EPISODE = 50  # steps of an episode of windows; its first step has no item
+EPISODE = 50  # items of an episode; windows have one more step, the first
 
 
 def append(writer: Writer, writer_id: int, counter: int) -> None:
     """Appends item `counter` of a writer."""
     step = {"writer": writer_id, "counter": counter}
     kind = writer.table.name
-    if kind == "steps":
+    if kind in ("steps", "queue"):
         writer.append(step)
     elif kind == "dictionary":
         image, goal = np.full((16, 16), counter % 251, np.uint8), np.full(2, counter % 1_000, np.float32)
@@ -43,7 +53,8 @@ def append(writer: Writer, writer_id: int, counter: int) -> None:
         image = np.full((8, 8), counter % 251, np.uint8)
         if counter % EPISODE == 0:
             writer.end_episode()
-            writer.append({**step, "counter": -1, "image": image})
+            if kind == "windows":
+                writer.append({**step, "counter": -1, "image": image})
         writer.append({**step, "image": image})
         writer.add_item(values={"writer_id": writer_id, "number": counter})
 
@@ -59,6 +70,14 @@ def identify(declared: Table, fields: dict[str, np.ndarray]) -> tuple[np.ndarray
         assert (fields["counter"][:, -1] == np.where(place == 0, -1, counter - 1)).all()
         assert (fields["counter"][place > 2][:, 0] == counter[place > 2] - 3).all()
         assert (fields["image"][place < 2][:, 0] == 0).all()  # before the episode
+        return writer, counter
+    if declared.name == "sequences":
+        writer, counter = fields["writer_id"], fields["number"]
+        length = np.minimum(counter % EPISODE + 1, 5)[:, None]
+        is_real, steps = np.arange(5) < length, counter[:, None] + 1 - length + np.arange(5)
+        assert (fields["counter"] == np.where(is_real, steps, 0)).all()
+        assert (fields["writer"] == np.where(is_real, writer[:, None], 0)).all()
+        assert (fields["image"] == np.where(is_real, steps % 251, 0)[:, :, None, None]).all()
         return writer, counter
     writer, counter = fields["writer"], fields["counter"]
     if declared.name == "dictionary":

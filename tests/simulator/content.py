@@ -73,8 +73,9 @@ class Steps(Twin):
     def make(self, label, count):
         first = len(self.items)
         while len(self.items) < first + count:
-            self.step()
-            self.item(self.rng.choice(PRIORITIES), label=label)
+            priority = self.rng.choice(PRIORITIES)
+            self.step(priority, label=label)
+            self.item(priority, label=label)
             if self.rng.random() < 0.1:
                 self.end()
         cut = self.buffer.cut()

@@ -4,7 +4,7 @@ import numpy as np
 
 from apexreplay.client.segment_buffer import SegmentBuffer
 from apexreplay.client.writer import Writer
-from apexreplay.item_kinds import Single, Window
+from apexreplay.item_kinds import Sequence, Single, Window
 from apexreplay.tables import Table, table
 
 TABLES = {
@@ -25,6 +25,14 @@ TABLES = {
         values={"n_step": "float32", "action": ("float32", (2,))},
     ),
     "windows of raw fields": table("t", {"x": ("float32", (3,)), "y": "int64"}, item=Window(2, 1)),
+    "sequences of an image": table("t", {"image": ("uint8", (20, 16))}, item=Sequence(7), values={"score": "float32"}),
+    "overlapping sequences": table(
+        "t",
+        {"image": ("uint8", (8, 8, 4), "lz4"), "action": "int64", "reward": "float32"},
+        item=Sequence(6, 2),
+        values={"state": ("float32", (3,))},
+    ),
+    "sequences side by side": table("t", {"x": ("float32", (3,))}, item=Sequence(5, 5)),
 }
 
 
@@ -33,75 +41,94 @@ def draw_field(rng, field):
     return (rng.normal(size=field.shape) if dtype.kind == "f" else rng.integers(0, 100, field.shape)).astype(dtype)
 
 
-class WriterBuffer:
-    """Gives a writer the calls of a buffer of segments."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer, self._step = writer, {}
-        self._is_single = isinstance(writer.table.item, Single)
-        self.end_episode = writer.end_episode
-
-    def append(self, step):
-        self._step = step
-        if not self._is_single:
-            self._writer.append(step)
-
-    def add_item(self, priority, values, **frames):
-        if self._is_single:
-            self._writer.append(self._step, priority, values)
-        else:
-            self._writer.add_item(priority, values, **frames)
-
-
 class Twin:
     """A stream whose steps and items are kept as plain arrays."""
 
     def __init__(self, declared: Table, seed: int, writer: Writer | None = None) -> None:
         """The items go to a buffer of segments, or to `writer`."""
         self.table, self.rng = declared, np.random.default_rng(seed)
-        self.buffer = SegmentBuffer(declared) if writer is None else WriterBuffer(writer)
+        self.buffer = SegmentBuffer(declared) if writer is None else writer
         self.steps: list[dict] = []
         self.ages: list[int] = []
         self.items: list[dict] = []  # by key: what a draw must return
+        self.begun: list[tuple[int, dict]] = []  # first step and values of items that the buffer makes by itself
+        self.covered = 0  # end of the steps that are in such an item
         self.age = 0
 
-    def step(self):
-        step = {name: draw_field(self.rng, field) for name, field in self.table.steps}
-        self.buffer.append(step)
+    def step(self, priority=1.0, **given):
+        """Appends a step with the values of the item that begins with it, if there is one."""
+        step, item = {name: draw_field(self.rng, field) for name, field in self.table.steps}, self.table.item
+        period = 1 if isinstance(item, Single) else item.period if isinstance(item, Sequence) else 0
+        values = self.draw_values() | given if period and self.age % period == 0 else None
+        self.buffer.append(step, priority, values)
         self.steps.append(step)
         self.ages.append(self.age)
+        if values is not None:
+            self.begun.append((len(self.steps) - 1, values))
+        if self.begun and len(self.steps) - self.begun[0][0] == item.width:
+            self.complete(len(self.steps))
         self.age += 1
 
     def end(self):
         self.buffer.end_episode()
-        self.age = 0
+        if self.begun and self.covered < len(self.steps):
+            self.complete(len(self.steps))
+        self.begun, self.age = [], 0
+
+    def complete(self, stop):
+        """Expects the item that began first, with the steps below `stop`."""
+        (first, values), *self.begun = self.begun
+        self.expect(values, {"": (first, stop)})
+        self.covered = stop
+
+    def draw_values(self):
+        return {name: draw_field(self.rng, field) for name, field in self.table.values}
 
     def fill(self, num_items):
         """Appends steps with items, in episodes of random length."""
         while len(self.items) < num_items:
             self.step()
             self.item()
-            if self.rng.random() < 0.1:
+            if len(self.items) < num_items and self.rng.random() < 0.1:
                 self.end()
 
     def item(self, priority=1.0, **values):
-        """Adds an item of the newest step, or of any two steps that a window may have. Other values are drawn."""
-        values = {name: draw_field(self.rng, field) for name, field in self.table.values} | values
+        """Adds an item of any steps that it may have, unless the buffer makes the items by itself.
+
+        Values that are not given are drawn.
+        """
+        item, values, stop = self.table.item, self.draw_values() | values, len(self.steps)
+        if isinstance(item, Single) or (isinstance(item, Sequence) and item.period):
+            return
+        if isinstance(item, Window):
+            span = int(self.rng.integers(1, item.span + 1))
+            if self.ages[-1] < span:
+                return
+            self.buffer.add_item(priority, values, frame=-1 - span, next_frame=-1)
+            views = {
+                prefix: (max(last - item.stack, last - 1 - self.ages[last - 1]), last)
+                for prefix, last in (("", stop - span), ("next_", stop))
+            }
+        else:
+            back = int(self.rng.integers(0, min(self.ages[-1] + 1, 2)))
+            num_steps = int(self.rng.integers(1, min(item.length - back, self.ages[-1 - back] + 1) + 1))
+            self.buffer.add_item(priority, values, frame=-1 - back, num_steps=num_steps)
+            views = {"": (stop - back - num_steps, stop - back)}
+        self.expect(values, views)
+
+    def expect(self, values, views):
+        """Expects an item. `views`: first step and end of each of its arrays, by the prefix of their names."""
         expected = {name: value for name, value in values.items() if name not in self.table.kept}
-        if isinstance(self.table.item, Single):
-            self.buffer.add_item(priority, values)
-            self.items.append(expected | self.steps[-1])
-            return
-        span = int(self.rng.integers(1, self.table.item.span + 1))
-        if self.ages[-1] < span:
-            return
-        self.buffer.add_item(priority, values, frame=-1 - span, next_frame=-1)
-        for name, field in self.table.steps:
-            for prefix, newest in (("", len(self.steps) - 1 - span), ("next_", len(self.steps) - 1)):
-                stack = np.zeros((self.table.item.stack, *field.shape), field.dtype)
-                for back in range(min(self.table.item.stack, self.ages[newest] + 1)):
-                    stack[-1 - back] = self.steps[newest - back][name]
-                expected[prefix + name] = stack
+        for prefix, (first, stop) in views.items():
+            for name, field in self.table.steps:
+                steps = [step[name] for step in self.steps[first:stop]]
+                if isinstance(self.table.item, Single):
+                    expected[name] = steps[0]
+                    continue
+                zeros = [np.zeros(field.shape, field.dtype)] * (self.table.item.width - len(steps))
+                expected[prefix + name] = np.stack(
+                    zeros + steps if isinstance(self.table.item, Window) else steps + zeros
+                )
         self.items.append(expected)
 
     def check(self, keys, named):

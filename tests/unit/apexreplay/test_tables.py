@@ -15,7 +15,7 @@ from apexreplay.errors import UsageError
 from apexreplay.frame_blob import make_blob, read_table
 from apexreplay.frames.encoder import StepEncoder, make_targets, name_arrays
 from apexreplay.frames.stack_decoder import StackDecoder
-from apexreplay.item_kinds import Window
+from apexreplay.item_kinds import MAX_STEPS, Sequence, Window
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
@@ -45,13 +45,13 @@ def test_a_draw_returns_what_was_appended(tmp_path, name, seed):
     writer = StoreWriter.create(path, declared, SETTINGS, store_incarnation=7)
     reader = StoreReader(path, declared)
     rng, number = np.random.default_rng(seed), 0
-    for count in range(400):
+    for count in range(400 if declared.item.kind != "sequence" else 1_600):
         twin.step()
         if rng.random() < 0.8:
             twin.item()
         if rng.random() < 0.15:
             twin.end()
-        if len(twin.buffer) >= 20:
+        if len(twin.buffer) >= (20 if declared.item.kind != "sequence" else 5):
             piece = twin.buffer.cut()
             segment = Segment(Stream(1, 5), number, 3, piece.records, piece.blob)
             writer.insert(codec.decode_segment(codec.encode_segment(segment)))
@@ -163,6 +163,10 @@ def test_references_beyond_the_steps_are_refused(name, changed):
         (lambda: Window(0, 1), "0"),
         (lambda: Window(4, 0), "0"),
         (lambda: Window(4, 2_000), "2000"),
+        (lambda: Sequence(0), "0"),
+        (lambda: Sequence(1_001), "1001"),
+        (lambda: Sequence(4, 5), "5"),
+        (lambda: Sequence(4, 2.0), "2.0"),
     ],
 )
 def test_a_wrong_declaration_is_refused(declare, named):
@@ -225,6 +229,77 @@ def test_items_of_two_episodes_or_of_old_steps_are_refused():
         buffer.add_item(1.0, {}, -5, -4)
     buffer.add_item(1.0, {}, -4, -1)
     assert len(buffer) == 1
+
+
+def test_sequences_of_two_episodes_or_of_old_steps_are_refused():
+    buffer = SegmentBuffer(table("t", {"x": "int64"}, item=Sequence(4)))
+    for step in range(3):
+        buffer.append({"x": step})
+    buffer.add_item(1.0, {})  # As many steps as there are.
+    for frame, num_steps in ((-1, 0), (-1, 4), (-2, 3), (-4, 1)):
+        with pytest.raises(UsageError):
+            buffer.add_item(1.0, {}, frame, num_steps=num_steps)
+    buffer.end_episode()
+    for step in range(3, 9):
+        buffer.append({"x": step})
+        with pytest.raises(UsageError, match="num_steps"):
+            buffer.add_item(1.0, {}, num_steps=min(step - 2, 4) + 1)
+    records = buffer.cut().records
+    assert (records["frame"].tolist(), records["depth"].tolist()) == ([2], [3])
+    with pytest.raises(UsageError, match="too old"):
+        buffer.add_item(1.0, {}, -2, num_steps=4)
+
+
+def test_a_sequence_has_the_values_of_its_first_step():
+    declared = table("t", {"x": "int64"}, item=Sequence(4, 2), values={"state": "int64"})
+    buffer, state = SegmentBuffer(declared), np.zeros((), np.int64)
+    for step in range(9):
+        state[...] = step  # The same array, as an environment may pass it.
+        buffer.append({"x": step}, priority=step, values={"state": state} if step % 2 == 0 else None)
+    buffer.end_episode()
+    buffer.append({"x": 9}, values={"state": state})
+    buffer.end_episode()
+    records = buffer.cut().records
+    assert records["state"].tolist() == [0, 2, 4, 6, 8]
+    assert records["priority"].tolist() == [0, 2, 4, 6, 1]
+    assert records["frame"].tolist() == [3, 5, 7, 8, 9]
+    assert records["depth"].tolist() == [4, 4, 4, 3, 1]
+    with pytest.raises(UsageError, match="state"):
+        buffer.append({"x": 10})
+    assert len(buffer._steps) == 4
+
+
+def test_overlapping_sequences_store_their_steps_about_once():
+    declared = table("t", {"x": ("uint8", (300,))}, item=Sequence(80, 40))
+    rng, buffer, num_bytes, num_steps = np.random.default_rng(1), SegmentBuffer(declared), 0, 10_000
+    steps = rng.integers(0, 256, (num_steps, 300), np.uint8)
+    for step in steps:
+        buffer.append({"x": step})
+        if buffer.is_full(50):
+            piece = buffer.cut()
+            assert len(piece.records) == 50
+            num_bytes += len(piece.blob)
+    num_bytes += len(buffer.cut().blob)
+    assert num_bytes <= 1.1 * sum(len(entry) for step in steps for entry in StepEncoder(declared).encode({"x": step}))
+
+
+@pytest.mark.parametrize("length", [300, 1_000])
+def test_a_segment_of_long_sequences_is_cut_by_its_steps(tmp_path, length):
+    declared = table("t", {"x": "int64"}, item=Sequence(length, length // 10))
+    twin, codec = Twin(declared, 1), Codec(RUN, declared)
+    settings = SETTINGS._replace(capacity=1_000, max_bytes=4_000_000)
+    writer = StoreWriter.create(tmp_path / "t", declared, settings, store_incarnation=7)
+    for _ in range(20_000):
+        twin.step()
+        if twin.buffer.is_full(1_000):
+            piece = twin.buffer.cut()
+            assert MAX_STEPS - length < len(read_table(piece.blob)) - 1 <= MAX_STEPS
+            message = codec.encode_segment(Segment(Stream(1, 5), writer.num_inserted, 0, piece.records, piece.blob))
+            writer.insert(codec.decode_segment(message))
+    draw = StoreReader(tmp_path / "t", declared).draw(32, np.random.default_rng(1))
+    targets = make_targets(declared, 32)
+    assert StackDecoder(declared, targets).decode_located(draw.frames, np.arange(32)).all()
+    twin.check(draw.records["key"], name_arrays(declared, targets))
 
 
 def test_the_protocol_shows_the_declaration_of_transitions():

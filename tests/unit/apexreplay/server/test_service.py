@@ -59,6 +59,7 @@ def settings(tmp_path, read_keys):
         snapshots=None,
         snapshot_seconds=1.0,
         endpoints={name: f"tcp://127.0.0.1:{port}" for name, port in zip(TABLE, ports, strict=True)},
+        segment_length=4,
         max_segments=4,
         max_segment_bytes=max_segment_bytes(PIXELS.table, 50),
         read_keys=partial(read_keys, "server"),

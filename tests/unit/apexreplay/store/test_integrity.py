@@ -9,7 +9,7 @@ from support.builders import RUN, VECTORS, make_segment
 from apex.transport.run_codec import RunCodec
 from apexreplay.client.segment_buffer import SegmentBuffer
 from apexreplay.errors import DamagedMemoryError
-from apexreplay.item_kinds import Window
+from apexreplay.item_kinds import Sequence, Window
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.file import open_file
 from apexreplay.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, TORN, StoreSettings
@@ -26,6 +26,7 @@ TABLES = {
     "windows": table(
         "windows", {"x": ("float32", (2,)), "image": ("uint8", (4,), "lz4")}, item=Window(2, 3), values=VALUES
     ),
+    "sequences": table("sequences", {"x": ("float32", (2,))}, item=Sequence(3, 1), values=VALUES),
 }
 COUNT, NUM_SEGMENTS = 20, 50  # transitions of a segment; segments of each of the streams 0 and 1
 # Live are the newest 35 segments. The slots wrap within a segment, and the arena between two.
@@ -45,12 +46,12 @@ def segment_of(declared, number, actor_id=0):
         segment = make_segment(VECTORS, COUNT, actor_id=actor_id, incarnation=1, number=number, base=0, first=number)
     else:
         codec, buffer = Codec(RUN, declared), SegmentBuffer(declared)
-        for step in range(-1, COUNT):
+        for step in range({"step": 0, "window": -1, "sequence": -2}[declared.item.kind], COUNT):
             fields = {"x": np.full(declared.steps[0][1].shape, step + number), "image": [step + 1, number, 0, 9]}
-            buffer.append({name: fields[name] for name, _ in declared.steps})
-            if step >= 0:
-                place = -2 if isinstance(declared.item, Window) else -1
-                buffer.add_item(1.0, {"n_step_return": step, "action": number % 2}, place)
+            values = {"n_step_return": step, "action": number % 2}
+            buffer.append({name: fields[name] for name, _ in declared.steps}, values=values)
+            if step >= 0 and isinstance(declared.item, Window):
+                buffer.add_item(1.0, values, -2)
         segment = Segment(Stream(actor_id, 1), number, 11, *buffer.cut()[1:])
     return codec.decode_segment(codec.encode_segment(segment)) if number % 2 else segment
 

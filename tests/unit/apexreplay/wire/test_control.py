@@ -38,6 +38,7 @@ WELCOME = Welcome(
     segment_length=7,
     row=8,
     num_rows=9,
+    max_batch=11,
     limiter=(10, 0.5, 0.25, True),
 )
 TABLE = TableStatus(capacity=1, writers=2, samplers=3, replay=None)
@@ -116,6 +117,8 @@ def test_a_request_with_another_field_is_refused(changed, reason):
         {"segment_length": 0},
         {"row": 1_024},
         {"num_rows": 2**40},
+        {"max_batch": 0},
+        {"max_batch": 65_537},
         {"path": "/home/user/file"},
     ],
     ids=str,
