@@ -1,0 +1,87 @@
+"""Peers in JavaScript, written from docs/protocol.md, with a server of tables."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.waiting import until
+
+from apexreplay import TableSettings, serve, table
+
+PEERS = Path(__file__).parents[1] / "peers"
+DEADLINE = 120.0
+STEPS = table(
+    "steps",
+    {"image": ("uint8", (8, 8), "lz4"), "x": ("float32", (3,)), "number": "int64"},
+    values={"score": "int32", "mark": "float64"},
+    kept=("mark",),
+    description="Größe",  # Its hash needs JSON's escapes.
+)
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory):
+    """A folder with the peers and the package zeromq of npm."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("Node.js is not installed")
+    folder = tmp_path_factory.mktemp("peers")
+    for path in PEERS.iterdir():
+        shutil.copy(path, folder)
+    command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund"]
+    installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    if installed.returncode:
+        pytest.skip(f"npm cannot install zeromq: {installed.stderr[-200:]}")
+    return folder
+
+
+def run(folder, *arguments):
+    command = ["node", *map(str, arguments)]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("path", ["writer.js", "sampler.js", "wire.js"])
+def test_a_peer_has_at_most_100_lines(path):
+    assert (PEERS / path).read_text().count("\n") <= 100
+
+
+def test_a_writer_and_a_sampler_in_javascript_speak_with_the_server(peers):
+    settings = TableSettings(table=STEPS, capacity=1_000, segment_length=50, priority_exponent=1.0)
+    with serve([settings]) as server, server.client() as client:
+        run(peers, "writer.js", "127.0.0.1", server.port, "steps", 330)
+        with client.sampler("steps", 1_000) as sampler:
+            batch = sampler.sample(DEADLINE)
+        number = batch["number"]
+        assert batch.num_items == 330
+        np.testing.assert_array_equal(batch.keys, number)  # Each was stored once, in order.
+        np.testing.assert_array_equal(batch["image"].reshape(-1, 64), (number[:, None] + np.arange(64)) % 251)
+        np.testing.assert_array_equal(batch["x"], np.stack([number / 2, -number, np.full(1_000, 0.25)], axis=1))
+        np.testing.assert_array_equal(batch["score"], -number)
+        np.testing.assert_allclose(batch.probabilities, (1 + number % 5) / (66 * 15))
+
+        lines = run(peers, "sampler.js", "127.0.0.1", server.port, "steps", 64, 30).splitlines()
+        assert len(lines) == 30
+        drawn = [item for line in lines for item in json.loads(line)["items"]]
+        assert len(drawn) == 30 * 64
+        for item in drawn:
+            (number,) = item["number"]
+            assert item["key"] == [number]
+            assert item["image"] == [(number + at) % 251 for at in range(64)]
+            assert item["x"] == [number / 2, -number, 0.25]
+            assert item["score"] == [-number]
+
+        def doubled():
+            """Whether the priorities of drawn items have arrived."""
+            with client.sampler("steps", 1_000) as sampler:
+                batch = sampler.sample(DEADLINE)
+            share = batch.probabilities / (1 + batch["number"] % 5)
+            return len(np.unique(share.round(9))) == 2 and share.max() == pytest.approx(2 * share.min())
+
+        until(doubled, "priorities")
+        status = client.status()
+        assert status.tables["steps"].replay.refusals == {}
+        assert status.refusals == status.refused_connections == {}
