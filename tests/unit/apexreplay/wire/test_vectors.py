@@ -68,5 +68,5 @@ if __name__ == "__main__":  # Prints the block of the document.
     for title, parts in VECTORS.items():
         print(title)
         text = " | ".join(bytes(part).hex() for part in parts)
-        for start in range(0, len(text), 96):
-            print(f"  {text[start : start + 96]}")
+        for start in range(0, len(text), 80):
+            print(f"  {text[start : start + 80]}")
