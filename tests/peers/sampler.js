@@ -38,10 +38,15 @@ function readItem(records, blob, index) {
 }
 
 const integers = (key, value) => (typeof value === "bigint" ? Number(value) : value);
-await request(), await request(); // One waits at the server while the other is read.
-for (let i = 0; i < count; i++) {
-  const parts = await batches.receive(), message = unpack(parts);
+for (let i = 0; i < count; ) {
+  const parts = await batches.receive();
+  if (parts[0].length === 0) { // A sampler process greets a new connection: nothing waits there.
+    await request(), await request(); // One waits at the server while the other batch is read.
+    continue;
+  }
+  i++;
   await request();
+  const message = unpack(parts);
   const records = message.body.subarray(8); // The first 8 bytes are the number of items in the table.
   const items = Array.from({ length: message.items }, (_, index) => readItem(records, parts[1], index));
   console.log(JSON.stringify({ size: Number(message.body.readBigUInt64LE(0)), items }, integers));

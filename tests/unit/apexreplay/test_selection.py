@@ -37,7 +37,7 @@ class Numbers:
         buffer = SegmentBuffer(NUMBERS)
         for x in range(len(self.versions), len(self.versions) + count):
             buffer.append({"x": x})
-        return Segment(Stream(0, 1), self.num_segments, version, *buffer.cut())
+        return Segment(Stream(0, 1), self.num_segments, version, *buffer.cut()[1:])
 
     def insert(self, count, version=0):
         self.writer.insert(self.segment(count, version))
