@@ -30,10 +30,19 @@ def peers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("peers")
     for path in PEERS.iterdir():
         shutil.copy(path, folder)
-    command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund"]
-    installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE, check=False)
-    if installed.returncode:
-        pytest.skip(f"npm cannot install zeromq: {installed.stderr[-200:]}")
+    command = [
+        "npm",
+        "install",
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        "--fetch-retries=0",
+        "--fetch-timeout=20000",
+    ]
+    try:
+        subprocess.run(command, cwd=folder, capture_output=True, timeout=60.0, check=True)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"npm cannot install zeromq: {error}")
     return folder
 
 

@@ -10,7 +10,8 @@ from apexreplay.frame_blob import make_blob
 from apexreplay.tables import table
 from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Segment, Stream
 from apexreplay.wire.codec import Codec
-from apexreplay.wire.control import Beat, Hello, Request, decode_message, encode_message
+from apexreplay.wire.control import Beat, Hello, Request, decode_message
+from apexreplay.wire.json_codec import encode_control
 
 DECLARED = table("numbers", {"x": "int64"}, values={"score": "float32"})
 CODEC = Codec(0x0123456789ABCDEF, DECLARED)
@@ -24,8 +25,8 @@ SEGMENT = Segment(STREAM, 5, 9, RECORDS, make_blob([ONE, TWO]), 4)
 PART = BatchMessage(0, STORE, 1, 6, 100, BATCH, make_blob([TWO]))
 UPDATE = PriorityUpdate(0, STORE, 1, 6, np.array([7]), np.array([1.5], np.float32))
 VECTORS = {
-    "hello": encode_message(Hello(session=12, role="writer", table="numbers")),
-    "beat": encode_message(Beat(session=12)),
+    "hello": encode_control(Hello(session=12, role="writer", table="numbers")),
+    "beat": encode_control(Beat(session=12)),
     "segment": CODEC.encode_segment(SEGMENT),
     "receipt": CODEC.encode_receipt(Receipt(STREAM, STORE, 6, 0)),
     "request": CODEC.encode_request(1),
