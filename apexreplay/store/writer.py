@@ -17,23 +17,12 @@ from apexreplay.item_kinds import Array
 from apexreplay.store.deduplication import InsertOutcome, StreamRow
 from apexreplay.store.file import create_file, open_file
 from apexreplay.store.integrity import require_sound, seal
-from apexreplay.store.layout import (
-    COMMIT,
-    END_BYTE,
-    FIRST_BYTE,
-    FIRST_KEY,
-    OLDEST_VERSION,
-    TORN,
-    Regions,
-    Store,
-    StoreSettings,
-)
+from apexreplay.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, TORN, Regions, Store, StoreSettings
 from apexreplay.store.location import beside, in_use
 from apexreplay.store.priority_weights import PriorityWeights, count_refused
+from apexreplay.store.version_bound import VersionBound
 from apexreplay.tables import Table
 from apexreplay.types import PriorityUpdate, Receipt, Segment, Stream
-
-_EXAMINED = 4_096  # items whose versions are compared at once
 
 
 class StoreWriter(Store):
@@ -59,7 +48,7 @@ class StoreWriter(Store):
         self._path = path
         self._ownership = ownership
         self._priority_weights = weights
-        self._max_version_lag = max_version_lag
+        self._version_bound = VersionBound(regions, max_version_lag)
         self._before = steps
         self._segment_bytes = regions.records["segment"]
         # Counts since this writer started:
@@ -179,8 +168,7 @@ class StoreWriter(Store):
         if update.store_incarnation != self.store_incarnation:
             keys, priorities = keys[:0], priorities[:0]
         live = (keys >= self._cells[FIRST_KEY]) & (keys < self._cells[COMMIT])
-        if self._max_version_lag >= 0:
-            live &= self._regions.records["version"][keys % self.capacity] >= self._cells[OLDEST_VERSION]
+        live &= self._version_bound.allows(keys)
         if not live.all():
             keys, priorities = keys[live], priorities[live]
         num_stale = len(update.keys) - len(keys)
@@ -202,8 +190,8 @@ class StoreWriter(Store):
         cells, regions = self._cells, self._regions
         keys = range(self.num_inserted, row.commit)
         start, end = self._place(len(blob))
-        oldest = self._oldest_version(segment.version)
-        evicted = range(self.first_key, self._first_fresh_key(self._first_key_after(len(keys), end), oldest))
+        oldest, kept = self._version_bound.after(segment.version), self._first_key_after(len(keys), end)
+        evicted = range(self.first_key, self._version_bound.first_key(range(kept, keys.start), oldest))
         records = _stored_records(segment, keys, start, regions.records.dtype)
         weights = self._priority_weights.of(records["priority"])
         if segment.version < oldest:
@@ -217,11 +205,7 @@ class StoreWriter(Store):
         self._before("evict")
         for slots, part in self._slots(evicted):
             regions.tree.set_range(slots.start, np.zeros(part.stop - part.start))
-        if oldest > cells[OLDEST_VERSION]:
-            cells[OLDEST_VERSION] = oldest
-            live = regions.live_slots()
-            stale = live[regions.records["version"][live] < oldest]
-            regions.tree.set(stale, np.zeros(len(stale)))
+        self._version_bound.raise_to(oldest)
         self._before("bytes")
         cells[END_BYTE] = end
         position = start % regions.sizes.arena_bytes
@@ -261,22 +245,6 @@ class StoreWriter(Store):
             oldest_byte = max(oldest_byte, self._byte(oldest_key - 1) + 1)
         return first_key + bisect_left(range(first_key, commit), oldest_byte, key=self._byte)
 
-    def _oldest_version(self, version: int) -> int:
-        """Returns the oldest version that may be drawn once `version` is stored."""
-        return (
-            max(int(self._cells[OLDEST_VERSION]), version - self._max_version_lag) if self._max_version_lag >= 0 else 0
-        )
-
-    def _first_fresh_key(self, key: int, oldest: int) -> int:
-        """Returns the first key from `key` on whose version is at least `oldest`. A segment has one version."""
-        while oldest and key < self.num_inserted:
-            slots = np.arange(key, min(key + _EXAMINED, self.num_inserted)) % self.capacity
-            fresh = np.flatnonzero(self._regions.records["version"][slots] >= oldest)
-            if len(fresh):
-                return key + int(fresh[0])
-            key += len(slots)
-        return key
-
     def _byte(self, key: int) -> int:
         """Returns the byte number of the blob that belongs to a live key."""
         return int(self._segment_bytes[key % self.capacity])
@@ -306,8 +274,7 @@ class StoreWriter(Store):
         rows["commit"][rows["commit"] > commit] = -1  # Rows of interrupted inserts, which would become valid later.
         regions.row_checksums[:] = regions.checksum_rows(rows)  # First: this function may be killed too.
         regions.streams[:] = rows
-        versions = regions.records["version"][regions.live_slots()]
-        cells[OLDEST_VERSION] = self._oldest_version(int(versions.max(initial=0)))
+        self._version_bound.restart()
         live = np.zeros(self.capacity, np.bool_)
         live[regions.weighed_slots()] = True
         weighed = tree.weights(np.arange(self.capacity)) > 0
