@@ -13,7 +13,7 @@ LEASE = {"run_id": "7", "stream": 1, "incarnation": "100000001"}
 HELLO = Hello(session=5, role="writer", table="t", **LEASE)
 PLACES = {"experience": 1, "priorities": 2, "receipts": 3, "batches": []}
 WELCOME = {
-    "session": 5, "table": {}, "window": 1, "segment_length": 1, "row": -1, "num_rows": 1,
+    "session": 5, "table": {}, "window": 1, "segment_length": 1, "row": -1, "num_rows": 1, "max_batch": 1,
     "limiter": (1, 0.0, 0.0, False), **PLACES, **LEASE,
 }  # fmt: skip
 
