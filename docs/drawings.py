@@ -163,16 +163,16 @@ def processes() -> str:
 
 def replay() -> str:
     """The rates of the replay server and of Reverb, from the record of one run."""
-    figures = json.loads((DOCS / "results/cpu-replay.json").read_text())["figures"]
+    figures = json.loads((DOCS / "results/cpu-replay-peers.json").read_text())["figures"]
 
-    def bars(y: int, title: str, name: str) -> Bars:
-        ours, peer = figures[f"direct_{name}"], figures[f"peer_{name}"]
+    def bars(y: int, title: str, name: str, peer_name: str) -> Bars:
+        ours, peer = figures[name], figures[peer_name]
         return Bars(y, title, (("Ape-X over ZeroMQ", ours, "bar"), ("Reverb", peer, "peer")))
 
     return picture(
         *(720, 208, "Rates of the replay server and of Reverb in one run on two cores"),
-        bars(28, "Transitions stored per second", "insert_transitions_per_s"),
-        bars(124, "Batches of 512 per second", "sample_batches_per_s"),
+        bars(28, "Transitions stored per second", "direct_insert_transitions_per_s", "reverb_inserts_per_s"),
+        bars(124, "Batches of 512 per second", "direct_sample_batches_per_s", "reverb_batches_per_s"),
     )
 
 
