@@ -11,6 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from apexreplay.client.asynchronous import AsyncClient as AsyncClient
+    from apexreplay.client.asynchronous import AsyncSampler as AsyncSampler
+    from apexreplay.client.asynchronous import AsyncWriter as AsyncWriter
     from apexreplay.client.client import Client as Client
     from apexreplay.client.sampler import Batch as Batch
     from apexreplay.client.sampler import Sampler as Sampler
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     from apexreplay.tables import table as table
 
 _MODULES = {
+    "AsyncClient": "client.asynchronous",
+    "AsyncSampler": "client.asynchronous",
+    "AsyncWriter": "client.asynchronous",
     "Batch": "client.sampler",
     "Client": "client.client",
     "Sampler": "client.sampler",

@@ -1,26 +1,29 @@
 """A client of a server of tables."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
-from apexreplay.client.connection import Connection, new_session
+from apexreplay.client.connection import Connection, Lease, new_session
 from apexreplay.client.sampler import Sampler
+from apexreplay.client.waiting import Waiting, block
 from apexreplay.client.writer import Writer
 from apexreplay.errors import require
+from apexreplay.store.location import memory_id
 from apexreplay.transport.roles import CLIENTS, read_keys
-from apexreplay.wire.control import ServerStatus, StatusRequest
+from apexreplay.wire.codec import MAX_PRIORITIES
+from apexreplay.wire.control import Hello, ServerStatus, StatusRequest, Welcome
 
 PORT = 23_000
 TIMEOUT = 10.0  # seconds in which the server must answer
 
+Member = TypeVar("Member", bound=Lease)  # a writer or a sampler
 
-class Client:
-    """Connects to the server at `host` and `port`. All of its sockets connect to the server, none is bound.
 
-    `keys`: folder with the keys of `role` (writer, reader or administrator); None: no authentication. Raises UsageError
-    for unusable keys. The server is first asked by `writer`, `sampler` and `status`. Threads may share a client.
-    """
+class BaseClient:
+    """What the clients for threads and for asyncio share. See `Client`."""
 
     def __init__(
         self, host: str = "127.0.0.1", port: int = PORT, *, keys: str | Path | None = None, role: str = "administrator"
@@ -28,12 +31,47 @@ class Client:
         require(role in CLIENTS, f"a role is one of {', '.join(CLIENTS)}, got {role!r}")
         is_address = re.fullmatch(r"[\w.-]+", str(host)) and isinstance(port, int) and 1 <= port <= 65_535
         require(bool(is_address), f"a server has a host name and a port from 1 to 65535, got {host!r} and {port!r}")
-        self._keys = read_keys(None if keys is None else Path(keys), role)
-        self._connection = Connection(host, port, self._keys)
+        self._connection = Connection(host, port, read_keys(None if keys is None else Path(keys), role))
+
+    def _join(
+        self, make: Callable[[Connection, Hello, Welcome], Member], table: str, timeout: float, **fields: Any
+    ) -> Waiting[Member]:
+        """Asks for a lease of the table, and makes its writer or sampler."""
+        hello = Hello(session=new_session(), table=table, **fields)
+        welcome = yield from self._connection.ask(hello, timeout)
+        assert isinstance(welcome, Welcome)
+        return make(self._connection, hello, welcome)
+
+    def _join_sampler(
+        self,
+        kind: Callable[..., Member],
+        table: str,
+        batch_size: int,
+        prefetch: int,
+        shared_memory: bool,
+        timeout: float,
+    ) -> Waiting[Member]:
+        require(1 <= batch_size <= MAX_PRIORITIES, f"batch_size must be 1 to {MAX_PRIORITIES}, got {batch_size}")
+        make = partial(kind, batch_size=batch_size, prefetch=prefetch)
+        memory = memory_id() if shared_memory else ""
+        return self._join(make, table, timeout, role="sampler", memory=memory)
+
+    def _status(self, timeout: float) -> Waiting[ServerStatus]:
+        answer = yield from self._connection.ask(StatusRequest(session=new_session()), timeout)
+        assert isinstance(answer, ServerStatus)
+        return answer
+
+
+class Client(BaseClient):
+    """Connects to the server at `host` and `port`. All of its sockets connect to the server, none is bound.
+
+    `keys`: folder with the keys of `role` (writer, reader or administrator); None: no authentication. Raises UsageError
+    for unusable keys. The server is first asked by `writer`, `sampler` and `status`. Threads may share a client.
+    """
 
     def writer(self, table: str, *, timeout: float = TIMEOUT) -> Writer:
         """Returns a writer of the table. Raises UsageError if the server refuses it, DataError without an answer."""
-        return Writer(self._connection, table, self._keys, timeout)
+        return block(self._join(Writer, table, timeout, role="writer"))
 
     def sampler(
         self, table: str, batch_size: int, *, prefetch: int = 2, shared_memory: bool = True, timeout: float = TIMEOUT
@@ -43,14 +81,11 @@ class Client:
         `prefetch`: batches that the server sends ahead to a sampler on another host. `shared_memory`: whether a sampler
         on the server's host reads its memory itself, which is several times as fast.
         """
-        options = {"prefetch": prefetch, "shared_memory": shared_memory}
-        return Sampler(self._connection, table, self._keys, batch_size, timeout, **options)
+        return block(self._join_sampler(Sampler, table, batch_size, prefetch, shared_memory, timeout))
 
     def status(self, *, timeout: float = TIMEOUT) -> ServerStatus:
         """Returns the status of the server and of its tables. Raises DataError if it does not answer."""
-        answer = self._connection.ask(StatusRequest(session=new_session()), timeout)
-        assert isinstance(answer, ServerStatus)
-        return answer
+        return block(self._status(timeout))
 
     def close(self) -> None:
         """Closes the connection. Close writers and samplers before."""

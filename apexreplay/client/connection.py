@@ -5,10 +5,10 @@ import queue
 import random
 import threading
 import time
-from typing import Literal, Self
 
 from msgspec.structs import replace
 
+from apexreplay.client.waiting import PAUSE_SECONDS, Waiting
 from apexreplay.errors import DataError, UsageError, require
 from apexreplay.process.lifecycle import POLL_SECONDS
 from apexreplay.tables import Table
@@ -28,7 +28,7 @@ class Connection:
 
     def __init__(self, host: str, port: int, keys: Keys | None) -> None:
         self.address = f"tcp://{host}:{port}"
-        self._keys = keys
+        self.keys = keys
         self._requests: queue.Queue[control.Request] = queue.Queue()
         self._answers: dict[int, queue.Queue[control.Answer]] = {}  # by session, while a caller waits
         self._leases: dict[int, Lease] = {}
@@ -40,24 +40,24 @@ class Connection:
         self._thread = threading.Thread(target=self._run, name="apexreplay-control", daemon=True)
         self._thread.start()
 
-    def ask(self, request: control.Hello | control.StatusRequest, timeout: float) -> control.Answer:
+    def ask(self, request: control.Hello | control.StatusRequest, timeout: float) -> Waiting[control.Answer]:
         """Returns the answer to a request, which is repeated until it comes.
 
         Raises UsageError if the server refuses it, and DataError if there is no answer within `timeout` seconds.
         """
-        usable = os.getpid() == self._pid and not self._stop.is_set()
-        require(usable, "a client cannot be used after its end or a fork", remedy="create one in this process")
         answers = self._answers[request.session] = queue.Queue()
         deadline, answer = time.monotonic() + timeout, None
         try:
             while time.monotonic() < deadline and (answer is None or isinstance(answer, control.Later)):
+                usable = os.getpid() == self._pid and not self._stop.is_set()
+                require(usable, "a client cannot be used after its end or a fork", remedy="create one in this process")
                 self._requests.put(request)
-                try:
-                    answer = answers.get(timeout=max(0.0, min(REPEAT_SECONDS, deadline - time.monotonic())))
-                except queue.Empty:
-                    continue
+                repeat_at = min(time.monotonic() + REPEAT_SECONDS, deadline)
+                while answers.empty() and time.monotonic() < repeat_at:
+                    yield PAUSE_SECONDS
+                answer = None if answers.empty() else answers.get()
                 if isinstance(answer, control.Later):
-                    time.sleep(POLL_SECONDS)
+                    yield POLL_SECONDS
         finally:
             del self._answers[request.session]
         if isinstance(answer, control.Refusal):
@@ -89,7 +89,7 @@ class Connection:
     # --- in the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with open_context(self._keys) as context:
+        with open_context(self.keys) as context:
             socket: ControlSocket[control.Answer] = ControlSocket(
                 context,
                 self.address,
@@ -141,16 +141,12 @@ class Lease:
     Use it from one thread, in the process that created it.
     """
 
-    def __init__(
-        self, connection: Connection, role: Literal["writer", "sampler"], table: str, timeout: float, memory: str = ""
-    ) -> None:
-        """Raises UsageError if the server refuses the lease, DataError without an answer. `memory`: as in Hello."""
-        self.hello = control.Hello(session=new_session(), role=role, table=table, memory=memory)
+    def __init__(self, connection: Connection, hello: control.Hello, welcome: control.Welcome) -> None:
+        """`hello`: the request for the lease; `welcome`: its answer."""
+        self.hello = hello
         self._connection = connection
         self._pid = os.getpid()
         self._closed = False
-        welcome = connection.ask(self.hello, timeout)
-        assert isinstance(welcome, control.Welcome)
         self.take(welcome)
         self.table = Table.from_dict(welcome.table)
 
@@ -161,9 +157,6 @@ class Lease:
         """
         known = {name: getattr(welcome, name) for name in ("run_id", "stream", "incarnation", "row")}
         self._welcome, self.hello = welcome, replace(self.hello, **known)
-
-    def __enter__(self) -> Self:
-        return self
 
     def _endpoint(self, port: int) -> str:
         """Returns the address of another socket of the server."""

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apexreplay.client.connection import BEAT_SECONDS, Connection, Lease
+from apexreplay.client.waiting import Waiting, block
 from apexreplay.errors import DataError, require
 from apexreplay.frames.encoder import make_targets, name_arrays
 from apexreplay.frames.stack_decoder import StackDecoder
@@ -16,15 +18,14 @@ from apexreplay.process.lifecycle import POLL_SECONDS
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
 from apexreplay.sampling.sampler_counters import SamplerCounters
-from apexreplay.store.location import counters_path, memory_id, store_path
+from apexreplay.store.location import counters_path, store_path
 from apexreplay.store.reader import MAX_ATTEMPTS, StoreReader
 from apexreplay.tables import Table
-from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import BatchRequester, PrioritySender
 from apexreplay.transport.sockets import open_context
 from apexreplay.types import BatchMessage, PriorityUpdate
-from apexreplay.wire.codec import MAX_PRIORITIES, Codec
-from apexreplay.wire.control import Welcome
+from apexreplay.wire.codec import Codec
+from apexreplay.wire.control import Hello, Welcome
 
 IDLE_SECONDS = 0.001
 MAX_UNANSWERED = 30  # heartbeats; then the memory counts as abandoned
@@ -50,26 +51,21 @@ class Batch:
         return self.fields[name]
 
 
-class Sampler(Lease):
-    """Draws batches of a table. An iterator of batches that never ends; `sample` has a timeout.
-
-    A sampler that reads the memory goes on while the server is away for up to 30 s; then it raises DataError.
-    Use a sampler from one thread, in the process that created it.
-    """
+class BaseSampler(Lease):
+    """What the samplers for threads and for asyncio share: the memory or the requests, and the priorities."""
 
     def __init__(
-        self, connection: Connection, table: str, keys: Keys | None, batch_size: int, timeout: float, **options: int
+        self, connection: Connection, hello: Hello, welcome: Welcome, *, batch_size: int, prefetch: int
     ) -> None:
         """Use `Client.sampler`."""
-        require(1 <= batch_size <= MAX_PRIORITIES, f"batch_size must be 1 to {MAX_PRIORITIES}, got {batch_size}")
-        super().__init__(connection, "sampler", table, timeout, memory_id() if options["shared_memory"] else "")
+        super().__init__(connection, hello, welcome)
         self.batch_size = batch_size
-        self._used = welcome = self._welcome
-        most = welcome.max_batch
+        self._used = welcome
+        table, most = self.table.name, welcome.max_batch
         require(batch_size <= most, f"a batch of {table!r} has at most {most} items, got {batch_size}")
         has_source = bool(welcome.row >= 0 or welcome.batches)
         require(has_source, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
-        self._open = open_context(keys)
+        self._open = open_context(connection.keys)
         context = self._open.__enter__()
         codec = Codec(int(welcome.run_id, 16), self.table)
         self._priorities = PrioritySender(context, codec)
@@ -80,7 +76,7 @@ class Sampler(Lease):
             self._reader = _MemoryReader(self.table, welcome, batch_size)
         else:
             endpoints = list(map(self._endpoint, welcome.batches))
-            credit = max(1, -(-options["prefetch"] // len(endpoints)))
+            credit = max(1, -(-prefetch // len(endpoints)))
             self._remote = BatchRequester(context, endpoints, codec, batch_size=batch_size, credit=credit)
         connection.keep(self)
 
@@ -88,28 +84,6 @@ class Sampler(Lease):
     def reads_memory(self) -> bool:
         """Whether batches are drawn from the server's memory, without messages."""
         return self._reader is not None
-
-    def sample(self, timeout: float | None = None) -> Batch:
-        """Returns a batch; waits while there are too few items, or while the limit of draws per insert is reached.
-
-        Raises DataError after `timeout` seconds; None: no limit.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            self._check()
-            self._follow()
-            batch = self._reader.draw() if self._reader is not None else self._receive(POLL_SECONDS)
-            if batch is not None:
-                return batch
-            if self._reader is not None:
-                time.sleep(IDLE_SECONDS)
-            if deadline is not None and time.monotonic() >= deadline:
-                remedy = "apexreplay status shows how many items there are, and what samplers wait for"
-                raise DataError(f"no batch of {self.table.name!r} within {timeout:g} s", remedy)
-
-    def __iter__(self) -> Iterator[Batch]:
-        while True:
-            yield self.sample()
 
     def update_priorities(self, batch: Batch, priorities: Array, keys: Array | None = None) -> None:
         """Sets the priorities of a batch's items, [B], or of `keys` of it. Items that are gone are ignored.
@@ -130,8 +104,20 @@ class Sampler(Lease):
             self._connection.leave(self.hello.session)
             self._open.__exit__(None, None, None)
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def _sample(self, timeout: float | None, poll: float) -> Waiting[Batch]:
+        """`poll`: seconds in which a wait for a message may block the thread."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._check()
+            self._follow()
+            batch = self._reader.draw() if self._reader is not None else self._receive(poll)
+            if batch is not None:
+                return batch
+            if deadline is not None and time.monotonic() >= deadline:
+                remedy = "apexreplay status shows how many items there are, and what samplers wait for"
+                raise DataError(f"no batch of {self.table.name!r} within {timeout:g} s", remedy)
+            if self._reader is not None or not poll:
+                yield IDLE_SECONDS
 
     def _check(self) -> None:
         super()._check()
@@ -147,14 +133,39 @@ class Sampler(Lease):
         if self._reader is not None:
             self._reader = _MemoryReader(self.table, self._welcome, self.batch_size)
 
-    def _receive(self, timeout: float) -> Batch | None:
+    def _receive(self, poll: float) -> Batch | None:
         assert self._remote is not None
-        part = self._remote.receive(timeout)
+        part = self._remote.receive(poll, waited=0.0 if poll else IDLE_SECONDS)
         if part is None:
             return None
         targets = make_targets(self.table, self.batch_size)
         decoded = StackDecoder(self.table, targets).decode(part.records, part.blob, np.arange(self.batch_size))
         return _make_batch(self.table, part, targets) if decoded.all() else None
+
+
+class Sampler(BaseSampler):
+    """Draws batches of a table. An iterator of batches that never ends; `sample` has a timeout.
+
+    A sampler that reads the memory goes on while the server is away for up to 30 s; then it raises DataError.
+    Use a sampler from one thread, in the process that created it.
+    """
+
+    def sample(self, timeout: float | None = None) -> Batch:
+        """Returns a batch; waits while there are too few items, or while the limit of draws per insert is reached.
+
+        Raises DataError after `timeout` seconds; None: no limit.
+        """
+        return block(self._sample(timeout, POLL_SECONDS))
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield self.sample()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class _MemoryReader:

@@ -3,40 +3,35 @@
 import queue
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
 
 from apexreplay.client.connection import Connection, Lease
 from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.client.segment_buffer import SegmentBuffer
+from apexreplay.client.waiting import PAUSE_SECONDS, Waiting, block
 from apexreplay.errors import DataError, UsageError
-from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apexreplay.transport.sockets import open_context
 from apexreplay.types import Cut, Stream
 from apexreplay.wire.codec import Codec
+from apexreplay.wire.control import Hello, Welcome
 
 LINGER_SECONDS = 1.0  # time after which an incomplete segment is sent
 EXIT_SECONDS = 60.0  # longest wait of a context manager; `close` and `flush` have their own
 IDLE_SECONDS = 0.05
+Done = TypeVar("Done")  # what a call that waits returns: None, or a coroutine
 _QUEUED = 2  # segments between the caller and the thread that sends them
 
 
-class Writer(Lease):
-    """Appends the steps of one stream, such as one environment, to a table.
+class BaseWriter(Lease, Generic[Done]):
+    """What the writers for threads and for asyncio share: all but the waits."""
 
-    A thread sends segments of items, and repeats them until the server has stored them. While the server is slow or
-    away, `append` and `add_item` wait. Use a writer from one thread, in the process that created it, and create it
-    after a fork. As a context manager, it waits at the end until everything is stored, for at most EXIT_SECONDS.
-
-    `version`: a number that is stored with each segment of items, such as that of the policy that acts; 0 at first.
-    """
-
-    def __init__(self, connection: Connection, table: str, keys: Keys | None, timeout: float) -> None:
+    def __init__(self, connection: Connection, hello: Hello, welcome: Welcome) -> None:
         """Use `Client.writer`."""
-        super().__init__(connection, "writer", table, timeout)
+        super().__init__(connection, hello, welcome)
         self.version = 0
-        self._keys = keys
         self._buffer = SegmentBuffer(self.table)
         self._lock = threading.Lock()  # of the buffer
         self._changed_at = time.monotonic()
@@ -44,21 +39,18 @@ class Writer(Lease):
         self._in_flight = 0  # segments that the thread has taken and that are not stored yet
         self._error: BaseException | None = None
         connection.keep(self)
-        self._thread = threading.Thread(target=self._run, name=f"apexreplay-writer-{table}", daemon=True)
+        name = f"apexreplay-writer-{self.table.name}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def append(self, step: Mapping[str, Any], priority: float = 1.0, values: Mapping[str, Any] | None = None) -> None:
+    def append(self, step: Mapping[str, Any], priority: float = 1.0, values: Mapping[str, Any] | None = None) -> Done:
         """Appends a step: an array or number for each field of the table's steps.
 
         `priority` and `values` are those of the item that begins with the step: in a table of single steps, and at each
         `period` of a table of sequences. Otherwise they are ignored. Raises UsageError if something does not fit the
         table; then nothing is appended.
         """
-        self._check()
-        with self._lock:
-            self._buffer.append(step, priority, values)
-            self._changed_at = time.monotonic()
-        self._send_full()
+        return self._call(self._add(partial(self._buffer.append, step, priority, values)))
 
     def add_item(
         self,
@@ -68,7 +60,7 @@ class Writer(Lease):
         frame: int | None = None,
         next_frame: int = -1,
         num_steps: int | None = None,
-    ) -> None:
+    ) -> Done:
         """Adds an item of a table of windows or sequences. Steps are counted back from -1, the newest of the stream.
 
         Windows: `frame` (default -2) and `next_frame` are the newest steps of the two stacks. Sequences: `frame`
@@ -77,83 +69,96 @@ class Writer(Lease):
         Raises UsageError if the priority is negative or not finite, if a value does not fit the table, or if the steps
         are too old, too far apart, or of two episodes.
         """
-        self._check()
-        with self._lock:
-            newest = -len(self.table.item.positions) if frame is None else frame
-            self._buffer.add_item(priority, values or {}, newest, next_frame, num_steps)
-            self._changed_at = time.monotonic()
-        self._send_full()
+        newest = -len(self.table.item.positions) if frame is None else frame
+        add = partial(self._buffer.add_item, priority, values or {}, newest, next_frame, num_steps)
+        return self._call(self._add(add))
 
-    def end_episode(self) -> None:
+    def end_episode(self) -> Done:
         """The next step begins an episode: no item reaches over it. A sequence that the writer has begun ends."""
-        self._check()
-        with self._lock:
-            self._buffer.end_episode()
-            self._changed_at = time.monotonic()
-        self._send_full()
+        return self._call(self._add(self._buffer.end_episode))
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: float | None = None) -> Done:
         """Waits until all items are stored. Raises DataError after `timeout` seconds; None: no limit."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        self._cut(deadline)
-        while self._pieces.unfinished_tasks or self._in_flight:
-            self._wait(deadline)
+        return self._call(self._flush(timeout))
+
+    def close(self, timeout: float | None = None) -> Done:
+        """Flushes and ends the lease of the stream. Further calls do nothing."""
+        return self._call(self._close(timeout))
 
     @property
     def num_unstored(self) -> int:
         """The number of segments that the server has not acknowledged yet."""
         return self._pieces.qsize() + self._in_flight
 
-    def close(self, timeout: float | None = None) -> None:
-        """Flushes and ends the lease of the stream. Further calls do nothing."""
-        if self._closed:
-            return
-        try:
-            self.flush(timeout)
-        finally:
-            self._closed = True
-            self._thread.join()
-            self._connection.leave(self.hello.session)
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        try:
-            self.close(EXIT_SECONDS)
-        except DataError:
-            if kind is None:  # Otherwise the error that ended the block is the one to see.
-                raise
-
     # --- the caller's thread ----------------------------------------------------------------------------------------
+
+    def _call(self, call: Waiting[None]) -> Done:
+        raise NotImplementedError
+
+    def _add(self, add: Callable[[], None]) -> Waiting[None]:
+        """Changes the buffer by `add`. Waits before, so that a call that is cancelled has changed nothing."""
+        self._check()
+        while self._is_full() and not self._cut():
+            yield from self._pause(None)
+        with self._lock:
+            add()
+            self._changed_at = time.monotonic()
+        if self._is_full():
+            self._cut()
+
+    def _flush(self, timeout: float | None) -> Waiting[None]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._cut():
+            yield from self._pause(deadline)
+        while self._pieces.unfinished_tasks or self._in_flight:
+            yield from self._pause(deadline)
+
+    def _close(self, timeout: float | None) -> Waiting[None]:
+        failure: UsageError | None = None
+        try:
+            if not self._closed:
+                yield from self._flush(timeout)
+        except UsageError as error:
+            failure = error
+        finally:
+            if not self._closed:
+                self._closed = True
+                self._connection.leave(self.hello.session)
+        while self._thread.is_alive():
+            yield PAUSE_SECONDS
+        if failure is not None:
+            raise failure
 
     def _check(self) -> None:
         super()._check()
         if self._error is not None:
             raise UsageError(f"the writer of {self.table.name!r} has failed: {self._error}") from self._error
 
-    def _send_full(self) -> None:
-        if self._buffer.is_full(self._welcome.segment_length):
-            self._cut()
+    def _is_full(self) -> bool:
+        return self._buffer.is_full(self._welcome.segment_length)
 
-    def _cut(self, deadline: float | None = None) -> None:
-        """Passes the collected items to the thread; waits while it has enough to do."""
-        while self._pieces.full():  # Before the items leave the buffer, so that an error loses none.
-            self._wait(deadline)
+    def _cut(self) -> bool:
+        """Passes the collected items to the thread; returns False if it has enough to do."""
+        if self._pieces.full():
+            return False
         with self._lock:
             if len(self._buffer):
                 self._pieces.put_nowait((self._buffer.cut(), self.version))
+        return True
 
-    def _wait(self, deadline: float | None) -> None:
+    def _pause(self, deadline: float | None) -> Waiting[None]:
         """Waits a moment. Raises DataError after `deadline`, a time of the monotonic clock."""
         self._check()
         if deadline is not None and time.monotonic() >= deadline:
             problem = f"{self.num_unstored} segments of {self.table.name!r} are not stored"
             raise DataError(problem, "check that the server runs; apexreplay status shows what it waits for")
-        time.sleep(0.002)
+        yield PAUSE_SECONDS
 
     # --- the sending thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            with open_context(self._keys) as context:
+            with open_context(self._connection.keys) as context:
                 welcome = self._welcome
                 codec = Codec(int(welcome.run_id, 16), self.table)
                 stream = Stream(welcome.stream, int(welcome.incarnation, 16))
@@ -185,3 +190,27 @@ class Writer(Lease):
             if len(self._buffer) and time.monotonic() - self._changed_at >= LINGER_SECONDS:
                 sender.send([self._buffer.cut()], self.version)
                 self._in_flight = sender.in_flight
+
+
+class Writer(BaseWriter[None]):
+    """Appends the steps of one stream, such as one environment, to a table.
+
+    A thread sends segments of items, and repeats them until the server has stored them. While the server is slow or
+    away, `append` and `add_item` wait. Use a writer from one thread, in the process that created it, and create it
+    after a fork. As a context manager, it waits at the end until everything is stored, for at most EXIT_SECONDS.
+
+    `version`: a number that is stored with each segment of items, such as that of the policy that acts; 0 at first.
+    """
+
+    def _call(self, call: Waiting[None]) -> None:
+        block(call)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        try:
+            self.close(EXIT_SECONDS)
+        except DataError:
+            if kind is None:  # Otherwise the error that ended the block is the one to see.
+                raise

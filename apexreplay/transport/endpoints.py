@@ -182,14 +182,15 @@ class BatchRequester(_BatchReader):
         for endpoint in endpoints:
             connect(self._socket, endpoint, "batches")
 
-    def receive(self, timeout: float) -> BatchMessage | None:
+    def receive(self, timeout: float, *, waited: float = 0.0) -> BatchMessage | None:
         """Returns the next batch, or None after `timeout` seconds or for an invalid message, which is counted.
 
-        Renews the connections after a long silence: then batches on their way are lost.
+        Renews the connections after a long silence: then batches on their way are lost. `waited`: seconds that the
+        caller has waited for this batch since the last call.
         """
         parts = receive(self._socket, timeout, copy=False)
         if parts is None:
-            self._silence += timeout
+            self._silence += timeout + waited
             if self._backoff.is_due(self._silence):
                 for endpoint in self._endpoints:
                     self._socket.disconnect(endpoint)
