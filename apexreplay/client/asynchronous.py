@@ -12,12 +12,16 @@ from apexreplay.client.writer import EXIT_SECONDS, BaseWriter
 from apexreplay.errors import DataError
 from apexreplay.wire.control import ServerStatus
 
+LONGEST_PAUSE = 0.02  # seconds; reached after 0.2 s, so that a long wait costs little
+
 
 async def suspend(call: Waiting[T]) -> T:
-    """Runs a call; its pauses suspend the coroutine. A cancellation ends the call in a pause."""
+    """Runs a call; its pauses, which become longer, suspend the coroutine. A cancellation ends the call in a pause."""
+    pause = 0.0
     try:
         while True:
-            await asyncio.sleep(next(call))
+            pause = max(next(call), min(1.1 * pause, LONGEST_PAUSE))
+            await asyncio.sleep(pause)
     except StopIteration as end:
         result: T = end.value
         return result

@@ -106,18 +106,20 @@ class BaseSampler(Lease):
 
     def _sample(self, timeout: float | None, poll: float) -> Waiting[Batch]:
         """`poll`: seconds in which a wait for a message may block the thread."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline, waited = None if timeout is None else time.monotonic() + timeout, 0.0
         while True:
             self._check()
             self._follow()
-            batch = self._reader.draw() if self._reader is not None else self._receive(poll)
+            batch = self._reader.draw() if self._reader is not None else self._receive(poll, waited)
             if batch is not None:
                 return batch
             if deadline is not None and time.monotonic() >= deadline:
                 remedy = "apexreplay status shows how many items there are, and what samplers wait for"
                 raise DataError(f"no batch of {self.table.name!r} within {timeout:g} s", remedy)
             if self._reader is not None or not poll:
+                waited = -time.monotonic()
                 yield IDLE_SECONDS
+                waited += time.monotonic()
 
     def _check(self) -> None:
         super()._check()
@@ -133,9 +135,9 @@ class BaseSampler(Lease):
         if self._reader is not None:
             self._reader = _MemoryReader(self.table, self._welcome, self.batch_size)
 
-    def _receive(self, poll: float) -> Batch | None:
+    def _receive(self, poll: float, waited: float) -> Batch | None:
         assert self._remote is not None
-        part = self._remote.receive(poll, waited=0.0 if poll else IDLE_SECONDS)
+        part = self._remote.receive(poll, waited=waited)
         if part is None:
             return None
         targets = make_targets(self.table, self.batch_size)
