@@ -38,9 +38,13 @@ class BaseClient:
     ) -> Waiting[Member]:
         """Asks for a lease of the table, and makes its writer or sampler."""
         hello = Hello(session=new_session(), table=table, **fields)
-        welcome = yield from self._connection.ask(hello, timeout)
-        assert isinstance(welcome, Welcome)
-        return make(self._connection, hello, welcome)
+        try:
+            welcome = yield from self._connection.ask(hello, timeout)
+            assert isinstance(welcome, Welcome)
+            return make(self._connection, hello, welcome)
+        except BaseException:
+            self._connection.leave(hello.session)  # The server may have granted it.
+            raise
 
     def _join_sampler(
         self,

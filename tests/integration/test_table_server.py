@@ -18,6 +18,17 @@ import numpy as np
 import psutil
 import pytest
 import zmq
+from support.table_servers import (
+    NUMBERS,
+    SMALL,
+    Restarting,
+    append,
+    free_port,
+    group,
+    memories,
+    read_all,
+    starting_servers,
+)
 from support.tables import TABLES, Twin
 from support.waiting import DEADLINE, until
 from zmq.utils.monitor import recv_monitor_message
@@ -27,7 +38,6 @@ from apexreplay.client import sampler as sampler_module
 from apexreplay.client import writer as writer_module
 from apexreplay.errors import DataError, UsageError
 from apexreplay.item_kinds import Window
-from apexreplay.process.spawn import PIPE, spawn
 from apexreplay.transport.roles import create_keys, read_keys
 from apexreplay.transport.sockets import connect, open_context
 
@@ -37,49 +47,12 @@ KINDS = {
     "windows": "windows of a dictionary",
     "sequences": "overlapping sequences",
 }
-NUMBERS = table("numbers", {"x": "int64"})
-SMALL = {"capacity": 1_000, "segment_length": 10, "num_streams": 4}
 BOTH = pytest.mark.parametrize("shared", [True, False], ids=["memory", "messages"])
-
-
-def group(leader):
-    """Returns the processes of a server."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                if os.getpgid(int(entry.name)) == leader:
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
-
-
-def memories(leader):
-    """Returns the files in tmpfs that the processes of a server have mapped."""
-    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in group(leader))
-    return {Path(name) for name in re.findall(r"/dev/shm/\S+", maps)}
 
 
 @pytest.fixture(scope="module")
 def starting():
-    """Starts servers. At its end, none has left a process or a file."""
-    with ExitStack() as stack:
-
-        def start(*tables, **options):
-            server = serve(tables, **options)
-            leader, files = server.process.pid, memories(server.process.pid)
-            assert files
-
-            def stop():
-                os.killpg(leader, signal.SIGCONT)
-                server.close()
-                assert group(leader) == []
-                assert [path for path in files if path.exists()] == []
-
-            stack.callback(stop)
-            return server
-
+    with starting_servers() as start:
         yield start
 
 
@@ -92,20 +65,6 @@ def server(starting):
         own = {"priority_exponent": exponent, "num_samplers": int(name != "pairs")}
         tables.append(TableSettings(table=replace(NUMBERS, name=name), **own, **SMALL))
     return starting(*tables)
-
-
-def append(writer, numbers):
-    for x in numbers:
-        writer.append({"x": x})
-
-
-def read_all(sampler):
-    """Returns all items of a table whose items have equal weights: `batch_size` is more than twice their number."""
-    batch = sampler.sample(DEADLINE)
-    assert 2 * batch.num_items < len(batch.keys)
-    keys, first = np.unique(batch.keys, return_index=True)
-    assert len(keys) == batch.num_items
-    return batch["x"][first]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -683,61 +642,6 @@ def test_the_newest_and_items_of_allowed_versions_are_drawn(starting):
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
-
-
-class Restarting:
-    """A server by command, which is killed and started again on the same port."""
-
-    def __init__(self, folder, port, *, keeps=True):
-        self.port, self.files, self._keeps = port, set(), keeps
-        (folder / "tables.toml").write_text(
-            '[numbers]\ncapacity = 1_000\nsegment_length = 10\npriority_exponent = 0.0\nsteps.x = "int64"\n'
-            "num_streams = 4\n"
-        )
-        arguments = [f"--table={folder / 'tables.toml'}", f"--port={port}", "--ready"]
-        arguments += [f"--snapshots={folder / 'snapshots'}"] * keeps
-        self._command = [sys.executable, "-m", "apexreplay", "serve", *arguments]
-        self._errors = (folder / "log").open("ab")
-        self.start()
-
-    def start(self):
-        self.process = spawn(self._command, output=PIPE, errors=self._errors)
-        assert self.process.stdout.readline() == b"ready\n"
-        self.files |= memories(self.process.pid)
-
-    def end(self, signum):
-        self.process.send_signal(signum)
-        self.process.wait()
-        self.process.stdout.close()
-
-    def restart(self):
-        self.end(signal.SIGKILL)
-        self.start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.end(signal.SIGTERM)
-        self._errors.close()
-        left = [path for path in self.files if path.exists()]
-        for path in left:
-            path.unlink()
-        assert left == [] or not self._keeps
-
-
-def free_port(count=11):
-    while True:
-        with ExitStack() as stack:
-            try:
-                probe = stack.enter_context(socket.socket())
-                probe.bind(("127.0.0.1", 0))
-                first = probe.getsockname()[1]
-                for port in range(first + 1, first + count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-                return first
-            except OSError:
-                continue
 
 
 @BOTH

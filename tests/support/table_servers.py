@@ -1,0 +1,132 @@
+"""Servers of tables in processes of their own, which leave no process and no file."""
+
+import os
+import re
+import signal
+import socket
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+from support.waiting import DEADLINE
+
+from apexreplay import serve, table
+from apexreplay.process.spawn import PIPE, spawn
+
+NUMBERS = table("numbers", {"x": "int64"})
+SMALL = {"capacity": 1_000, "segment_length": 10, "num_streams": 4}
+
+
+def group(leader):
+    """Returns the processes of a server."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if os.getpgid(int(entry.name)) == leader:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def memories(leader):
+    """Returns the files in tmpfs that the processes of a server have mapped."""
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in group(leader))
+    return {Path(name) for name in re.findall(r"/dev/shm/\S+", maps)}
+
+
+@contextmanager
+def starting_servers():
+    """Yields a function that starts servers. At the end, none has left a process or a file."""
+    with ExitStack() as stack:
+
+        def start(*tables, **options):
+            server = serve(tables, **options)
+            leader, files = server.process.pid, memories(server.process.pid)
+            assert files
+
+            def stop():
+                os.killpg(leader, signal.SIGCONT)
+                server.close()
+                assert group(leader) == []
+                assert [path for path in files if path.exists()] == []
+
+            stack.callback(stop)
+            return server
+
+        yield start
+
+
+def append(writer, numbers):
+    for x in numbers:
+        writer.append({"x": x})
+
+
+def read_all(sampler):
+    """Returns all items of a table whose items have equal weights: `batch_size` is more than twice their number."""
+    return all_items(sampler.sample(DEADLINE))
+
+
+def all_items(batch):
+    """Returns each item of the batch once, and checks that it has all items of the table."""
+    assert 2 * batch.num_items < len(batch.keys)
+    keys, first = np.unique(batch.keys, return_index=True)
+    assert len(keys) == batch.num_items
+    return batch["x"][first]
+
+
+class Restarting:
+    """A server by command, which is killed and started again on the same port."""
+
+    def __init__(self, folder, port, *, keeps=True):
+        self.port, self.files, self._keeps = port, set(), keeps
+        (folder / "tables.toml").write_text(
+            '[numbers]\ncapacity = 1_000\nsegment_length = 10\npriority_exponent = 0.0\nsteps.x = "int64"\n'
+            "num_streams = 4\n"
+        )
+        arguments = [f"--table={folder / 'tables.toml'}", f"--port={port}", "--ready"]
+        arguments += [f"--snapshots={folder / 'snapshots'}"] * keeps
+        self._command = [sys.executable, "-m", "apexreplay", "serve", *arguments]
+        self._errors = (folder / "log").open("ab")
+        self.start()
+
+    def start(self):
+        self.process = spawn(self._command, output=PIPE, errors=self._errors)
+        assert self.process.stdout.readline() == b"ready\n"
+        self.files |= memories(self.process.pid)
+
+    def end(self, signum):
+        self.process.send_signal(signum)
+        self.process.wait()
+        self.process.stdout.close()
+
+    def restart(self):
+        self.end(signal.SIGKILL)
+        self.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.end(signal.SIGTERM)
+        self._errors.close()
+        left = [path for path in self.files if path.exists()]
+        for path in left:
+            path.unlink()
+        assert left == [] or not self._keeps
+
+
+def free_port(count=11):
+    while True:
+        with ExitStack() as stack:
+            try:
+                probe = stack.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", 0))
+                first = probe.getsockname()[1]
+                for port in range(first + 1, first + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                return first
+            except OSError:
+                continue
