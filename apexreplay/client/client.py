@@ -47,17 +47,11 @@ class BaseClient:
             raise
 
     def _join_sampler(
-        self,
-        kind: Callable[..., Member],
-        table: str,
-        batch_size: int,
-        prefetch: int,
-        shared_memory: bool,
-        timeout: float,
+        self, kind: Callable[..., Member], table: str, batch_size: int, prefetch: int, shared: bool, timeout: float
     ) -> Waiting[Member]:
         require(1 <= batch_size <= MAX_PRIORITIES, f"batch_size must be 1 to {MAX_PRIORITIES}, got {batch_size}")
         make = partial(kind, batch_size=batch_size, prefetch=prefetch)
-        memory = memory_id() if shared_memory else ""
+        memory = memory_id() if shared else ""
         return self._join(make, table, timeout, role="sampler", memory=memory)
 
     def _status(self, timeout: float) -> Waiting[ServerStatus]:

@@ -185,9 +185,10 @@ class BaseWriter(Lease, Generic[Done]):
             self._pieces.task_done()
 
     def _linger(self, sender: ReliableSender) -> None:
-        """Sends an incomplete segment whose newest item is old."""
+        """Sends a segment that is full, or whose newest item is old."""
         with self._lock:  # Until the segment counts as in flight, so that `flush` cannot miss it.
-            if len(self._buffer) and time.monotonic() - self._changed_at >= LINGER_SECONDS:
+            is_due = self._is_full() or time.monotonic() - self._changed_at >= LINGER_SECONDS
+            if len(self._buffer) and is_due:
                 sender.send([self._buffer.cut()], self.version)
                 self._in_flight = sender.in_flight
 

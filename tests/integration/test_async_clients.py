@@ -90,7 +90,8 @@ async def test_a_sampler_returns_items_and_priorities_change_its_draws(starting,
             assert writer.num_unstored == 0
         async with client.sampler("numbers", 200, shared_memory=shared) as sampler:
             assert sampler.reads_memory == shared
-            changed = 0
+            changed, others = 0, []
+            asyncio.get_running_loop().call_soon(others.append, "runs between two batches")
             async for batch in sampler:
                 assert set(batch.versions) == {7}
                 assert batch.num_items == 40
@@ -98,6 +99,7 @@ async def test_a_sampler_returns_items_and_priorities_change_its_draws(starting,
                 changed += set(batch["x"]) == {0, 1, 2, 3}
                 if changed == 3:
                     break
+            assert others
 
         async def reported():
             return (await client.status()).tables["numbers"].replay.num_inserted == 40

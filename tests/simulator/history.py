@@ -216,7 +216,6 @@ class TablesWorld(World):
         yield mock.patch("apexreplay.server.control_server.AsyncReceiver")
         yield mock.patch("apexreplay.client.sampler.store_path", self.path_of)
         yield mock.patch("apexreplay.server.control_server.memory_id", str)
-        yield mock.patch("apexreplay.client.sampler.memory_id", str)
 
 
 @contextmanager

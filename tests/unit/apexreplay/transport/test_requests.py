@@ -12,6 +12,7 @@ from apexreplay.errors import UsageError
 from apexreplay.tables import table
 from apexreplay.transport.endpoints import BatchRequester, RequestReceiver
 from apexreplay.transport.sockets import open_context
+from apexreplay.transport.timing import RENEW_SECONDS
 from apexreplay.types import Stream
 from apexreplay.wire.codec import MAX_PRIORITIES, Codec
 from apexreplay.wire.header import MessageKind, pack
@@ -72,6 +73,17 @@ def test_clients_share_a_sampler_process_and_get_only_what_they_asked_for(contex
         assert requester.receive(0.0) is None
         requester.close()
         until(lambda gone=client: not receiver.answer(gone, make_batch(PIXELS)), "the end of the connection")
+
+
+def test_a_client_that_has_waited_for_long_renews_its_connection(context):
+    """Also if it waits by other means than `receive`."""
+    address = endpoint()
+    receiver, requester = RequestReceiver(context, address, CODEC), make_requester(context, address)
+    lost = {client for client, _ in receive(receiver, 3, requester)}
+    assert requester.receive(0.0, waited=RENEW_SECONDS) is None
+    renewed = {client for client, _ in receive(receiver, 3, requester)}
+    assert len(lost) == len(renewed) == 1
+    assert lost != renewed
 
 
 def test_requests_go_to_all_sampler_processes_that_can_be_reached(context):
