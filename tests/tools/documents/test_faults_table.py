@@ -14,7 +14,8 @@ def named():
 
 
 def names_in(path):
-    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, kinds)}
 
 
 def test_every_test_of_the_table_exists():
