@@ -59,6 +59,13 @@ class Parameters(NamedTuple):
     values: NDArray[np.float32]  # all tensors of the state dict, flattened and concatenated
 
 
+class Tensor(NamedTuple):
+    """One tensor of the network's state dict, whose elements stand one after the other, row by row, in `Parameters`."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
 class Progress(NamedTuple):
     """The progress of a run, except the number of updates. A resumed run continues its curves from these values."""
 

@@ -1,6 +1,7 @@
 """Facts as small immutable records, in the programs, in messages and in files. Nothing in a record is a sentence."""
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +17,20 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^[ -~]*\Z")]  # printa
 Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Counts = Annotated[dict[Text, Count], Meta(max_length=64)]  # name -> count
+
+
+class HexInt(int):
+    """A number below 2^64. As JSON it is a text of hexadecimal digits: not every language has such integers."""
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        """Returns the number that a text or a number in JSON stands for; raises ValueError."""
+        if type(value) is int and 0 <= value < 2**64:
+            return cls(value)
+        if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{1,16}", value):
+            return cls(value, 16)
+        raise ValueError("Expected 1 to 16 hexadecimal digits, or a number below 2^64")
+
 
 _JoinWait = Literal["host_name", "welcome_without_keys", "welcome_with_keys", "all_replay", "shard", "actor_id"]
 _ActorWait = Literal["parameters", "newer_parameters", "receipts", "learner"]

@@ -35,7 +35,7 @@ class WorkerTask(NamedTuple):
     """The arguments of a worker process."""
 
     welcome: Welcome
-    streams: list[Stream]
+    streams: Sequence[Stream]
     shared: SharedParameters
     reports: WorkerReports
     number: int  # number of the worker

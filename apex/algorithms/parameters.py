@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
+from apex.types import Tensor
 from apexreplay.errors import require
 
 
@@ -13,7 +14,12 @@ def num_parameters(module: nn.Module) -> int:
     return sum(tensor.numel() for tensor in _tensors(module))
 
 
-def flatten(module: nn.Module) -> Tensor:
+def describe(module: nn.Module) -> list[Tensor]:
+    """Returns name and shape of each tensor of the state dict, in its order."""
+    return [Tensor(name, tuple(tensor.shape)) for name, tensor in module.state_dict().items()]
+
+
+def flatten(module: nn.Module) -> torch.Tensor:
     """Returns all parameters as one tensor, float32[num_parameters], on the module's device."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in _tensors(module)])  # `cat` always copies.
 
@@ -36,7 +42,7 @@ def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
         tensor.copy_(part.view(tensor.shape))
 
 
-def _tensors(module: nn.Module) -> list[Tensor]:
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
     """Returns the tensors of the state dict, detached, without a copy. Raises UsageError unless all are float32."""
     state = module.state_dict()
     remedy = "convert it, keep it out of the state dict (persistent=False), or replace BatchNorm by LayerNorm"

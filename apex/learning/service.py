@@ -6,7 +6,7 @@ from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.process import BaseProcess
 
-from apex.algorithms.parameters import num_parameters
+from apex.algorithms.parameters import describe, num_parameters
 from apex.config import EvaluatorConfig
 from apex.facts import EndReason
 from apex.learning.batch_ring import BatchRing
@@ -72,7 +72,8 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
             trainer = make_trainer(folder, device, ring, priorities, publisher.publish)
             progress = restore_trainer(folder, trainer, found)
             link = CoordinatorLink(pipe, config.replay, connect, progress)
-            link.send(TrainerStart(num_parameters(trainer.online), trainer.num_updates, progress))
+            network = trainer.online
+            link.send(TrainerStart(num_parameters(network), trainer.num_updates, progress, describe(network)))
             reporter, save = Reporter(ring, trainer.num_updates), partial(saves.begin, trainer.snapshot)
             loop = LearnerLoop(trainer, link, reporter, config, save=save)
             log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)

@@ -35,6 +35,7 @@ from apex.runs.new_folder import make_folder
 from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
 from apex.schema import Schema
 from apexreplay.errors import DataError, UsageError
+from apexreplay.facts import HexInt
 from apexreplay.files.atomic_files import replace_file, seal, unseal
 
 FORMAT = 3  # version of the manifest's format
@@ -57,7 +58,7 @@ class RunFolder:
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
         self.manifest = manifest
-        self.run_id = int(manifest["run_id"])  # random, 1 ... 2^64 - 1; messages with another id are refused
+        self.run_id = HexInt(manifest["run_id"])  # random, 1 ... 2^64 - 1; messages with another id are refused
         self.schema = Schema.from_dict(manifest["schema"])
         self.config_file = path / "config.toml"
         self.curves = path / "curves"

@@ -161,7 +161,7 @@ class Session:
     def _take(self, answer: control.Answer) -> None:
         if isinstance(answer, control.StateAnswer):
             self.inserts_wanted, self.final = answer.inserts_wanted, answer.final
-            self.moved = answer.generation not in (0, control.generation_of(self._welcome.replay))
+            self.moved = answer.generation not in (0, self._welcome.generation)
             self.finished = answer.stop
             if answer.stop or self.moved:
                 self._stop.request()

@@ -28,6 +28,7 @@ from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.handshakes import NO_KEY
 from apexreplay.transport.sockets import open_context
 from apexreplay.wire.header import WIRE_VERSION
+from apexreplay.wire.json_codec import decode_other
 
 log = logging.getLogger("apex")
 
@@ -105,7 +106,7 @@ def greet(
     """
     hello = control.Hello(
         wire=WIRE_VERSION,
-        session=secrets.randbits(63),
+        session=secrets.randbits(53),
         role=role,
         host=host_name(),
         pid=os.getpid(),
@@ -157,11 +158,11 @@ def greet_in_child(greet: Callable[[Stop], Welcome | None], stop: Stop) -> Welco
     """Calls `greet(stop)` in a child process, because a program that forks later must not have a ZeroMQ context."""
     answer = call_in_child(
         "hello",
-        lambda child_stop: msgspec.to_builtins(greet(child_stop)) or {},
+        lambda child_stop: msgspec.to_builtins(greet(child_stop), enc_hook=int) or {},
         stop,
         stuck_seconds=RunConfig().stuck_seconds,
     )
-    return msgspec.convert(answer, Welcome) if answer else None
+    return msgspec.convert(answer, Welcome, dec_hook=decode_other) if answer else None
 
 
 def _require_agreement(client: ControlSocket[control.Answer], route: Route) -> None:

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from apexreplay.types import Stream
@@ -51,7 +51,7 @@ class LeaseTable:
             self._next_incarnation += 1
         return self.held(session)
 
-    def renew(self, session: int, streams: list[Stream], now: float) -> bool:
+    def renew(self, session: int, streams: Sequence[Stream], now: float) -> bool:
         """Renews the leases that a session claims to hold. Renews none and returns False if one was leased again since.
 
         Ids without a lease are leased again under their old incarnation: the program was restarted, or the lease

@@ -1,19 +1,30 @@
 """Encodes and decodes JSON and control messages, which consist of it, and checks the type of each field."""
 
 from collections.abc import Sequence
-from functools import cache
-from operator import methodcaller
+from functools import cache, partial
 from typing import Any
 
 import msgspec
 
+from apexreplay.facts import HexInt
 from apexreplay.types import Stream
 from apexreplay.wire.header import Frame, Header, MessageKind, WireError, pack, require_field, unpack
 
 MAX_JSON_BYTES = 1 << 20
 
-_ENCODER = msgspec.json.Encoder(enc_hook=methodcaller("item"))  # Converts NumPy scalars to Python scalars.
-_decoder = cache(msgspec.json.Decoder)
+
+def _encode_other(value: Any) -> Any:
+    """Returns what stands in JSON for a HexInt or a NumPy scalar."""
+    return f"{value:x}" if isinstance(value, HexInt) else value.item()
+
+
+def decode_other(kind: type[HexInt], value: object) -> HexInt:
+    """Returns the HexInt for what stands in JSON; raises ValueError."""
+    return kind.read(value)
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_encode_other)
+_decoder = cache(partial(msgspec.json.Decoder, dec_hook=decode_other))
 
 
 def decode_json(body: Frame, kind: Any) -> Any:
@@ -35,7 +46,7 @@ def encode_json(message: Any) -> bytes:
     try:
         return _ENCODER.encode(message)
     except UnicodeEncodeError:
-        return _ENCODER.encode(_readable(msgspec.to_builtins(message)))
+        return _ENCODER.encode(_readable(msgspec.to_builtins(message, enc_hook=_encode_other)))
 
 
 def encode_control(message: Any, run_id: int = 0) -> list[bytes]:

@@ -257,6 +257,11 @@ def is_whole(value: Any, least: int, most: int) -> bool:
     return type(value) is int and least <= value <= most
 
 
+def is_hex(value: Any) -> bool:
+    digits = type(value) is str and 1 <= len(value) <= 16 and all(digit in "0123456789abcdef" for digit in value)
+    return digits or is_whole(value, 0, 2**64 - 1)
+
+
 def is_number(value: Any) -> bool:
     return type(value) in (int, float) and -1e300 <= value <= 1e300
 
@@ -397,12 +402,12 @@ def check_request(message: dict[str, Any], facts: Facts) -> None:
         if kind == "actor":
             check_scores(message.pop("scores", {"actors": []}))
         must(sorted(message) == ["endpoints", "host", "pid", "run_id", "session", "shard", "status", "streams", "type"])
-        must(type(message["run_id"]) is int and message["run_id"] >= 0)
+        must(is_hex(message["run_id"]))
         check_sender(message)
         must(type(message["streams"]) is list and len(message["streams"]) <= (65_536 if kind == "actor" else 0))
         for stream in message["streams"]:
             must(type(stream) is list and len(stream) == 2)
-            must(is_whole(stream[0], 0, 2**32 - 1) and is_whole(stream[1], 0, 2**63 - 1))
+            must(is_whole(stream[0], 0, 2**32 - 1) and is_hex(stream[1]))
         must(type(message["endpoints"]) is dict and len(message["endpoints"]) <= 16)
         for name, endpoint in message["endpoints"].items():
             must(is_text(name) and is_endpoint(endpoint))

@@ -109,7 +109,14 @@ REQUESTS: list[dict[str, Any]] = [
         | {"type": f"{role}_heartbeat", "status": status}
         for role, status in STATUSES.items()
     ),
-    {**HEARTBEAT, "streams": [[0, 1], [3, 1]], "endpoints": {}, "type": "actor_heartbeat", "status": OF_ACTOR}
+    {
+        **HEARTBEAT,
+        "run_id": f"{RUN:x}",
+        "streams": [[0, "a1"], [3, 1]],
+        "endpoints": {},
+        "type": "actor_heartbeat",
+        "status": OF_ACTOR,
+    }
     | {"scores": {"actors": [[0, 2, 7.5, 30], [3, 1, None, 4]], "faults": 1, "metrics": {"success": [2, 1.0]}}},
     {
         **HEARTBEAT,

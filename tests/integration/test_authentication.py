@@ -363,7 +363,7 @@ def test_joining_an_insecure_learner_needs_insecure_no_auth():
     config = Config(transport=TransportConfig(bind="10.0.0.1", insecure_no_auth=True))
     welcome = WelcomeAnswer(
         run_id=RUN, config=to_dict(config), schema=PIXELS, num_parameters=10, num_actors=4, memory="", replay=[],
-        absent="", streams=[],
+        absent="", streams=[], table={}, parameters=[],
     )  # fmt: skip
 
     async def scenario(route):

@@ -61,7 +61,7 @@ def welcome():
     return WelcomeAnswer(
         run_id=RUN, config=to_dict(config), schema=SCHEMA, num_parameters=3, num_actors=2, memory="",
         replay=[{"experience": "tcp://127.0.0.1:9", "receipts": "tcp://127.0.0.1:9"}], absent="",
-        streams=[Stream(0, 1)],
+        streams=[Stream(0, 1)], table={}, parameters=[],
     )  # fmt: skip
 
 

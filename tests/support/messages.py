@@ -9,6 +9,7 @@ from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import ActorStatus, EvaluatorStatus
 from apexreplay.wire.header import WIRE_VERSION
+from apexreplay.wire.json_codec import encode_json
 from apexreplay.wire.status import ReplayStatus
 
 RUN = 0xABCDEF
@@ -54,7 +55,7 @@ def make_heartbeat(
 
 def as_json(message):
     """Returns a message as the dictionary that is sent."""
-    return msgspec.json.decode(msgspec.json.encode(message))
+    return msgspec.json.decode(encode_json(message))
 
 
 def make_run_status(**changes):

@@ -59,6 +59,8 @@ def test_a_program_without_keys_runs_no_command_of_a_learner(role, tmp_path):
         memory="",
         replay=[ENDS],
         absent="",
+        table={},
+        parameters=[],
         streams=[Stream(7, 1)] if role == "actor" else [],
     )
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:

@@ -27,7 +27,7 @@ from apex.transport.messages.results import EvaluationResult, Scores, ScoreSums
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import LearnerStatus
 from apex.transport.timing import FORGET_SECONDS, TAKEOVER_HEARTBEATS
-from apex.types import Parameters, Role
+from apex.types import Parameters, Role, Tensor
 from apexreplay.server.leases import LeaseTable
 from apexreplay.store.location import memory_id
 from apexreplay.wire.header import WireError
@@ -49,6 +49,7 @@ class Coordinator:
         curves contain no figure measured by a clock.
         """
         self.num_parameters = 0  # 0: the trainer has not created its network yet, so no program may join
+        self._parameters: list[Tensor] = []
         self._folder = folder
         self._config = config = folder.config
         self._clock = clock
@@ -105,14 +106,17 @@ class Coordinator:
             run_id=self._folder.run_id,
             config=to_dict(self._config),
             schema=self._folder.schema,
+            table=self._folder.schema.table.to_dict(),
             num_parameters=self.num_parameters,
+            parameters=self._parameters,
             num_actors=self._config.actor.num_actors,
             run=printable(self._folder.name),
             owner=owner_name(),
             memory=memory_id(),
             replay=self.state.members.all_replay_endpoints,
             absent=self.state.members.absent_replay,
-            streams=self._leases.claim(hello.session, hello.num_streams, self._clock()),
+            generation=self.state.members.generation,
+            streams=list(map(control.Lease.of, self._leases.claim(hello.session, hello.num_streams, self._clock()))),
             fence=self._fence.grant(hello) if hello.role == Role.REPLAY else 0,
         )
 
@@ -172,7 +176,7 @@ class Coordinator:
         """Receives a message of the trainer."""
         match message:
             case TrainerStart():
-                self.num_parameters = message.num_parameters
+                self.num_parameters, self._parameters = message.num_parameters, message.parameters
                 self.state.restore(message.progress)
                 self.state.updates_before = message.updates
                 self.state.update_learner(LearnerStatus(updates=message.updates))

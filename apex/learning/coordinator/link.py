@@ -8,7 +8,7 @@ import msgspec
 from apex.config import ReplayConfig
 from apex.facts import EndReason
 from apex.transport.messages.status import LearnerStatus
-from apex.types import Progress
+from apex.types import Progress, Tensor
 from apexreplay.errors import ChildDiedError
 from apexreplay.facts import Waiting
 
@@ -19,6 +19,7 @@ class TrainerStart(msgspec.Struct, frozen=True, tag=True):
     num_parameters: int
     updates: int
     progress: Progress
+    parameters: list[Tensor] = []
 
 
 class TrainerReport(msgspec.Struct, frozen=True, tag=True):

@@ -1,18 +1,18 @@
 """Control messages: requests to the learner's coordinator and its answers. See docs/protocol.md."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 from zlib import crc32
 
 from msgspec import Meta
 
 from apex.schema import Schema
-from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U32, U63, U64, Endpoints
+from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U32, U63, Endpoints
 from apex.transport.messages.results import Scores
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import ActorStatus, EvaluatorStatus, Resources
-from apex.types import Role
-from apexreplay.facts import Record, Text
+from apex.types import Role, Tensor
+from apexreplay.facts import HexInt, Record, Text
 from apexreplay.types import Stream
 from apexreplay.wire.header import WIRE_VERSION, Frame
 from apexreplay.wire.json_codec import decode_json, open_control
@@ -25,6 +25,17 @@ def _require_actor(role: Role, num_streams: int) -> None:
     """Raises ValueError if another role than an actor wants streams: their leases would keep actors away."""
     if num_streams and role != Role.ACTOR:
         raise ValueError(f"only an actor has streams, but the role {role} has {num_streams}")
+
+
+class Lease(Stream):
+    """A stream in a message."""
+
+    incarnation: HexInt
+
+    @classmethod
+    def of(cls, stream: Stream) -> Self:
+        """Returns the lease of `stream`."""
+        return cls(stream.actor_id, HexInt(stream.incarnation))
 
 
 class Hello(Record, frozen=True, tag="hello", kw_only=True):
@@ -49,11 +60,11 @@ class Heartbeat(Record, frozen=True, kw_only=True):
 
     role: ClassVar[Role]
     session: U63
-    run_id: U64
+    run_id: HexInt
     host: Text
     pid: U31
     shard: I32  # shard of a replay server; 0 for other roles
-    streams: Annotated[list[Stream], Meta(max_length=MAX_STREAMS)]  # streams that the program claims to hold
+    streams: Annotated[list[Lease], Meta(max_length=MAX_STREAMS)]  # streams that the program claims to hold
     endpoints: Endpoints  # sockets of a replay server, by name
     resources: Resources | None = None  # None: not measured
     fence: U63 = 0  # of a replay server: number from its welcome; 0 for other roles
@@ -101,14 +112,15 @@ Request = Hello | AnyHeartbeat | Goodbye | StatusRequest
 class RunFacts(Record, frozen=True, kw_only=True):
     """What the learner's welcome tells a new program about the run, except the configuration."""
 
-    run_id: U64
+    run_id: HexInt
     schema: Schema
     num_parameters: int
     run: Text = ""  # name of the run folder
     owner: Text = ""  # user and host of the learner, which the new program logs
     memory: str  # identifies the learner's host, see `location.memory_id`
     replay: list[dict[str, str]]  # endpoints by name for each shard; empty until all shards have joined
-    streams: list[Stream]  # streams leased to the new program
+    generation: U32 = 0  # number of `replay`, see `StateAnswer`
+    streams: list[Lease]  # streams leased to the new program
     fence: U63 = 0  # to a replay server: its fencing number; its heartbeats are refused after a higher one was given
 
 
@@ -116,6 +128,8 @@ class WelcomeAnswer(RunFacts, frozen=True, tag="welcome", kw_only=True):
     """Answer to a Hello: everything that a new program needs to know about the run."""
 
     config: dict[str, Any]  # in the form of `apex.config.to_dict`
+    table: dict[str, Any]  # `Table.to_dict` of the run's table
+    parameters: list[Tensor]  # in the order of their values
     num_actors: int
     absent: str  # names of the replay servers that have not joined
 
@@ -131,7 +145,7 @@ class WaitAnswer(Record, frozen=True, tag="wait", kw_only=True):
 
     holder: U63  # session of that server
     host: str
-    run_id: U64
+    run_id: HexInt
 
 
 class StateAnswer(Record, frozen=True, tag="state"):

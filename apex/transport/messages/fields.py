@@ -13,7 +13,6 @@ I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 U31 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-U64 = Annotated[int, Meta(ge=0)]  # msgspec has no bounds above 2^63 - 1.
 Figures = Annotated[dict[Label, float | None], Meta(max_length=64)]  # name -> figure; None: not finite
 HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # a name or an IPv4 address; IPv6 is not supported
 PORT = r"[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"

@@ -1,7 +1,9 @@
 """Control messages survive encoding, and decoders refuse invalid ones."""
 
+import json
 import math
 
+import msgspec
 import pytest
 from support.builders import PIXELS
 from support.messages import HELLO, RUN, STATUSES, as_json, make_heartbeat, make_run_status
@@ -11,6 +13,7 @@ from apex.config import Config, to_dict
 from apex.metric_tags import MAX_METRICS
 from apex.transport.messages.control import (
     Goodbye,
+    Lease,
     RefusedAnswer,
     StateAnswer,
     StatusRequest,
@@ -21,6 +24,8 @@ from apex.transport.messages.control import (
 )
 from apex.transport.messages.fields import MAX_TEXT, printable
 from apex.transport.messages.results import MAX_SCORES, ActorScores, MetricSum, Scores, ScoreSums
+from apex.types import Tensor
+from apexreplay.facts import HexInt
 from apexreplay.types import Stream
 from apexreplay.wire.header import WIRE_VERSION, WireError
 from apexreplay.wire.histogram import Histogram
@@ -28,7 +33,8 @@ from apexreplay.wire.json_codec import decode_json, encode_control, encode_json
 
 WELCOME = WelcomeAnswer(
     run_id=RUN, config=to_dict(Config()), schema=PIXELS, num_parameters=3, num_actors=2, memory="m",
-    replay=[{"experience": "tcp://h:1"}], absent="", streams=[Stream(1, 2**40)],
+    replay=[{"experience": "tcp://h:1"}], absent="", streams=[Lease(1, HexInt(2**63 - 1))],
+    table={"name": "transitions"}, parameters=[Tensor("body.0.bias", (3,))],
 )  # fmt: skip
 MORE = {"replay": {"refusals": {"crc": 1}, "priority_histogram": Histogram([1.0], [0.5, 1.0])}}
 SCORES = Scores([ActorScores(0, 2, 7.5, 30), ActorScores(3, 1, None, 4)], faults=1)
@@ -49,6 +55,26 @@ def test_answers_survive_encoding():
     wait = WaitAnswer(holder=1, host="h", run_id=RUN)
     for answer in (WELCOME, RefusedAnswer("no"), wait, StateAnswer(True), make_run_status()):
         assert decode_answer(encode_control(answer, RUN)) == answer
+
+
+def test_a_welcome_has_no_number_above_2_to_the_53():
+    """Such numbers are not exact in every language."""
+    wide = msgspec.structs.replace(WELCOME, run_id=HexInt(2**64 - 1))
+    answer = json.loads(encode_json(wide), parse_int=lambda digits: require_exact(int(digits)))
+    assert (answer["run_id"], answer["streams"]) == ("f" * 16, [[1, "7" + "f" * 15]])
+    assert decode_answer(encode_control(wide)) == wide
+
+
+def require_exact(number):
+    assert abs(number) < 2**53
+    return number
+
+
+def test_large_numbers_of_a_heartbeat_may_be_texts_or_numbers():
+    texts = {**ACTOR, "run_id": f"{RUN:x}", "streams": [[0, "7fffffffffffffff"]]}
+    numbers = {**ACTOR, "run_id": RUN, "streams": [[0, 2**63 - 1]]}
+    assert decode(texts) == decode(numbers)
+    assert decode(texts).streams == [(0, 2**63 - 1)]
 
 
 @pytest.mark.parametrize("body", [b'{"type": "hello", "anything": [1]}', b"\x00 no JSON"])
@@ -92,6 +118,7 @@ INVALID_STATUSES = (
     {"samplers_wait_for": "anything"},
     {"figure": 1},
 )
+NO_HEX = (-1, 2**64, 1.0, True, None, "", "f" * 17, "FF", "1\n", "0x1", "\u0661")
 INVALID_SCORES = (
     *([[0, 1, 1.0]], [[-1, 1, 1.0, 1]], [[2**32, 1, 1.0, 1]], [[0, 0, 1.0, 1]], [[0, 1.0, 1.0, 1]]),
     *([[0, 1, "1", 1]], [[0, 1, 1e301, 1]], [[0, 1, 1.0, -1]], [[0, 1, 1.0, 1]] * (MAX_SCORES + 1)),
@@ -111,7 +138,9 @@ INVALID_SCORES = (
         *({**GREETING, "host": host} for host in ("\x1b[2J", "a" * 201, "J\u00fcrgen")),
         {**GREETING, "pid": True},
         {**GREETING, "shard": 2**31},
-        *({**ACTOR, "streams": value} for value in ([[0]], [[0, 1, 2]], [["0", 1]], [[2**32, 1]], [[0, 2**63]])),
+        *({**ACTOR, "streams": value} for value in ([[0]], [[0, 1, 2]], [["0", 1]], [[2**32, 1]])),
+        *({**ACTOR, "streams": [[0, value]]} for value in NO_HEX),
+        *({**ACTOR, "run_id": value} for value in NO_HEX),
         {**ACTOR, "streams": [[0, 1]] * 65_537},
         *({**beat, "streams": [[0, 1]]} for beat in (BEAT, as_json(make_heartbeat("evaluator")))),
         *({**GREETING, "role": role} for role in ("replay", "evaluator")),  # with num_streams

@@ -32,12 +32,13 @@ from apex.transport.messages.control import (
 )
 from apex.transport.messages.results import ActorScores, MetricSum, Scores
 from apex.transport.messages.status import LearnerStatus
-from apex.types import Progress
+from apex.types import Progress, Tensor
 from apexreplay.facts import Waiting
 from apexreplay.files.atomic_files import unseal
 from apexreplay.wire.header import WireError
 
 TESTS = Path(__file__).parents[3]
+TENSORS = [Tensor("output.weight", (2, 4)), Tensor("output.bias", (2,))]
 THERE, ELSEWHERE = {"priorities": "tcp://1.2.3.4:5"}, {"priorities": "tcp://2.2.2.2:2"}
 REPLAY = replace_fields(HELLO, role="replay", num_streams=0)
 
@@ -62,7 +63,7 @@ class Scene:
         """Starts the learner, again from the second call on."""
         self.epoch += 1
         self.coordinator = Coordinator(self.folder, epoch=self.epoch, clock=self.clock, **self.options)
-        self.coordinator.receive(TrainerStart(10, 0, Progress()))
+        self.coordinator.receive(TrainerStart(10, 0, Progress(), TENSORS))
 
     def hello(self, session, shard=0):
         """Returns the answer to a replay server's hello."""
@@ -101,9 +102,12 @@ def test_a_welcome_has_the_replay_servers_and_the_leased_ids(scene):
     assert (answer.run_id, answer.schema, answer.num_parameters) == (scene.folder.run_id, SCHEMA, 10)
     assert (answer.replay, answer.absent) == ([], "replay")
     assert (answer.run, answer.owner) == ("run", f"{pwd.getpwuid(os.geteuid()).pw_name}@{socket.gethostname()}")
+    assert (answer.table, answer.parameters) == (SCHEMA.table.to_dict(), TENSORS)
     assert [stream.actor_id for stream in answer.streams] == [5, 4, 3, 2]
+    assert answer.generation == 0
     scene.beat(endpoints=THERE)
-    assert scene.coordinator.answer(HELLO).replay == [THERE]
+    answer = scene.coordinator.answer(HELLO)
+    assert (answer.replay, answer.generation) == ([THERE], generation_of([THERE]))
 
 
 def test_only_actors_are_informed_that_a_replay_server_has_moved(tmp_path):
