@@ -1,4 +1,4 @@
-"""Peers in JavaScript, written from docs/protocol.md, with a server of tables."""
+"""Peers in JavaScript, written from docs/protocol.md, with a server of tables and with a run."""
 
 import json
 import shutil
@@ -7,12 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.programs import TINY, offset, programs
 from support.waiting import until
 
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.writer import read_curve
 from apexreplay import TableSettings, serve, table
 
 PEERS = Path(__file__).parents[1] / "peers"
 DEADLINE = 120.0
+__all__ = ["offset", "programs"]  # fixtures
 STEPS = table(
     "steps",
     {"image": ("uint8", (8, 8), "lz4"), "x": ("float32", (3,)), "number": "int64"},
@@ -53,7 +57,7 @@ def run(folder, *arguments):
     return ended.stdout
 
 
-@pytest.mark.parametrize("path", ["writer.js", "sampler.js", "wire.js"])
+@pytest.mark.parametrize("path", sorted(path.name for path in PEERS.glob("*.js")))
 def test_a_peer_has_at_most_100_lines(path):
     assert (PEERS / path).read_text().count("\n") <= 100
 
@@ -94,3 +98,20 @@ def test_a_writer_and_a_sampler_in_javascript_speak_with_the_server(peers):
         status = client.status()
         assert status.tables["steps"].replay.refusals == {}
         assert status.refusals == status.refused_connections == {}
+
+
+def test_an_actor_in_javascript_is_the_only_one_of_a_run(peers, programs):
+    """Its transitions train, its games are counted, and it acts with newer parameters."""
+    options = ["--head", "--run.no-tensorboard", "--evaluator.final-seconds", "0", "--max-updates", "300"]
+    programs.start("train", "train", *TINY, *programs.offset, *options)
+    until(lambda: programs.observer() is not None, "keys")
+    (keys,) = programs.folder.glob("runs/*/keys")
+    port = programs.endpoint.rpartition(":")[2]
+    told = json.loads(run(peers, "actor.js", "127.0.0.1", port, 4, keys))
+    assert programs.wait("train") == 0, programs.output("train")
+    assert told["streams"] == 4
+    assert 0 < told["version"] <= 300
+    (folder,) = map(RunFolder.open, programs.folder.glob("runs/*"))
+    assert (folder.end.kind, folder.end.value) == ("updates", 300)
+    scores = [row["scalars"] for row in read_curve(folder.curves / "actor.jsonl")]
+    assert any(5 < row.get("actors/mean_score", 0) <= 500 for row in scores), scores
