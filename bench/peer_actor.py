@@ -1,4 +1,4 @@
-"""`python -m bench peer_actor`: trains CartPole with an actor in JavaScript, and measures the time to a score of 475."""
+"""`python -m bench peer_actor`: trains CartPole with an actor in JavaScript, and measures the time to 475."""
 
 import subprocess
 import sys
