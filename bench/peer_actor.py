@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from apex.config import preset
+from apex.config.presets import preset
 from apex.runs.folder import RunFolder
 from apex.runtime.ports import choose_ports, is_free
 from apexreplay.errors import require
