@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from apexreplay.errors import require
+from apexreplay.errors import UsageError, require
 from apexreplay.frame_blob import make_blob
 from apexreplay.frames.encoder import StepEncoder, fill_values
 from apexreplay.item_kinds import Array, Sequence, Single, Window
@@ -97,30 +97,33 @@ class SegmentBuffer:
         return record
 
     def _add(self, record: Array, frame: int, next_frame: int, num_steps: int | None) -> None:
-        item, places = self._table.item, [frame, next_frame][: len(self._table.item.positions)]
+        item, size = self._table.item, len(self._steps)
+        places, depths = [frame, next_frame][: len(item.positions)], [1]
         for name, place in zip(item.positions, places, strict=True):
-            known = -len(self._steps) <= place <= -1
-            require(known, f"`{name}` must be from {-len(self._steps)} to -1, got {place}")
-            record[name] = len(self._steps) + place
+            if not -size <= place <= -1:
+                raise UsageError(f"`{name}` must be from {-size} to -1, got {place}")
+            record[name] = size + place
         if isinstance(item, Window):
-            steps = next_frame - frame
-            require(1 <= steps <= item.span, f"`next_frame` must be 1 to {item.span} after `frame`, got {steps}")
-            ages = [self._ages[place] for place in places]
-            require(ages[1] - ages[0] == steps, f"the steps {frame} and {next_frame} belong to two episodes")
-            for name, age in zip(item.depths, ages, strict=True):
-                record[name] = min(age + 1, item.stack)
+            steps, ages = next_frame - frame, [self._ages[place] for place in places]
+            if not 1 <= steps <= item.span:
+                raise UsageError(f"`next_frame` must be 1 to {item.span} after `frame`, got {steps}")
+            if ages[1] - ages[0] != steps:
+                raise UsageError(f"the steps {frame} and {next_frame} belong to two episodes")
+            depths = [min(age + 1, item.stack) for age in ages]
         elif isinstance(item, Sequence):
             most = min(self._ages[frame] + 1, item.length)
-            depth = most if num_steps is None else num_steps
-            require(1 <= depth <= most, f"`num_steps` must be from 1 to {most}, got {num_steps}")
-            record["depth"] = depth
-        first = int(item.spans(record)[0][0])
-        require(first >= 0, f"the step {first - len(self._steps)} is too old: an item may span {item.max_steps} steps")
+            depths = [most if num_steps is None else num_steps]
+            require(1 <= depths[0] <= most, f"`num_steps` must be from 1 to {most}, got {num_steps}")
+        for name, depth in zip(item.depths, depths, strict=False):  # A single step has no field for its depth.
+            record[name] = depth
+        first = min(place - depth + 1 for place, depth in zip(places, depths, strict=True))
+        if first < -size:
+            raise UsageError(f"the step {first} is too old: an item may span {item.max_steps} steps")
         self._records.append(record)
 
     def cut(self) -> Cut:
         """Returns all items with the steps that they need, and forgets them. Call it only if there are items."""
-        records = np.concatenate(self._records)
+        records = np.frombuffer(bytearray().join(self._records), self._table.record)
         item = self._table.item
         oldest = int(item.spans(records)[0].min())
         newest = max(int(records[name].max()) for name in item.positions)

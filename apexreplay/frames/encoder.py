@@ -56,8 +56,10 @@ def fill_values(table: Table, record: Array, values: Mapping[str, Any]) -> None:
 
 def _convert(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     array = np.asarray(value)
-    fits = array.shape == shape and np.can_cast(array.dtype, dtype, "same_kind")
-    if array.dtype.kind in "iub" and dtype.kind in "iu" and array.shape == shape:
+    fits, is_same = array.shape == shape, array.dtype == dtype
+    if fits and not is_same:
+        fits = np.can_cast(array.dtype, dtype, "same_kind")
+    if array.dtype.kind in "iub" and dtype.kind in "iu" and array.shape == shape and not is_same:
         limits = np.iinfo(dtype)
         fits = bool(((array >= limits.min) & (array <= limits.max)).all())  # Python's integers are int64.
     if not fits:  # `require` would make the sentence for each array that fits, too, which takes as long as the rest.

@@ -6,9 +6,11 @@ The writer may overwrite the arena at any time. Every read here stays inside the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from apexreplay.frame_blob import FrameBlob, as_words, find_frames, join_blob, table_bytes
@@ -90,5 +92,10 @@ class CopiedFrames(NamedTuple):
         return join_blob(np.concatenate([part.lengths for part in parts]), pieces)
 
 
-def _cut(buffer: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[memoryview]:
+def _cut(buffer: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Sequence[bytes | memoryview]:
+    """Returns the bytes from each of `starts` to its stop; in one piece, which is faster, if all have one length."""
+    size = int((stops - starts).max(initial=0))
+    if size and (stops - starts == size).all():
+        runs = as_strided(np.frombuffer(buffer, np.uint8), (len(buffer) - size + 1, size), (1, 1), writeable=False)
+        return [runs[starts].tobytes()]
     return [buffer[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,11 @@ class Blocks:
         """`target`: uint8[P, frame_bytes], contiguous."""
         self._target = target
         self._frame_bytes = target.shape[1]
-        self._rows = [row.data for row in target]  # Sliced once: slicing takes a third as long as decompressing.
+
+    @cached_property
+    def _rows(self) -> list[memoryview]:
+        """The rows of the target, sliced once: slicing takes a third as long as decompressing."""
+        return [row.data for row in self._target]
 
     def decompress(
         self, blob: FrameBlob, starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
