@@ -17,8 +17,8 @@ class ServerReplayBuffer(ReplayBuffer):
         action = (self._maybe_cast_dtype(self.action_space.dtype), (self.action_dim,))
         values = {"action": action, "reward": "float32", "done": "float32"}
         transitions = table("transitions", step, item=Window(stack=frame_stack, span=1), values=values)
-        settings = TableSettings(table=transitions, **{"capacity": size, "priority_exponent": 0, **limits})
-        self.server = None if address else serve([settings], snapshots=snapshots)
+        limits = {"capacity": size, "priority_exponent": 0, **limits}
+        self.server = None if address else serve([TableSettings(table=transitions, **limits)], snapshots=snapshots)
         self.client = Client(*address) if address else self.server.client()
         self.writers = [self.client.writer("transitions") for _ in range(n_envs)]
         self.newest, self.batches = [None] * n_envs, {}  # last observation of each environment; batches by size

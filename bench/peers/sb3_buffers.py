@@ -2,14 +2,15 @@
 """Compares the speed of Stable-Baselines3's DQN with its own replay buffer and with that of examples/, in turns.
 
 bench/peers/setup.sh && .peer-sb3/bin/pip install ./apexreplay
-.peer-sb3/bin/python bench/peers/sb3_buffers.py --env CartPole-v1 --steps 10000 --pairs 9
-.peer-sb3/bin/python bench/peers/sb3_buffers.py --env ALE/Pong-v5 --steps 4000 --pairs 5
+.peer-sb3/bin/python bench/peers/sb3_buffers.py --env CartPole-v1 --steps 4000 --pairs 9
+.peer-sb3/bin/python bench/peers/sb3_buffers.py --env ALE/Pong-v5 --steps 1500 --pairs 7
 
 A pair is one training with each buffer, with the same seed and the settings of the zoo. A line has their steps per
 second and the ratio; the last one has the medians. Torch has one thread: the server shares the cores.
 """
 
 import argparse
+import importlib
 import os
 import statistics
 import sys
@@ -18,13 +19,12 @@ from pathlib import Path
 
 import torch
 from stable_baselines3.common.buffers import ReplayBuffer
-
-sys.path[:0] = [str(Path(__file__).parents[2] / "examples")]
-from sb3_replay_buffer import ServerReplayBuffer
 from stable_baselines3_dqn import _make_model
 from zoo_settings import TASKS
 
-WARM_UP = 2_000  # steps until both train, not measured
+sys.path[:0] = [str(Path(__file__).parents[2] / "examples")]
+ServerReplayBuffer = importlib.import_module("sb3_replay_buffer").ServerReplayBuffer
+WARM_UP = 1_200  # steps until both train, not measured
 
 
 def measure(environment: str, steps: int, seed: int, buffer: type[ReplayBuffer], **options: int) -> float:

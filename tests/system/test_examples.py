@@ -19,6 +19,7 @@ from apex.runs.folder import RunFolder
 from apexreplay.store.location import memory_folder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+ADAPTERS = ("dqn_one_file.py", "sb3_many_processes.py", "sb3_replay_buffer.py")  # test_adapters.py
 OUTPUTS = {
     "custom_environment.py": r"reached 30 updates; mean of 50 new games: -?\d",
     "custom_network.py": r"reached 30 updates; 67,843 parameters; mean of 20 new games: \d",
@@ -27,7 +28,7 @@ OUTPUTS = {
 
 
 def test_there_is_no_other_example():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OUTPUTS, "c51.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OUTPUTS, "c51.py", *ADAPTERS}
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
