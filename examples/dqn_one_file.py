@@ -49,6 +49,7 @@ with (
                 goal = r + discount * target(s2).gather(1, online(s2).argmax(1, keepdim=True))[:, 0]
             error = online(s).gather(1, a[:, None])[:, 0] - goal
             weights = torch.as_tensor((batch.num_items * batch.probabilities) ** -BETA).float()
+            optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / args.steps)  # The last policies differ little.
             optimizer.zero_grad()
             (weights / weights.max() * nn.functional.huber_loss(error, 0 * error, reduction="none")).mean().backward()
             nn.utils.clip_grad_norm_(online.parameters(), 10.0)
