@@ -123,7 +123,7 @@ class SegmentBuffer:
 
     def cut(self) -> Cut:
         """Returns all items with the steps that they need, and forgets them. Call it only if there are items."""
-        records = np.frombuffer(bytearray().join(self._records), self._table.record)
+        records = np.frombuffer(bytearray().join(record.data for record in self._records), self._table.record)
         item = self._table.item
         oldest = int(item.spans(records)[0].min())
         newest = max(int(records[name].max()) for name in item.positions)
