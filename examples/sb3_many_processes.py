@@ -19,7 +19,7 @@ def act(number, num_processes, q_net, address):
     torch.set_num_threads(1)
     env = gymnasium.make("CartPole-v1")
     buffer = ServerReplayBuffer(1, env.observation_space, env.action_space, address=address)
-    epsilon = 0.4 ** (1 + 7 * number / num_processes)  # Each process explores at its own rate, as in Ape-X.
+    epsilon = 1 - number / num_processes  # Each process explores at its own rate.
     observation, _ = env.reset(seed=number)
     while True:
         action = q_net._predict(torch.as_tensor(observation)[None]).numpy()
