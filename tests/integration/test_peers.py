@@ -10,8 +10,12 @@ import pytest
 from support.programs import TINY, offset, programs
 from support.waiting import until
 
+from apex.algorithms.parameters import describe, flatten_parameters
+from apex.config import NetworkConfig
+from apex.dqn.networks import make_network, q_values
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
+from apex.schema import Schema
 from apexreplay import TableSettings, serve, table
 
 PEERS = Path(__file__).parents[1] / "peers"
@@ -115,3 +119,22 @@ def test_an_actor_in_javascript_is_the_only_one_of_a_run(peers, programs):
     assert (folder.end.kind, folder.end.value) == ("updates", 300)
     scores = [row["scalars"] for row in read_curve(folder.curves / "actor.jsonl")]
     assert any(5 < row.get("actors/mean_score", 0) <= 500 for row in scores), scores
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+@pytest.mark.parametrize("dueling", [True, False])
+def test_the_network_in_javascript_computes_the_q_values(dueling):
+    """From the names, shapes and values that the learner publishes."""
+    schema = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=1, codec="raw")
+    network = make_network(NetworkConfig(hidden=5, body_hidden=6, dueling=dueling), schema, seed=1)
+    observation = np.array([0.5, -1.0, 2.0, 0.25], np.float32)
+    facts = [describe(network), flatten_parameters(network).tolist(), observation.tolist()]
+    script = """
+      import { Network } from "./network.js";
+      const [parameters, values, observation] = JSON.parse(process.argv[1]);
+      const network = new Network(parameters);
+      network.load({ number: 7n, body: Buffer.from(Float32Array.from(values).buffer) });
+      console.log(JSON.stringify([...network.q(observation)]));
+    """
+    printed = run(PEERS, "--input-type=module", "--eval", script, json.dumps(facts))
+    np.testing.assert_allclose(json.loads(printed), q_values(network, observation[None, None])[0], rtol=1e-5, atol=1e-6)
