@@ -2,8 +2,11 @@
 
 import pickle
 import sys
+import tempfile
+import time
 from contextlib import suppress
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -95,12 +98,23 @@ def refusals():
 
 def learning():
     """DQN trains with it; a server with a folder of snapshots has the transitions again."""
-    options = {"buffer_size": 1_000, "learning_starts": 100, "device": "cpu", "seed": 1}
-    model = DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=ServerReplayBuffer, **options)
-    model.learn(600)
-    assert model._n_updates == 125
-    assert torch.isfinite(next(model.q_net.parameters())).all()
-    model.replay_buffer.server.close()
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"buffer_size": 1_000, "learning_starts": 100, "device": "cpu", "seed": 1}
+        buffer = {"replay_buffer_class": ServerReplayBuffer, "replay_buffer_kwargs": {"snapshots": f"{folder}/saved"}}
+        model = DQN("MlpPolicy", "CartPole-v1", **buffer, **options)
+        model.learn(600)
+        assert model._n_updates == 125
+        assert torch.isfinite(next(model.q_net.parameters())).all()
+        model.save(f"{folder}/model")
+        for writer in model.replay_buffer.writers:
+            writer.flush(60)
+        model.replay_buffer.server.close()
+        again = DQN.load(f"{folder}/model", gymnasium.make("CartPole-v1")).replay_buffer
+        deadline = time.monotonic() + 60
+        while again.client.status().tables["transitions"].replay is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert again.size() == 600
+        again.server.close()
 
 
 if __name__ == "__main__":
