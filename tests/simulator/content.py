@@ -7,7 +7,7 @@ from support.builders import VECTORS, make_records
 from support.tables import Twin
 
 from apexreplay.frame_blob import table_bytes
-from apexreplay.item_kinds import Window
+from apexreplay.item_kinds import Sequence, Window
 from apexreplay.tables import Table, table
 
 MAX_RECORDS = 8  # items in a segment
@@ -29,6 +29,13 @@ TABLES = {
         item=Window(3, 2),
         values={**LABEL, "action": ("float32", (2,))},
     ),
+    "sequences": table(
+        "sequences",
+        {"image": ("uint8", (5, 5), "lz4"), "speed": ("float32", (2,))},
+        item=Sequence(5, 2),
+        values={**LABEL, "state": ("float32", (2,))},
+    ),
+    "queue": table("queue", {"x": ("float32", (4,))}, values=LABEL),
 }
 _BASE = [make_records(VECTORS, count) for count in range(MAX_RECORDS + 1)]
 _OFFSETS = [
@@ -76,7 +83,8 @@ class Steps(Twin):
             priority = self.rng.choice(PRIORITIES)
             self.step(priority, label=label)
             self.item(priority, label=label)
-            if self.rng.random() < 0.1:
+            if len(self.items) < first + count and self.rng.random() < 0.1:
                 self.end()
-        cut = self.buffer.cut()
-        return Content(cut.records, cut.blob, self.items[first:])
+        cut, items = self.buffer.cut(), self.items[first:]
+        cut.records["label"] = label  # A sequence may have begun before this segment.
+        return Content(cut.records, cut.blob, [item | {"label": label} for item in items])

@@ -63,7 +63,8 @@ def stop_the_server_in_order(world, server):
 
 
 def kill_a_sampler(world, server):
-    world.rng.choice(world.samplers).end("a sampler was killed")
+    if world.samplers:
+        world.rng.choice(world.samplers).end("a sampler was killed")
 
 
 def start_a_second_server(world, server):

@@ -201,7 +201,8 @@ class TablesWorld(World):
         self.servers = {table.name: table for table in self.head.tables}
         of = [*self.head.tables, rng.choice(self.head.tables)]
         self.hosts = [WriterHost(self, number, table) for number, table in enumerate(of)]
-        self.samplers = [SamplerHost(self, number, rng.choice(of)) for number in range(2)]
+        drawn = [table for table in of if not table.is_queue]  # A queue is drawn by the server alone.
+        self.samplers = [SamplerHost(self, number, rng.choice(drawn)) for number in range(2) if drawn]
         self.programs = [self.head, *self.hosts, *self.samplers]
 
     @property

@@ -3,6 +3,8 @@
 The ledger is naive: it remembers every segment, the order in which each store was seen to store it, and every priority.
 """
 
+from collections import Counter
+
 import numpy as np
 
 from apex.transport.messages.control import ActorHeartbeat, Goodbye, Hello, ReplayHeartbeat, StateAnswer, WelcomeAnswer
@@ -30,6 +32,7 @@ class Seen:
         self.table, self._settings = table, settings
         self.weights = {}  # key -> all weights that it had, the present one last
         self.keys = {}  # label -> first key, in the order of the keys
+        self.given = Counter()  # by key: how often a queue has given the item
         self.earlier = set()  # labels that an earlier store had evicted before the snapshot that was restored
         self.end_key = first_key
         self.num_crashes = 0  # each may have evicted, or skipped in the arena, as much as one segment needs
@@ -188,6 +191,33 @@ class Ledger:
         total = seen.now(range(store.first_key, store.num_inserted)).sum()
         right = np.allclose(probabilities * total, seen.now(keys.tolist()), rtol=1e-6)
         require(right, "the probability of a drawn item is not its share of all weights")
+
+    def check_given(self, store_incarnation, keys, limit):
+        """Checks items that a queue gives: the oldest first, each at most `limit` times."""
+        given = self.stores[store_incarnation].given
+        for key in keys.tolist():
+            given[key] += 1
+            require(given[key] <= limit, f"a queue gave key {key} more than {limit} times")
+            require(key >= max(given), f"a queue gave key {key} after a newer one")
+        self._counts["given by a queue"] += 1
+
+    def continue_queue(self, store, newest, num_drawn, selection):
+        """Adopts what a queue had given before the snapshot `newest`, which must not count what it has not given."""
+        limit, earlier, given = selection.draws_per_item, self.stores[newest.store_incarnation].given, Counter()
+        position = selection.position(store.first_key, num_drawn)
+        for key in range(store.num_inserted):
+            given[key] = min(max(position - key * limit, 0), limit)
+            known = key < store.first_key or given[key] <= earlier[key]
+            require(
+                known, f"a restored queue counts {given[key]} draws of key {key}, which it gave {earlier[key]} times"
+            )
+        self.stores[store.store_incarnation].given = +given
+
+    def check_removed(self, store, limit):
+        """Checks that a queue whose inserts wait has given what it has removed."""
+        given = self.stores[store.store_incarnation].given
+        lost = [key for key in range(store.first_key) if given[key] < limit]
+        require(not lost, f"a queue has removed {lost}, which it had not given {limit} times")
 
     # --- receipts ---------------------------------------------------------------------------------------------------
 

@@ -18,13 +18,16 @@ from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
 from apexreplay.sampling.sampler_counters import SamplerCounters
+from apexreplay.sampling.selection import Selection
 from apexreplay.server.server import ReplayServer
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.writer import SnapshotWriter
 from apexreplay.store.reader import StoreReader
+from apexreplay.transport.endpoints import max_segment_bytes
 from apexreplay.transport.timing import RECEIPT_SECONDS
 from apexreplay.types import PriorityUpdate
 
+from .content import MAX_RECORDS
 from .ledger import BrokenPromiseError, require
 from .programs import Program
 
@@ -41,9 +44,11 @@ class ReplayProcess:
 
     shard = 0
 
-    def prepare(self, codec, settings, limiter, snapshots):
+    def prepare(self, codec, settings, limiter, snapshots, selection=None):
         """`settings`: of the store. `snapshots`: folder; None: none are taken."""
         self.codec, self.table, self.settings, self.limiter = codec, codec.table, settings, limiter
+        self.selection = selection or Selection()
+        self.is_queue = self.selection.order == "queue"
         self.snapshots = None if snapshots is None else SnapshotFolder(snapshots, steps=self.before_snapshot)
         self.incarnation = 0  # of the memory at `path`
         self.flipped = False  # whether a bit of the memory was flipped since the last start
@@ -75,15 +80,21 @@ class ReplayProcess:
             self.flipped = False
             return self.end("a damaged memory was refused")
         world.ledger.note_open(self, store, newest, existed=existed, flipped=self.flipped)
+        if self.is_queue and store.store_incarnation != self.incarnation and newest is not None:
+            world.ledger.continue_queue(store, newest, counters.num_drawn, self.selection)
         world.damaged.discard(store.store_incarnation)
         store._before = self.before_insert
         self.store, self.incarnation, self.flipped = store, store.store_incarnation, False
         counters.rebase(store.num_inserted)
         self.base = max(store.num_inserted, self.limiter.min_size_to_sample), counters.num_drawn
         self.counters = counters
-        self.server = ReplayServer(store, self.codec, counters, self.limiter, shard=self.shard, clock=world.clock)
+        queue = self.selection if self.is_queue and self.limiter.inserts_wait else None
+        self.server = ReplayServer(
+            store, self.codec, counters, self.limiter, shard=self.shard, queue=queue,
+            segment=(MAX_RECORDS, max_segment_bytes(self.table, MAX_RECORDS)), clock=world.clock,
+        )  # fmt: skip
         self.reader = StoreReader(self.path, self.table)
-        draw = DrawSettings(self.shard, 1, BATCH, 2**62, self.limiter)
+        draw = DrawSettings(self.shard, 1, BATCH, 2**62, self.limiter, self.selection)
         self.drawer = BatchDrawer(self.reader, counters, 0, draw, world.numbers, world.clock)
         if folder is not None:
             self.snapshotter = SnapshotWriter(
@@ -122,6 +133,8 @@ class ReplayProcess:
     def check_ratio(self):
         """Checks the limits of draws and inserts; each may be exceeded by one batch or segment."""
         limiter, (base_inserted, base_drawn) = self.limiter, self.base
+        if self.is_queue and limiter.inserts_wait:
+            self.world.ledger.check_removed(self.store, self.selection.draws_per_item)
         per_insert = limiter.samples_per_insert
         slack = limiter.tolerance_fraction * per_insert * limiter.min_size_to_sample
         drawn, inserted = self.counters.num_drawn - base_drawn, self.store.num_inserted - base_inserted
@@ -168,7 +181,11 @@ class ReplayProcess:
         self.check_ratio()
         received = self.codec.decode_batch([*map(bytes, self.codec.encode_batch(part))], BATCH, self.shard)
         self.check(received.records, received.blob)
-        self.world.ledger.check_probabilities(self.store, received.records["key"], received.records["probability"])
+        keys = received.records["key"]
+        if self.is_queue:
+            self.world.ledger.check_given(self.incarnation, keys, self.selection.draws_per_item)
+        else:
+            self.world.ledger.check_probabilities(self.store, keys, received.records["probability"])
         update = new_priorities(self.world, part, self.shard)
         self.take_priorities(self.codec.encode_priorities(update), update)
 

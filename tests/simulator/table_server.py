@@ -1,6 +1,7 @@
 """A simulated server of tables with its writers and samplers: the product's control server, leases and clients."""
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 from apexreplay.client.connection import BEAT_SECONDS, Connection
@@ -35,12 +36,15 @@ def draw_settings(rng, declared, window):
     """Returns the limits of a table, drawn at random."""
     smallest = 2 * max_segment_bytes(declared, MAX_RECORDS)
     capacity, max_bytes = rng.choice([(40, 200_000), (1_000, smallest), (1_000, 400_000)])
-    return TableSettings(
+    settings = TableSettings(
         table=declared, capacity=capacity, max_bytes=max_bytes, priority_exponent=rng.choice([0.0, 0.6]),
         min_priority=0.1, min_size=rng.choice([1, 20]), samples_per_insert=rng.choice([0.0, 0.5, 2.0]),
         tolerance=40.0, inserts_wait=rng.random() < 0.5, num_streams=NUM_STREAMS, segment_length=MAX_RECORDS,
         window=min(window, 63),
     )  # fmt: skip
+    if declared.name != "queue":
+        return settings
+    return replace(settings, order="queue", draws_per_item=rng.choice([1, 3]), samples_per_insert=0.0)
 
 
 class TableProcess(ReplayProcess):
@@ -50,7 +54,7 @@ class TableProcess(ReplayProcess):
         self.world, self.owner, self.limits = world, owner, settings
         self.name, self.host, self.path = settings.table.name, owner.name, None
         snapshots = owner.folder and owner.folder / self.name
-        self.prepare(Codec(0, settings.table), settings.store, settings.limiter, snapshots)
+        self.prepare(Codec(0, settings.table), settings.store, settings.limiter, snapshots, settings.selection)
 
     @property
     def alive(self):
