@@ -70,8 +70,9 @@ class TableSettings:
         problem = f"{name}.order {self.order!r} needs num_samplers 1 and samples_per_insert 0"
         require(one or not is_ordered, f"{problem}, got {self.num_samplers} and {self.samples_per_insert:g}")
         require(self.order == "queue" or self.draws_per_item == 1, f'{name}.draws_per_item needs the order "queue"')
-        fits = self.max_batch > 0
-        require(fits, f"{name}.capacity of a queue must be above its segment_length {length}, got {self.capacity}")
+        bounds = f"{name}.capacity {self.capacity} and {name}.max_bytes {self.store.max_bytes}"
+        problem = f"{bounds} have no room for {name}.min_size {self.min_size} items and two segments of {length}"
+        require(self._room >= self.min_size, problem, remedy=f"raise them, or lower {name}.segment_length")
         need, remedy = max_segment_bytes(self.table, length), f"raise it, or lower {name}.segment_length"
         problem = f"{name}.max_bytes must be 0 or at least {need}, the maximum of a segment, got {self.max_bytes}"
         require(not 0 < self.max_bytes < need, problem, remedy=remedy)
@@ -79,9 +80,9 @@ class TableSettings:
     @property
     def store(self) -> StoreSettings:
         """The settings of the store."""
-        all_steps = self.capacity * (self.table.max_step_bytes + 16) + 4_096
+        all_steps, waits = self.capacity * (self.table.max_step_bytes + 16) + 4_096, self.order == "queue"
         segment = max_segment_bytes(self.table, self.segment_length)
-        num_bytes = self.max_bytes or max(min(DEFAULT_BYTES, all_steps), segment)
+        num_bytes = self.max_bytes or max(min(DEFAULT_BYTES, all_steps + 3 * segment * waits), segment)
         limits = self.num_streams, self.priority_exponent, self.min_priority, self.max_version_lag
         return StoreSettings(self.capacity, num_bytes, *limits)
 
@@ -97,9 +98,18 @@ class TableSettings:
 
     @property
     def max_batch(self) -> int:
-        """Maximum items of a batch. A queue whose inserts wait must have room for a batch and a segment."""
-        room = self.capacity - (self.segment_length if self.order == "queue" and self.inserts_wait else 0)
-        return MAX_PRIORITIES if self.order == "priority" else min(room * self.draws_per_item, MAX_PRIORITIES)
+        """Maximum items of a batch."""
+        return MAX_PRIORITIES if self.order == "priority" else min(self._room * self.draws_per_item, MAX_PRIORITIES)
+
+    @property
+    def _room(self) -> int:
+        """Items that always fit. A queue whose inserts wait needs room for the rest of its oldest segment, which is
+        removed as a whole, and for a new one, before which as many bytes may stay unused."""
+        if self.order != "queue" or not self.inserts_wait:
+            return self.capacity
+        spare = self.store.max_bytes - 3 * max_segment_bytes(self.table, self.segment_length)
+        item_bytes = self.table.item.segment_steps(1) * (self.table.max_step_bytes + 16)
+        return min(self.capacity - 2 * self.segment_length, spare // item_bytes)
 
     @classmethod
     def from_dict(cls, name: str, declared: Mapping[str, Any]) -> Self:

@@ -601,8 +601,8 @@ def test_samplers_of_a_queue_share_its_items(starting):
     server = starting(TableSettings(table=NUMBERS, **limits))
     with server.client() as client, client.writer("numbers") as writer, ExitStack() as stack:
         with pytest.raises(UsageError) as refused:
-            client.sampler("numbers", 181)  # There would never be as many.
-        assert "180" in refused.value.problem
+            client.sampler("numbers", 161)  # There would never be as many.
+        assert "160" in refused.value.problem
         samplers = [stack.enter_context(client.sampler("numbers", 10, prefetch=1)) for _ in range(2)]
         append(writer, range(100))
         writer.flush(DEADLINE)

@@ -9,6 +9,7 @@ from apexreplay.client.segment_buffer import SegmentBuffer
 from apexreplay.client.send_window import SendWindow
 from apexreplay.files.atomic_files import digest
 from apexreplay.rate_limiter import RateLimiter
+from apexreplay.sampling.selection import Selection
 from apexreplay.server import standalone
 from apexreplay.server.leases import LeaseTable
 from apexreplay.server.server import ReplayServer
@@ -17,6 +18,7 @@ from apexreplay.snapshots.writer import SnapshotWriter
 from apexreplay.store import writer
 from apexreplay.store.deduplication import InsertOutcome, StreamRow
 from apexreplay.store.layout import FIRST_BYTE, FIRST_KEY
+from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
 from apexreplay.types import Receipt, Stream
 
@@ -188,6 +190,20 @@ def stacks_reach_into_the_previous_episode(patch):
     patch.setattr(SegmentBuffer, "end_episode", lambda self: None)
 
 
+def queues_begin_again_with_each_server(patch):
+    position = Selection.position
+    patch.setattr(Selection, "position", lambda self, first_key, num_drawn: position(self, first_key, 0))
+
+
+def queues_leave_out_items(patch):
+    can_be_drawn = StoreReader.can_be_drawn
+    patch.setattr(StoreReader, "can_be_drawn", lambda self, keys: can_be_drawn(self, keys) & (keys % 50 != 7))
+
+
+def inserts_remove_what_a_queue_has_not_given(patch):
+    patch.setattr(ReplayServer, "_would_remove_undrawn", lambda self: False)
+
+
 PLANTS = [
     fence_is_not_written, damage_is_not_looked_for,
     duplicates_are_stored, receipts_precede_the_commit, windows_are_not_sent_to_a_new_store,
@@ -196,4 +212,5 @@ PLANTS = [
     incarnations_of_a_restarted_server_repeat, samplers_keep_an_old_memory,
     priorities_of_an_earlier_store_are_applied, snapshots_forget_priorities,
     draws_have_no_limit, inserts_do_not_wait, stacks_reach_into_the_previous_episode,
+    queues_begin_again_with_each_server, queues_leave_out_items, inserts_remove_what_a_queue_has_not_given,
 ]  # fmt: skip

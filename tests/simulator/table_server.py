@@ -1,7 +1,6 @@
 """A simulated server of tables with its writers and samplers: the product's control server, leases and clients."""
 
 import os
-from dataclasses import replace
 from types import SimpleNamespace
 
 from apexreplay.client.connection import BEAT_SECONDS, Connection
@@ -34,17 +33,20 @@ NUM_STREAMS, NUM_ROWS = 3, 1  # of each table
 
 def draw_settings(rng, declared, window):
     """Returns the limits of a table, drawn at random."""
-    smallest = 2 * max_segment_bytes(declared, MAX_RECORDS)
-    capacity, max_bytes = rng.choice([(40, 200_000), (1_000, smallest), (1_000, 400_000)])
-    settings = TableSettings(
+    segment = max_segment_bytes(declared, MAX_RECORDS)
+    sizes = [(40, 200_000), (1_000, 2 * segment), (1_000, 400_000)]
+    ratio, order, min_size = rng.choice([0.0, 0.5, 2.0]), {}, rng.choice([1, 20])
+    if declared.name == "queue":  # The first two have just the room that a batch needs if inserts wait.
+        smallest, item = max(BATCH, min_size), declared.item.segment_steps(1) * (declared.max_step_bytes + 16)
+        sizes = [(smallest + 2 * MAX_RECORDS, 200_000), (1_000, smallest * item + 3 * segment), (1_000, 400_000)]
+        ratio, order = 0.0, {"order": "queue", "draws_per_item": rng.choice([1, 3])}
+    capacity, max_bytes = rng.choice(sizes)
+    return TableSettings(
         table=declared, capacity=capacity, max_bytes=max_bytes, priority_exponent=rng.choice([0.0, 0.6]),
-        min_priority=0.1, min_size=rng.choice([1, 20]), samples_per_insert=rng.choice([0.0, 0.5, 2.0]),
+        min_priority=0.1, min_size=min_size, samples_per_insert=ratio,
         tolerance=40.0, inserts_wait=rng.random() < 0.5, num_streams=NUM_STREAMS, segment_length=MAX_RECORDS,
-        window=min(window, 63),
+        window=min(window, 63), **order,
     )  # fmt: skip
-    if declared.name != "queue":
-        return settings
-    return replace(settings, order="queue", draws_per_item=rng.choice([1, 3]), samples_per_insert=0.0)
 
 
 class TableProcess(ReplayProcess):

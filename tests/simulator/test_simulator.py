@@ -20,7 +20,7 @@ HAPPENS = (  # in each part
     "acknowledged", "stored", "evicted", "drawn", "attached", "restored", "created", "snapshots",
     "a server crashed during an insert", "a server lost its memory", "a snapshot process crashed", "a disk was full",
     "tmpfs was full", "a server was refused", "a host was refused",
-    "a window met a new store", "batches of samplers", "a writer has lost its lease", *KINDS,
+    "a window met a new store", "batches of samplers", "given by a queue", "a writer has lost its lease", *KINDS,
 )  # fmt: skip
 
 
