@@ -36,7 +36,12 @@ LEASE_SECONDS = 3.5  # of the trainer
 NUM_ACTORS = 4
 SIZES = [(40, 100_000), (1_000, 1_500), (1_000, 200_000)]  # of each shard: transitions, bytes; the last evicts nothing
 SETTLE_SECONDS = 90.0  # after all faults have ended, everything must be acknowledged within this time
-KINDS = ["transitions", "transitions", *TABLES, "several"]  # of tables; each history draws one
+# Kinds of tables: each history draws one, which every second seed replaces.
+DRAWN, REPLACED = (
+    ["transitions", "transitions", *list(TABLES)[:4], "several"],
+    {"steps": "queue", "windows": "sequences"},
+)
+KINDS = {*DRAWN, *REPLACED.values()}
 
 
 class Result(NamedTuple):
@@ -238,7 +243,8 @@ def _simulated(world):
 def simulate(seed):
     """Runs the history of a seed."""
     rng = random.Random(seed)
-    kind = rng.choice(KINDS)
+    kind = rng.choice(DRAWN)
+    kind = REPLACED.get(kind, kind) if seed % 2 else kind
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="sim-") as folder:
         world = (RunWorld if kind == "transitions" else TablesWorld)(rng, seed, Path(folder), kind)
         world.note(f"tables: {kind}")
