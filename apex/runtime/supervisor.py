@@ -133,12 +133,12 @@ class _Running:
             self.is_stuck = self._detector is not None and self._detector.check(program.stuck_seconds)
             return None
         self.kill()  # Child processes may still be running.
-        self.last_status = status
-        self.num_endings += 1
         if status == FINISHED and program.ends_run:
             return Ending(FINISHED, program.role)
         if status == FINISHED and not program.ready():
-            return None  # The program has finished, and the run is ending.
+            return None  # The program has finished, and the run is ending. Earlier failures remain.
+        self.last_status = status
+        self.num_endings += 1
         cost = INNOCENT_COST if status in (FINISHED, NEIGHBOUR_GONE) else 1.0
         self._short_lives = self._short_lives + 1 if cost == 1.0 and self._is_young(now) else 0
         pause = None if status in (REFUSED, HOPELESS) else self._budget.charge(cost, now)

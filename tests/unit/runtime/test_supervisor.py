@@ -135,6 +135,15 @@ def test_a_run_fails_if_a_program_keeps_failing_until_its_end(folder, life, esse
     assert (ending.failure is not None and ending.failure.times == 2) == (role == "actor")
 
 
+def test_a_program_that_kept_failing_is_reported_by_its_failures(folder):
+    """The last start finds that the run is over."""
+    script = f"test $(grep -c pid {folder}/actor.log) = 3 && exit 0; exit 7"
+    fails = shell("actor", script, ready=lambda: len(pids(folder, "actor")) < 3)
+    ends = shell("learner", "exit 0", ends_run=True, ready=lambda: len(pids(folder, "actor")) == 3)
+    failure = run([fails, ends], folder=folder)[0].failure
+    assert (failure.role, failure.value, failure.times) == ("actor", 7, 2)
+
+
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
