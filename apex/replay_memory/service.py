@@ -1,10 +1,9 @@
 """The replay service of a run: serves one shard with the settings of the learner's welcome."""
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from apex.config.addresses import REPLAY_SOCKETS
 from apex.replay_memory.settings import batch_endpoints, counter_rows, draw_settings, store_settings
@@ -15,13 +14,12 @@ from apex.transport.messages.control import WaitAnswer
 from apex.transport.run_codec import RunCodec
 from apex.types import Role
 from apexreplay.process.lifecycle import Stop
-from apexreplay.server.server import ReplayServer
 from apexreplay.server.service import ServerSettings, serve
 from apexreplay.snapshots.folder import SnapshotFolder, shard_folder
 from apexreplay.store import location
 from apexreplay.store.location import memory_id, store_path
 from apexreplay.transport.endpoints import max_segment_bytes
-from apexreplay.transport.sockets import Context, InsecureBindWarning, reachable_address
+from apexreplay.transport.sockets import InsecureBindWarning, reachable_address
 from apexreplay.wire.status import ReplayStatus
 
 log = logging.getLogger("apex")
@@ -38,8 +36,8 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
         own = shard_folder(snapshots, welcome.config.replay.num_shards, shard)
         folder = SnapshotFolder(own, steps=lambda step: stop.tick())  # Restoring a snapshot can take minutes.
 
-    def join(server: ReplayServer, context: Context) -> Session:
-        return _join(welcome, server, context, advertise, stop)
+    def join(status: Callable[[], ReplayStatus]) -> Session:
+        return _join(welcome, shard, status, advertise, stop)
 
     return serve(_settings(welcome, shard, folder), join, stop)
 
@@ -59,7 +57,7 @@ def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) ->
         snapshots=snapshots,
         snapshot_seconds=config.checkpoint.replay_period,
         endpoints={name: transport.endpoint(name, index=shard) for name in REPLAY_SOCKETS},
-        segment_length=config.actor.segment_length,
+        max_segment_items=config.actor.segment_length + config.actor.n_step,
         max_segments=config.actor.window * config.actor.num_actors,
         max_segment_bytes=max_segment_bytes(welcome.schema.table, config.actor.segment_length),
         read_keys=partial(read_keys, transport.keys, Role.REPLAY),
@@ -68,16 +66,12 @@ def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) ->
     )
 
 
-def _join(welcome: Welcome, server: ReplayServer, context: Context, advertise: str, stop: Stop) -> Session:
+def _join(welcome: Welcome, shard: int, status: Callable[[], ReplayStatus], advertise: str, stop: Stop) -> Session:
     """Reports this shard's addresses to the learner and starts to send heartbeats with the shard's status."""
     transport = welcome.config.transport
     host = advertise or reachable_address("" if transport.binds_to_all else transport.bind, welcome.route.host)
-    endpoints = {name: transport.endpoint(name, host, server.shard) for name in REPLAY_SOCKETS}
-
-    def status() -> ReplayStatus:
-        return replace(server.status(), refused_connections=context.refused_connections)
-
-    session = Session(welcome, Role.REPLAY, stop, status, endpoints, server.shard)
+    endpoints = {name: transport.endpoint(name, host, shard) for name in REPLAY_SOCKETS}
+    session = Session(welcome, Role.REPLAY, stop, status, endpoints, shard)
     log.info("ready: %s", ", ".join(endpoints.values()))
     return session
 

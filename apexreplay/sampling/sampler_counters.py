@@ -121,9 +121,11 @@ class SamplerCounters:
         row = self._rows[sampler]
         row["waits_for_inserts"], row["waits_for_learner"] = inserts, learner
 
+    def has_sent(self, sampler: int, number: int) -> bool:
+        """Returns whether there is such a sampler, and it has sent a batch of this number."""
+        return 0 <= sampler < len(self._rows) and number < self._rows["sent"][sampler]
+
     def acknowledge(self, sampler: int, number: int) -> None:
         """Records that the priorities of batch `number` arrived. Earlier batches count as acknowledged too."""
-        if 0 <= sampler < len(self._rows):
-            row = self._rows[sampler]
-            if row["acknowledged"] <= number < row["sent"]:
-                row["acknowledged"] = number + 1
+        if self.has_sent(sampler, number) and number >= self._rows["acknowledged"][sampler]:
+            self._rows["acknowledged"][sampler] = number + 1

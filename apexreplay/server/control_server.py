@@ -52,6 +52,8 @@ class ControlServer:
                 except WireError as error:
                     self._socket.refuse(error)
                     continue
+                if isinstance(answer, control.Refusal):
+                    self._socket.refused[answer.reason] += 1
                 if answer is not None:
                     self._socket.reply(peer, encode_control(answer))
 

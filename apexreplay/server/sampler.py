@@ -1,7 +1,10 @@
 """A sampler process: draws from the shared store without a lock. Each request for a batch is a credit of one batch."""
 
-from collections import deque
-from collections.abc import Callable
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +19,11 @@ from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import RequestReceiver
 from apexreplay.transport.sockets import open_context
 from apexreplay.wire.codec import Codec
+from apexreplay.wire.json_codec import decode_json, encode_json
 
 IDLE_SECONDS = 0.001  # seconds between two checks whether drawing is allowed
-MAX_WAITING = 10_000  # requests that wait; the oldest of more are dropped
+REPORT_SECONDS = 1.0
+MAX_WAITING = 10_000  # requests that wait; the oldest of more are dropped and counted
 
 
 class SamplerTask(NamedTuple):
@@ -32,18 +37,44 @@ class SamplerTask(NamedTuple):
     endpoints: list[str]  # the address that each sampler process binds
 
 
-def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedSequence) -> None:
+class SamplerReports:
+    """What the sampler processes have refused, by reason: requests, and connections."""
+
+    def __init__(self, pipes: Sequence[Connection]) -> None:
+        self._pipes = pipes
+        self._newest: list[list[dict[str, int]]] = [[{}, {}] for _ in pipes]
+
+    def collect(self) -> list[Counter[str]]:
+        """Returns the sums over all sampler processes: of requests by reason, of connections by socket and reason."""
+        for index, pipe in enumerate(self._pipes):
+            with suppress(EOFError, OSError):  # The process has ended, which is reported elsewhere.
+                while pipe.poll():
+                    self._newest[index] = decode_json(pipe.recv_bytes(), list[dict[str, int]])
+        return [sum((Counter(each[i]) for each in self._newest), Counter[str]()) for i in (0, 1)]
+
+
+def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedSequence, reports: Connection) -> None:
     """Runs sampler process number `index`: answers requests for batches until `stop` is requested."""
     keep_freed_memory()
     with open_context(task.read_keys()) as context:
         reader = StoreReader(task.path, task.codec.table)
         drawer = BatchDrawer(reader, task.counters, index, task.settings, np.random.default_rng(seed))
-        receiver = RequestReceiver(context, task.endpoints[index], task.codec, task.settings.shard)
+        settings = task.settings
+        receiver = RequestReceiver(context, task.endpoints[index], task.codec, settings.shard, settings.part_size)
         waiting: deque[tuple[bytes, int]] = deque(maxlen=MAX_WAITING)
-        pause = 0.0
+        pause, report_at = 0.0, 0.0
+        told: list[dict[str, int]] = []
         while not stop.poll():
             context.check()
-            waiting.extend(receiver.receive(pause if waiting else POLL_SECONDS))
+            if time.monotonic() >= report_at:
+                report_at = time.monotonic() + REPORT_SECONDS
+                refused = [dict(receiver.refused), context.refused_connections]
+                if refused != told:
+                    reports.send_bytes(encode_json(refused))
+                    told = refused
+            arrived = receiver.receive(pause if waiting else POLL_SECONDS)
+            receiver.refused["dropped"] += max(0, len(waiting) + len(arrived) - MAX_WAITING)
+            waiting.extend(arrived)
             if not waiting:
                 task.counters.note_wait(index, learner=True)
                 continue

@@ -1,9 +1,8 @@
 """Handles the messages to a replay server: stores segments, applies priorities, creates receipts. Has no sockets."""
 
-import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from apexreplay.facts import Waiting
 from apexreplay.process.rates import Rates
@@ -13,16 +12,17 @@ from apexreplay.sampling.selection import Selection
 from apexreplay.server.priority_histogram import PriorityHistogram
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.writer import StoreWriter
+from apexreplay.transport.sockets import Reader
 from apexreplay.transport.timing import STREAM_LIFE_SECONDS
-from apexreplay.types import Receipt
-from apexreplay.wire.codec import Codec
-from apexreplay.wire.header import Frame, WireError
+from apexreplay.types import Receipt, Segment
+from apexreplay.wire.codec import MAX_RECORDS, Codec
+from apexreplay.wire.header import Frame, WireError, require_field
 from apexreplay.wire.status import ReplayStatus
 
-log = logging.getLogger("apexreplay")
+NO_COUNTS: Mapping[str, int] = Counter()
 
 
-class ReplayServer:
+class ReplayServer(Reader):
     """The writer of one shard: stores segments, applies priorities and creates receipts."""
 
     def __init__(
@@ -34,10 +34,11 @@ class ReplayServer:
         *,
         shard: int = 0,
         queue: Selection | None = None,
-        segment: tuple[int, int] = (0, 0),
+        segment: tuple[int, int] = (MAX_RECORDS, 1 << 32),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`queue`: inserts wait for its draws; `segment`: maximum items and bytes of a segment."""
+        super().__init__()
         self.shard = shard
         self._queue = queue
         self._segment = segment
@@ -47,7 +48,6 @@ class ReplayServer:
         self._limiter = limiter
         self._clock = clock
         self._seen_at: dict[int, float] = {}  # actor id -> time of the actor's last segment
-        self._refused: Counter[str] = Counter()
         self._histogram = PriorityHistogram(store, clock=clock)
         self._rates = Rates(clock(), store.num_inserted, samplers.num_drawn)
         self._worked = (clock(), time.process_time())  # wall and CPU time at the last heartbeat, in seconds
@@ -61,12 +61,12 @@ class ReplayServer:
         owed = set()
         for frames in messages:
             try:
-                segment = self._codec.decode_segment(frames, self.shard)
+                segment = self._decode_segment(frames)
                 outcome = self._store.insert(segment)
             except WireError as error:
-                self._refuse(error.reason, error)
+                self.refuse(error)
             except ValueError as error:
-                self._refuse("store", error)
+                self.refuse(WireError("store", str(error)))
             else:
                 if outcome is not InsertOutcome.UNKNOWN_ACTOR:  # Gets no receipt; counted by the store.
                     owed.add(segment.stream.actor_id)
@@ -74,22 +74,29 @@ class ReplayServer:
         self._store.require_in_place()
         return [self._store.receipt(actor_id) for actor_id in sorted(owed)]
 
+    def _decode_segment(self, frames: Sequence[Frame]) -> Segment:
+        most, max_bytes = self._segment
+        num_bytes = sum(map(len, frames))
+        require_field(num_bytes <= max_bytes, "length", f"a segment of {num_bytes} bytes, maximum is {max_bytes}")
+        segment = self._codec.decode_segment(frames, self.shard)
+        count = len(segment.records)
+        require_field(count <= most, "count", f"a segment of {count} items, maximum is {most}")
+        return segment
+
     def update_priorities(self, messages: Sequence[Sequence[Frame]]) -> None:
         """Applies new priorities and acknowledges the batches to the samplers."""
         for frames in messages:
             try:
                 update = self._codec.decode_priorities(frames, self.shard)
+                is_own = update.store_incarnation == self._store.store_incarnation
+                was_sent = self._samplers.has_sent(update.sampler, update.number) or not is_own
+                require_field(was_sent, "number", f"sampler {update.sampler} has sent no batch {update.number}")
             except WireError as error:
-                self._refuse(error.reason, error)
+                self.refuse(error)
                 continue
             self._store.update_priorities(update)
-            if update.store_incarnation == self._store.store_incarnation:
+            if is_own:
                 self._samplers.acknowledge(update.sampler, update.number)
-
-    def _refuse(self, reason: str, error: ValueError) -> None:
-        self._refused[reason] += 1
-        if self._refused[reason].bit_count() == 1:  # At 1, 2, 4, 8, ..., because there may be very many.
-            log.warning("refused %d messages (%s); the last error: %s", self._refused[reason], reason, error)
 
     def receipts(self) -> list[Receipt]:
         """Returns the receipts of all active streams, which are published again because actors may have missed some.
@@ -117,14 +124,20 @@ class ReplayServer:
         position = self._queue.position(self._store.first_key, self._samplers.num_drawn)
         return self._store.first_key_after(*self._segment) > position // self._queue.draws_per_item
 
-    def status(self) -> ReplayStatus:
-        """Returns the status for a heartbeat. `busy_share` covers the time since the last heartbeat."""
+    def status(
+        self, refused: Mapping[str, int] = NO_COUNTS, refused_connections: Mapping[str, int] = NO_COUNTS
+    ) -> ReplayStatus:
+        """Returns the status for a heartbeat. `busy_share` covers the time since the last heartbeat.
+
+        `refused`: requests that the samplers have refused, by reason. `refused_connections`: by socket and reason.
+        """
         store, samplers, now = self._store, self._samplers, self._clock()
         inserted, drawn = store.num_inserted, samplers.num_drawn
         (then, worked_then), worked = self._worked, time.process_time()
         self._worked = (now, worked)
         seconds = max(now - then, 1e-3)
         inserts, samples = self._rates.measure(now, inserted, drawn)
+        refusals = self.refused + store.refused + Counter(refused)
         waits = {"inserts": Waiting("more_inserts"), "learner": Waiting("credit")}
         return ReplayStatus(
             waiting=waits.get(samplers.waits_for),
@@ -139,9 +152,9 @@ class ReplayServer:
             busy_share=min(1.0, (worked - worked_then) / seconds),  # CPU time of the writer / wall time
             stale_priorities=store.num_stale,
             duplicate_segments=store.num_duplicates,
-            refused=sum(self._refused.values()) + sum(store.refused.values()),
-            refusals={**self._refused, **store.refused},
-            refused_connections={},  # set by the caller, which has the sockets
+            refused=refusals.total(),
+            refusals=dict(refusals),
+            refused_connections=dict(refused_connections),
             samplers_wait_for=samplers.waits_for,
             inserts_wait=not self._may_insert,
             priority_histogram=self._histogram.newest(),

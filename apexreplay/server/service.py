@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +20,7 @@ from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
 from apexreplay.sampling.batch_drawer import DrawSettings
 from apexreplay.sampling.sampler_counters import SamplerCounters
 from apexreplay.server.open_store import open_store, reclaim
-from apexreplay.server.sampler import SamplerTask, run_sampler
+from apexreplay.server.sampler import SamplerReports, SamplerTask, run_sampler
 from apexreplay.server.server import ReplayServer
 from apexreplay.server.snapshot_process import SnapshotProcess
 from apexreplay.snapshots.folder import SnapshotFolder
@@ -32,7 +34,9 @@ from apexreplay.transport.endpoints import ReceiptPublisher
 from apexreplay.transport.sockets import Context, InsecureBindWarning, open_context
 from apexreplay.transport.timing import RECEIPT_SECONDS
 from apexreplay.types import Receipt
-from apexreplay.wire.codec import Codec
+from apexreplay.wire.codec import MAX_PRIORITIES, Codec
+from apexreplay.wire.header import HEADER
+from apexreplay.wire.status import ReplayStatus
 
 LIMITER_SECONDS = 0.005  # seconds between two checks whether inserts may continue
 LOST_SNAPSHOT_SECONDS = 120.0  # maximum seconds for a snapshot after the file of the memory was removed
@@ -53,7 +57,7 @@ class ServerSettings(NamedTuple):
     snapshots: SnapshotFolder | None  # from which the memory is restored and in which it is saved; None: no snapshots
     snapshot_seconds: float  # between two snapshots
     endpoints: Mapping[str, str]  # addresses to bind, by name of the socket: experience, priorities, receipts
-    segment_length: int  # maximum items of a segment
+    max_segment_items: int
     max_segments: int  # unacknowledged segments of all streams
     max_segment_bytes: int
     read_keys: Callable[[], Keys | None]
@@ -75,7 +79,7 @@ class Link(Protocol):
         """Ends the connection."""
 
 
-Join = Callable[[ReplayServer, Context], Link]  # called when the sockets are bound
+Join = Callable[[Callable[[], ReplayStatus]], Link]  # called with a function when the sockets are bound
 
 
 def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
@@ -89,7 +93,7 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
         path, table, settings.store, settings.num_rows, run_id=run_id, snapshots=settings.snapshots
     )
     counters.rebase(store.num_inserted)
-    children = _start_samplers(settings, store, counters)
+    children, reports = _start_samplers(settings, store, counters)
     snapshot_process: SnapshotProcess | None = None
     if settings.snapshots is not None:
         snapshotter = partial(
@@ -99,13 +103,18 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
         children.append(snapshot_process.process)
     draw = settings.draw
     queue = draw.selection if draw.selection.order == "queue" and draw.limiter.inserts_wait else None
-    segment = settings.segment_length, settings.max_segment_bytes
+    segment = settings.max_segment_items, settings.max_segment_bytes
     server = ReplayServer(store, settings.codec, counters, draw.limiter, shard=draw.shard, queue=queue, segment=segment)
     link: Link | None = None
     try:
         with _left_in_order(store, path, snapshot_process), open_context(settings.read_keys()) as context:
             sockets = ReplaySockets(context, settings, server)
-            link = join(server, context)
+
+            def status() -> ReplayStatus:
+                refused, connections = reports.collect()
+                return server.status(refused, connections + Counter(context.refused_connections))
+
+            link = join(status)
             run_tasks(
                 sockets.take_experience(stop, link),
                 sockets.take_priorities(stop),
@@ -129,12 +138,20 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
             link.close()
 
 
-def _start_samplers(settings: ServerSettings, store: StoreWriter, counters: SamplerCounters) -> list[BaseProcess]:
+def _start_samplers(
+    settings: ServerSettings, store: StoreWriter, counters: SamplerCounters
+) -> tuple[list[BaseProcess], SamplerReports]:
     """Starts the sampler processes."""
     draw, endpoints = settings.draw, settings.batch_endpoints
     seeds = np.random.SeedSequence([settings.seed, store.num_inserted, draw.shard]).spawn(len(endpoints))
     task = SamplerTask(settings.codec, settings.path, counters, draw, settings.read_keys, endpoints)
-    return [start_child(f"sampler-{index}", run_sampler, index, task, seed) for index, seed in enumerate(seeds)]
+    children, pipes = [], []
+    for index, seed in enumerate(seeds):
+        reader, writer = Pipe(duplex=False)
+        children.append(start_child(f"sampler-{index}", run_sampler, index, task, seed, writer))
+        writer.close()
+        pipes.append(reader)
+    return children, SamplerReports(pipes)
 
 
 @contextmanager
@@ -177,7 +194,7 @@ class ReplaySockets:
             settings.endpoints["priorities"],
             "priorities",
             high_water_mark=1_000,
-            max_bytes=12 * settings.draw.part_size + 1_024,
+            max_bytes=12 * MAX_PRIORITIES + HEADER.size,
         )
         self._receipts = ReceiptPublisher(context, settings.endpoints["receipts"], settings.codec)
 

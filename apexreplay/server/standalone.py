@@ -11,8 +11,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from apexreplay.errors import FINISHED, DataError
 from apexreplay.files.atomic_files import replace_file, seal, unseal
 from apexreplay.process.children import check_children, start_child, stop_children
@@ -21,16 +19,16 @@ from apexreplay.sampling.batch_drawer import DrawSettings
 from apexreplay.server.control_server import ControlServer, ServedTable
 from apexreplay.server.leases import Leases
 from apexreplay.server.place import MEMORY_SAMPLERS, Place, first_port
-from apexreplay.server.server import ReplayServer
 from apexreplay.server.service import ServerSettings, run_tasks, serve
 from apexreplay.server.table_settings import TableSettings
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.store.location import claim_run, store_path
 from apexreplay.transport.endpoints import max_segment_bytes
 from apexreplay.transport.roles import read_keys
-from apexreplay.transport.sockets import Context, InsecureBindWarning, open_context
-from apexreplay.wire.codec import MAX_PRIORITIES, Codec
+from apexreplay.transport.sockets import InsecureBindWarning, open_context
+from apexreplay.wire.codec import Codec
 from apexreplay.wire.json_codec import encode_json
+from apexreplay.wire.status import ReplayStatus
 
 STATUS_SECONDS = 1.0
 STOP_SECONDS = 15.0  # maximum time in which the tables save their last snapshots
@@ -109,17 +107,15 @@ class _Link:
     finished = True  # It saves a last snapshot and removes the memory when it is stopped.
     lost = False
 
-    def __init__(self, server: ReplayServer, context: Context, pipe: Connection) -> None:
-        self._server = server
-        self._context = context
+    def __init__(self, status: Callable[[], ReplayStatus], pipe: Connection) -> None:
+        self._status = status
         self._pipe = pipe
         self._polls = 0
 
     def check(self) -> None:
         """Reports the status about every STATUS_SECONDS. Called every POLL_SECONDS."""
         if self._polls % round(STATUS_SECONDS / POLL_SECONDS) == 0:
-            status = replace(self._server.status(), refused_connections=self._context.refused_connections)
-            self._pipe.send_bytes(encode_json(status))
+            self._pipe.send_bytes(encode_json(self._status()))
         self._polls += 1
 
     def close(self) -> None:
@@ -140,20 +136,20 @@ def _serve_table(stop: Stop, settings: TableSettings, place: Place, index: int, 
             codec=Codec(run_id, settings.table),
             path=store_path(run_id),
             store=settings.store,
-            draw=DrawSettings(0, 1, MAX_PRIORITIES, 2**62, settings.limiter, settings.selection),
+            draw=DrawSettings(0, 1, settings.max_batch, 2**62, settings.limiter, settings.selection),
             num_rows=settings.num_samplers + MEMORY_SAMPLERS,
             batch_endpoints=[address(first + 3 + sampler) for sampler in range(settings.num_samplers)],
             seed=secrets.randbits(32),
             snapshots=folder,
             snapshot_seconds=place.snapshot_seconds,
             endpoints={name: address(first + at) for at, name in enumerate(("experience", "priorities", "receipts"))},
-            segment_length=settings.segment_length,
+            max_segment_items=settings.segment_length,
             max_segments=max_segments,
             max_segment_bytes=max_segment_bytes(settings.table, settings.segment_length),
             read_keys=partial(read_keys, place.keys, "server"),
             stuck_seconds=0.0,
             warning=InsecureBindWarning("" if place.keys or place.bind.startswith("127.") else place.bind, REMEDY),
         ),
-        lambda server, context: _Link(server, context, pipe),
+        lambda status: _Link(status, pipe),
         stop,
     )

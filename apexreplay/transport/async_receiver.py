@@ -7,9 +7,9 @@ from typing import Any
 
 import zmq
 
-from apexreplay.transport.sockets import Context, Reader, bind, prepare
+from apexreplay.transport.sockets import Context, Reader, bind, prepare, refusable
 from apexreplay.transport.timing import GOODBYE_SECONDS
-from apexreplay.wire.header import Frame, WireError
+from apexreplay.wire.header import Frame
 
 PULL, ROUTER = zmq.PULL, zmq.ROUTER
 
@@ -38,7 +38,7 @@ class AsyncReceiver(Reader):
         max_bytes: int,
         may_pause: bool = False,
     ) -> None:
-        """Binds the socket. `may_pause`: see `reader_may_pause` of `prepare`."""
+        """Binds the socket. `max_bytes`: see `refusable`. `may_pause`: see `reader_may_pause` of `prepare`."""
         super().__init__()
         self._more = False  # whether unread messages may remain
         self._wake: Callable[[], None] = lambda: None  # makes a running `_wait` return
@@ -46,7 +46,7 @@ class AsyncReceiver(Reader):
         prepare(
             self._socket,
             high_water_mark=high_water_mark,
-            max_bytes=max_bytes,
+            max_bytes=refusable(max_bytes),
             linger=GOODBYE_SECONDS,
             reader_may_pause=may_pause,
         )
@@ -107,8 +107,8 @@ class AsyncReceiver(Reader):
         """Sends a reply to a peer of a ROUTER. If the peer is gone, the reply is dropped and counted."""
         try:
             self._socket.send_multipart([bytes(identity), *frames], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            self.refuse(WireError("unanswered", str(error)))
+        except zmq.ZMQError:
+            self.refused["unanswered"] += 1
         self._wake()  # After a send, the descriptor may not report a message that has arrived. So `_wait` must return.
 
 

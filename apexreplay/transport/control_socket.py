@@ -63,7 +63,7 @@ class ControlSocket(Reader, Generic[Message]):
 
     def refuse(self, error: WireError) -> None:
         """Counts one more invalid answer; warns at most once per WARN_SECONDS."""
-        super().refuse(error)
+        self.refused[error.reason] += 1
         if time.monotonic() >= self._warn_at:
             self._warn_at = time.monotonic() + WARN_SECONDS
             log.warning("ignored an invalid answer from %s: %s", self.endpoint, error)

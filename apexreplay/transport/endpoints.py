@@ -1,6 +1,5 @@
 """Both sides of the sockets for experience, receipts, batches and priorities. docs/protocol.md describes each."""
 
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -8,12 +7,20 @@ import zmq
 
 from apexreplay.errors import require
 from apexreplay.tables import Table
-from apexreplay.transport.sockets import Context, Reader, ReconnectBackoff, Socket, bind, connect, prepare, receive
+from apexreplay.transport.sockets import (
+    Context,
+    Reader,
+    ReconnectBackoff,
+    Socket,
+    bind,
+    connect,
+    prepare,
+    receive,
+    refusable,
+)
 from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Stream
-from apexreplay.wire.codec import Codec
+from apexreplay.wire.codec import MAX_PRIORITIES, Codec
 from apexreplay.wire.header import HEADER, WireError, receipt_topic, require_field
-
-log = logging.getLogger("apexreplay")
 
 CONTROL_MARGIN = 4_096
 MAX_BATCH_BYTES = 1 << 32  # Offsets in a blob, and the length of a message, have 32 bits.
@@ -92,32 +99,19 @@ class ReceiptPublisher:
         self._socket.send_multipart(self._codec.encode_receipt(receipt, shard), zmq.NOBLOCK)
 
 
-class _BatchReader(Reader):
-    """A side of the socket for batches. Warns of invalid messages."""
-
-    @property
-    def num_refused(self) -> int:
-        """Number of invalid messages."""
-        return sum(self.refused.values())
-
-    def refuse(self, error: WireError) -> None:
-        """Counts one more invalid message; warns when the count is 1, 2, 4, 8 ..."""
-        super().refuse(error)
-        if self.num_refused.bit_count() == 1:
-            counts = dict(self.refused)
-            log.warning("dropped %d invalid messages on the batches socket; by reason: %s", self.num_refused, counts)
-
-
-class RequestReceiver(_BatchReader):
+class RequestReceiver(Reader):
     """Receives the requests of clients for batches, and answers them. Greets each connection: see `BatchRequester`."""
 
-    def __init__(self, context: Context, endpoint: str, codec: Codec, shard: int = 0) -> None:
-        """Binds the socket."""
+    def __init__(
+        self, context: Context, endpoint: str, codec: Codec, shard: int = 0, max_batch: int = MAX_PRIORITIES
+    ) -> None:
+        """Binds the socket. `max_batch`: maximum items of a batch."""
         super().__init__()
         self._codec = codec
         self._shard = shard
+        self._max_batch = max_batch
         self._socket = context.socket(zmq.ROUTER)
-        prepare(self._socket, high_water_mark=1_000, max_bytes=1_024, reader_may_pause=True)
+        prepare(self._socket, high_water_mark=1_000, max_bytes=refusable(HEADER.size), reader_may_pause=True)
         self._socket.probe_router = 1  # Sends an empty message to each new connection.
         self._socket.router_mandatory = 1  # Reports an answer to a closed connection as an error.
         bind(self._socket, endpoint, "batches")
@@ -131,6 +125,7 @@ class RequestReceiver(_BatchReader):
                 size = self._codec.decode_request(parts[1:], self._shard)
                 fits = max_batch_bytes(self._codec.table, size) < MAX_BATCH_BYTES
                 require_field(fits, "count", f"a batch of {size} items could have {MAX_BATCH_BYTES} bytes")
+                require_field(size <= self._max_batch, "count", f"{size} items, maximum is {self._max_batch}")
                 requests.append((parts[0], size))
             except WireError as error:
                 self.refuse(error)
@@ -148,7 +143,7 @@ class RequestReceiver(_BatchReader):
         return True
 
 
-class BatchRequester(_BatchReader):
+class BatchRequester(Reader):
     """Asks the sampler processes of a server for batches. Keeps `credit` requests waiting at each.
 
     A sampler process greets each new connection with an empty message. Then no request waits there, so `credit`

@@ -23,6 +23,7 @@ from apexreplay.transport.curve.zap_handler import ZapHandler
 from apexreplay.transport.handshakes import FailedHandshakes
 from apexreplay.wire.header import Frame, WireError
 
+REFUSABLE_BYTES = 1 << 20  # messages up to this size, or up to 4 times the limit of a socket, are refused with a reason
 CURVE_BYTES = 1_024  # above the 33 bytes that CURVE adds to a message, and above its longest handshake message
 BIND_SECONDS = 3.0  # maximum time to retry a bind, because the program that had the port may just be ending
 WARN_SECONDS = 60.0  # time between two warnings about sockets without authentication
@@ -167,6 +168,14 @@ def prepare(
         socket.maxmsgsize = max_bytes + (CURVE_BYTES if socket.context.keys is not None else 0)
 
 
+def refusable(max_bytes: int) -> int:
+    """Returns the limit to set for a socket that takes `max_bytes`: longer messages arrive and are refused by name.
+
+    ZeroMQ closes the connection of a peer that exceeds the limit that is set, and does not report why.
+    """
+    return max(4 * max_bytes, REFUSABLE_BYTES)
+
+
 class Reader:
     """Reads messages and counts invalid ones."""
 
@@ -174,8 +183,15 @@ class Reader:
         self.refused: Counter[str] = Counter()  # number of invalid messages by reason
 
     def refuse(self, error: WireError) -> None:
-        """Counts one more invalid message under the error's reason."""
+        """Counts one more invalid message under the error's reason; warns when the count is 1, 2, 4, 8 ..."""
         self.refused[error.reason] += 1
+        if self.refused[error.reason].bit_count() == 1:  # There may be very many.
+            log.warning("refused %d messages; the last error: %s", self.refused[error.reason], error)
+
+    @property
+    def num_refused(self) -> int:
+        """The number of invalid messages."""
+        return self.refused.total()
 
     def read(self, socket: Any, timeout: float, decode: Callable[[list[Frame]], Message]) -> Message | None:
         """Returns the next message, or None after `timeout` seconds or for an invalid message, which is counted."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from apexreplay.facts import Count, Counts, Record, Text
-from apexreplay.wire.header import Frame
+from apexreplay.wire.header import WIRE_VERSION, Frame, require_field
 from apexreplay.wire.json_codec import decode_json, open_control
 from apexreplay.wire.status import ReplayStatus
 
@@ -115,5 +115,6 @@ Answer = Welcome | Alive | Later | Refusal | ServerStatus
 def decode_message(frames: Sequence[Frame], kind: Any) -> Any:
     """Decodes what `encode_control` wrote. `kind`: `Request` or `Answer`. Raises WireError."""
     header, body = open_control(frames)
+    require_field(header.version == WIRE_VERSION, "version", f"wire version {header.version}, not {WIRE_VERSION}")
     header.require_zero("run_id")
     return decode_json(body, kind)
