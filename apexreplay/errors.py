@@ -3,7 +3,9 @@
 import os
 import sysconfig
 import traceback
+from operator import index
 from pathlib import Path
+from typing import Any
 
 FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again
 HOPELESS = 3  # exit status of a role that failed and that a restart does not help; the run ends with FAILED
@@ -70,6 +72,16 @@ def require(condition: bool, problem: str, error: type[UsageError] = UsageError,
     """Raises `error` with `problem` and `remedy` unless `condition` holds."""
     if not condition:
         raise error(problem, remedy)
+
+
+def require_integer(name: str, value: Any, lowest: int, highest: int) -> int:
+    """Returns `value` as an int. Raises UsageError unless it is an integer, perhaps of NumPy, from `lowest` on."""
+    try:
+        number = lowest - 1 if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = lowest - 1
+    require(lowest <= number <= highest, f"{name} must be an integer from {lowest} to {highest}, got {value!r}")
+    return number
 
 
 def count_as_own(folder: Path) -> None:

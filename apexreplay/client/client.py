@@ -10,7 +10,8 @@ from apexreplay.client.connection import Connection, Lease, new_session
 from apexreplay.client.sampler import Sampler
 from apexreplay.client.waiting import Waiting, block
 from apexreplay.client.writer import Writer
-from apexreplay.errors import require
+from apexreplay.errors import require, require_integer
+from apexreplay.facts import MAX_TEXT
 from apexreplay.store.location import memory_id
 from apexreplay.transport.roles import CLIENTS, read_keys
 from apexreplay.wire.codec import MAX_PRIORITIES
@@ -18,6 +19,7 @@ from apexreplay.wire.control import Hello, ServerStatus, StatusRequest, Welcome
 
 PORT = 23_000
 TIMEOUT = 10.0  # seconds in which the server must answer
+MAX_PREFETCH = 1_000  # batches
 
 Member = TypeVar("Member", bound=Lease)  # a writer or a sampler
 
@@ -37,6 +39,8 @@ class BaseClient:
         self, make: Callable[[Connection, Hello, Welcome], Member], table: str, timeout: float, **fields: Any
     ) -> Waiting[Member]:
         """Asks for a lease of the table, and makes its writer or sampler."""
+        is_name = isinstance(table, str) and table.isascii() and table.isprintable() and len(table) <= MAX_TEXT
+        require(is_name, f"a table has a name of up to {MAX_TEXT} printable ASCII characters, got {table!r}")
         hello = Hello(session=new_session(), table=table, **fields)
         try:
             welcome = yield from self._connection.ask(hello, timeout)
@@ -49,8 +53,8 @@ class BaseClient:
     def _join_sampler(
         self, kind: Callable[..., Member], table: str, batch_size: int, prefetch: int, shared: bool, timeout: float
     ) -> Waiting[Member]:
-        require(1 <= batch_size <= MAX_PRIORITIES, f"batch_size must be 1 to {MAX_PRIORITIES}, got {batch_size}")
-        make = partial(kind, batch_size=batch_size, prefetch=prefetch)
+        batch_size = require_integer("batch_size", batch_size, 1, MAX_PRIORITIES)
+        make = partial(kind, batch_size=batch_size, prefetch=require_integer("prefetch", prefetch, 1, MAX_PREFETCH))
         memory = memory_id() if shared else ""
         return self._join(make, table, timeout, role="sampler", memory=memory)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from apexreplay.client.connection import BEAT_SECONDS, Connection, Lease
 from apexreplay.client.waiting import Waiting, block
-from apexreplay.errors import DataError, require
+from apexreplay.errors import DataError, UsageError, require
 from apexreplay.frames.encoder import make_targets, name_arrays
 from apexreplay.frames.stack_decoder import StackDecoder
 from apexreplay.item_kinds import Array
@@ -24,7 +24,7 @@ from apexreplay.tables import Table
 from apexreplay.transport.endpoints import BatchRequester, PrioritySender
 from apexreplay.transport.sockets import open_context
 from apexreplay.types import BatchMessage, PriorityUpdate
-from apexreplay.wire.codec import Codec
+from apexreplay.wire.codec import MAX_PRIORITIES, Codec
 from apexreplay.wire.control import Hello, Welcome
 
 IDLE_SECONDS = 0.001
@@ -88,13 +88,22 @@ class BaseSampler(Lease):
     def update_priorities(self, batch: Batch, priorities: Array, keys: Array | None = None) -> None:
         """Sets the priorities of a batch's items, [B], or of `keys` of it. Items that are gone are ignored.
 
-        Does not wait; if the server is away for long, priorities are dropped. Raises UsageError for a wrong shape.
+        Does not wait; if the server is away for long, priorities are dropped. Raises UsageError for a wrong shape, or
+        for priorities that are negative or not finite.
         """
         self._check()
-        keys = batch.keys if keys is None else np.asarray(keys, np.int64)
-        found = np.asarray(priorities, np.float32)
+        keys = batch.keys if keys is None else np.asarray(keys)
+        one = keys.ndim == 1 and len(keys) <= MAX_PRIORITIES and (keys.dtype.kind in "iu" or not len(keys))
+        require(one, f"keys must be at most {MAX_PRIORITIES} integers, got {keys.dtype}{list(keys.shape)}")
+        try:
+            with np.errstate(over="ignore"):
+                found = np.asarray(priorities, np.float32)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"priorities must be numbers: {error}") from error
         require(found.shape == keys.shape, f"priorities must be [{len(keys)}], got {list(found.shape)}")
-        part = batch.part
+        fits = (found >= 0) & np.isfinite(found)
+        require(bool(fits.all()), f"priorities must be finite numbers >= 0, got {found[~fits][:3]}")
+        part, keys = batch.part, keys.astype(np.int64)
         self._priorities.send(PriorityUpdate(0, part.store_incarnation, part.sampler, part.number, keys, found))
 
     def close(self) -> None:

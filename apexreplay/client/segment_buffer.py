@@ -90,7 +90,11 @@ class SegmentBuffer:
         self._add(self._make_record(priority, values), frame, next_frame, num_steps)
 
     def _make_record(self, priority: float, values: Mapping[str, Any]) -> Array:
-        require(0 <= priority <= MAX_PRIORITY, f"a priority must be from 0 to {MAX_PRIORITY:.3g}, got {priority}")
+        try:
+            fits = 0 <= float(priority) <= MAX_PRIORITY
+        except (TypeError, ValueError):
+            fits = False
+        require(fits, f"a priority must be from 0 to {MAX_PRIORITY:.3g}, got {priority!r}")
         record = np.zeros(1, self._table.record)
         record["priority"] = priority
         fill_values(self._table, record[0], values)
@@ -100,8 +104,8 @@ class SegmentBuffer:
         item, size = self._table.item, len(self._steps)
         places, depths = [frame, next_frame][: len(item.positions)], [1]
         for name, place in zip(item.positions, places, strict=True):
-            if not -size <= place <= -1:
-                raise UsageError(f"`{name}` must be from {-size} to -1, got {place}")
+            if not (isinstance(place, int | np.integer) and -size <= place <= -1):
+                raise UsageError(f"`{name}` must be from {-size} to -1, got {place!r}")
             record[name] = size + place
         if isinstance(item, Window):
             steps, ages = next_frame - frame, [self._ages[place] for place in places]
@@ -113,7 +117,8 @@ class SegmentBuffer:
         elif isinstance(item, Sequence):
             most = min(self._ages[frame] + 1, item.length)
             depths = [most if num_steps is None else num_steps]
-            require(1 <= depths[0] <= most, f"`num_steps` must be from 1 to {most}, got {num_steps}")
+            fits = isinstance(depths[0], int | np.integer) and 1 <= depths[0] <= most
+            require(fits, f"`num_steps` must be from 1 to {most}, got {num_steps!r}")
         for name, depth in zip(item.depths, depths, strict=False):  # A single step has no field for its depth.
             record[name] = depth
         first = min(place - depth + 1 for place, depth in zip(places, depths, strict=True))

@@ -11,7 +11,7 @@ from apexreplay.client.connection import Connection, Lease
 from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.client.segment_buffer import SegmentBuffer
 from apexreplay.client.waiting import PAUSE_SECONDS, Waiting, block
-from apexreplay.errors import DataError, UsageError
+from apexreplay.errors import DataError, UsageError, require_integer
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apexreplay.transport.sockets import open_context
 from apexreplay.types import Cut, Stream
@@ -31,7 +31,7 @@ class BaseWriter(Lease, Generic[Done]):
     def __init__(self, connection: Connection, hello: Hello, welcome: Welcome) -> None:
         """Use `Client.writer`."""
         super().__init__(connection, hello, welcome)
-        self.version = 0
+        self._version = 0
         self._buffer = SegmentBuffer(self.table)
         self._lock = threading.Lock()  # of the buffer
         self._changed_at = time.monotonic()
@@ -42,6 +42,18 @@ class BaseWriter(Lease, Generic[Done]):
         name = f"apexreplay-writer-{self.table.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def version(self) -> int:
+        """A number that is stored with each segment of items, such as that of the policy that acts; 0 at first.
+
+        Raises UsageError unless it is an integer from 0 to 2^32 - 1.
+        """
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = require_integer("version", version, 0, 2**32 - 1)
 
     def append(self, step: Mapping[str, Any], priority: float = 1.0, values: Mapping[str, Any] | None = None) -> Done:
         """Appends a step: an array or number for each field of the table's steps.
@@ -199,8 +211,6 @@ class Writer(BaseWriter[None]):
     A thread sends segments of items, and repeats them until the server has stored them. While the server is slow or
     away, `append` and `add_item` wait. Use a writer from one thread, in the process that created it, and create it
     after a fork. As a context manager, it waits at the end until everything is stored, for at most EXIT_SECONDS.
-
-    `version`: a number that is stored with each segment of items, such as that of the policy that acts; 0 at first.
     """
 
     def _call(self, call: Waiting[None]) -> None:

@@ -31,8 +31,8 @@ class StepEncoder:
         Raises UsageError if a field is missing or unknown, or has another shape, a dtype that cannot be converted
         without loss of kind, or a float that is not finite.
         """
-        if set(step) != self._names:
-            raise UsageError(f"a step of {self._table.name!r} has the fields {sorted(self._names)}, got {sorted(step)}")
+        if not isinstance(step, Mapping) or step.keys() != self._names:
+            raise UsageError(f"a step of {self._table.name!r} has the fields {sorted(self._names)}, got {_names(step)}")
         return [COMPRESS[entry.codec](self._array(entry, step)) for entry in self._table.entries]
 
     def _array(self, entry: Entry, step: Mapping[str, Any]) -> Array:
@@ -49,13 +49,21 @@ class StepEncoder:
 def fill_values(table: Table, record: Array, values: Mapping[str, Any]) -> None:
     """Sets the values of an item in its record. Raises UsageError as `StepEncoder.encode` does."""
     names = [name for name, _ in table.values]
-    require(set(values) == set(names), f"an item of {table.name!r} has the values {names}, got {sorted(values)}")
+    fits = isinstance(values, Mapping) and values.keys() == set(names)
+    require(fits, f"an item of {table.name!r} has the values {names}, got {_names(values)}")
     for name, field in table.values:
         record[name] = _convert(name, values[name], np.dtype(field.dtype), field.shape)
 
 
+def _names(fields: Any) -> str:
+    return str(sorted(map(str, fields))) if isinstance(fields, Mapping) else f"a {type(fields).__name__}"
+
+
 def _convert(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"`{name}` must be {dtype}{list(shape)}: {error}") from error
     fits, is_same = array.shape == shape, array.dtype == dtype
     if fits and not is_same:
         fits = np.can_cast(array.dtype, dtype, "same_kind")

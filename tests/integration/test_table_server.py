@@ -109,8 +109,10 @@ def test_priorities_change_the_draws_unless_they_are_uniform(starting, name, sha
         with client.sampler(name, 200, shared_memory=shared) as sampler:
             batch = sampler.sample(DEADLINE)
             assert set(batch["x"]) == set(range(40))
-            with pytest.raises(UsageError):
-                sampler.update_priorities(batch, np.ones(199))
+            pairs, many = np.ones((2, 2), np.int64), np.ones(65_537, np.int64)
+            for values, keys in ((np.ones(199), None), (pairs, pairs), (many, many), ([1.0], [1.5]), (["one"], [1])):
+                with pytest.raises(UsageError):
+                    sampler.update_priorities(batch, values, keys)
             sampler.update_priorities(batch, np.where(batch["x"] < 4, [100.0], [1e-6]))
             sampler.update_priorities(batch, np.array([50.0, np.nan, 1.0]), np.array([3, 2, 10**6]))
 
@@ -321,10 +323,12 @@ def test_a_client_is_refused_what_the_server_does_not_have(server):
             with pytest.raises(UsageError) as refused:
                 join()
             assert "numbers" in refused.value.remedy
-        for batch_size in (0, 65_537):
+        for batch_size in (0, 65_537, 4.5, "4", True):
             with pytest.raises(UsageError) as refused:
                 client.sampler("numbers", batch_size)
-            assert str(batch_size) in refused.value.problem
+            assert repr(batch_size) in refused.value.problem
+        with pytest.raises(UsageError, match="prefetch"):
+            client.sampler("numbers", 4, prefetch=0.5)
         with pytest.raises(UsageError) as refused:
             client.sampler("pairs", 8, shared_memory=False)
         assert "pairs" in refused.value.problem
@@ -409,6 +413,12 @@ def test_step_and_item_errors_append_nothing(server):
             lambda: writer.add_item(),
             lambda: writer.add_item(-1.0, values),
             lambda: writer.add_item(1.0, values),  # It has only one step.
+            lambda: writer.add_item("1 or 2", values),
+            lambda: writer.add_item(1.0, list(values)),
+            lambda: writer.add_item(1.0, values, frame="-1"),
+            lambda: setattr(writer, "version", -1),
+            lambda: setattr(writer, "version", 2**32),
+            lambda: setattr(writer, "version", 1.5),
         ):
             with pytest.raises(UsageError):
                 call()
@@ -527,7 +537,7 @@ def test_a_key_opens_no_socket_of_another_role(starting, keys):
 
         def counts():
             refused = client.status(timeout=DEADLINE).tables["numbers"].replay.refused_connections
-            return {name.partition(":")[0] for name in refused} == {*sockets} - {"batches"}
+            return {name.partition(":")[0] for name in refused} == {*sockets}
 
         until(counts, "counts of refused connections")
 

@@ -4,6 +4,7 @@ The coordinator has no socket. `server` passes messages to it; a run in a single
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,6 +49,7 @@ class Coordinator:
         `deterministic`: whether all roles run alternately in one process. Then no bottleneck is searched for, and the
         curves contain no figure measured by a clock.
         """
+        self.refused: Counter[str] = Counter()  # number of refused programs and heartbeats by reason
         self.num_parameters = 0  # 0: the trainer has not created its network yet, so no program may join
         self._parameters: list[Tensor] = []
         self._folder = folder
@@ -131,7 +133,7 @@ class Coordinator:
         replay, shard, session, now = self._config.replay, hello.shard, hello.session, self._clock()
         if not 0 <= shard < replay.num_shards:
             shards = f"replay.num_shards {replay.num_shards}, 0 ... {replay.num_shards - 1}"
-            return control.RefusedAnswer(f"--shard {shard}: this run has {shards}")
+            return self._refuse("shard", f"--shard {shard}: this run has {shards}")
         if len(self._asked) > MAX_ASKING:
             self._asked.clear()  # Live servers ask again.
         holder, member = self._fence.find(shard), self.state.members.replay_servers.get(shard)
@@ -145,17 +147,21 @@ class Coordinator:
             return control.WaitAnswer(holder=holder.session, host=holder.host, run_id=self._folder.run_id)
         process = f"process {member.heartbeat.pid} on {holder.host}"
         where = f"{replay.server_name(shard)} is already running: {process}"
-        return control.RefusedAnswer(f"{where}; stop that process, or choose another --shard")
+        return self._refuse("shard", f"{where}; stop that process, or choose another --shard")
+
+    def _refuse(self, reason: str, text: str) -> control.RefusedAnswer:
+        self.refused[reason] += 1
+        return control.RefusedAnswer(text)
 
     def _answer_heartbeat(self, heartbeat: control.AnyHeartbeat) -> control.Answer:
         if heartbeat.run_id != self._folder.run_id:
-            return control.RefusedAnswer("the request is for another run")
+            return self._refuse("run", "the request is for another run")
         if isinstance(heartbeat, control.ActorHeartbeat):
             self.keep_scores(heartbeat.scores)  # also if another host has the ids now: these games were played
         if isinstance(heartbeat, control.ReplayHeartbeat) and self._fence.refuses(heartbeat):
-            return control.RefusedAnswer("another replay server has taken over this shard")
+            return self._refuse("fence", "another replay server has taken over this shard")
         if not self._leases.renew(heartbeat.session, heartbeat.streams, self._clock()):
-            return control.RefusedAnswer("the actor ids of this host were leased to another host")
+            return self._refuse("streams", "the actor ids of this host were leased to another host")
         try:
             self.state.update(heartbeat)
         except ValueError as error:

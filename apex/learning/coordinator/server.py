@@ -33,7 +33,7 @@ from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import Stop, Wait
 from apexreplay.transport.async_receiver import ROUTER, AsyncReceiver, Peer
 from apexreplay.transport.sockets import Context, InsecureBindWarning, open_context
-from apexreplay.wire.header import Frame, MessageKind, WireError, peek_kind
+from apexreplay.wire.header import WIRE_VERSION, Frame, MessageKind, WireError, peek_kind
 from apexreplay.wire.json_codec import MAX_JSON_BYTES, encode_control
 
 MAX_OBSERVERS = 64  # maximum observers that receive the last status without a request
@@ -134,7 +134,7 @@ class CoordinatorServer:
                     return
 
     def _tick(self) -> None:
-        self._state.refusals["control"] = dict(self._control.refused)
+        self._state.refusals["control"] = dict(self._control.refused + self._coordinator.refused)
         self._state.learner_resources, self._state.host_use = self._meter.measure(), self._meter.host.measure()
         self._coordinator.write_rows()
         self._coordinator.tick()
@@ -194,6 +194,7 @@ class CoordinatorServer:
             return None
         request = decode_request(frames, self._run_id)
         if isinstance(request, RefusedAnswer):
+            self._control.refused["run" if frames[0][4] == WIRE_VERSION else "version"] += 1
             return request
         if isinstance(request, Hello | Heartbeat):
             _require_role(role, request.role)

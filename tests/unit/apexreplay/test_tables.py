@@ -195,6 +195,10 @@ def test_short_forms_of_a_field_are_equal():
         ({"x": 1.0, "y": [1, 300]}, "y"),
         ({"x": 1.0, "y": [-1, 0]}, "y"),
         ({"x": "one", "y": [1, 2]}, "x"),
+        ({"x": 1.0, "y": [[1], [1, 2]]}, "y"),
+        ({1: 1.0, "y": [1, 2]}, "x"),
+        (["x", "y"], "list"),
+        (None, "NoneType"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow")

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from apexreplay.client.client import Client
-from apexreplay.client.connection import Connection
-from apexreplay.errors import UsageError
+from apexreplay.client.connection import Connection, Lease
+from apexreplay.errors import DataError, UsageError
 from apexreplay.wire.control import Alive, Beat, Hello, Refusal, Welcome
 
 LEASE = {"run_id": "7", "stream": 1, "incarnation": "100000001"}
@@ -66,3 +66,11 @@ def test_an_invalid_address_of_a_server_is_refused_at_once(address, named):
     with pytest.raises(UsageError) as refused:
         Client(*address)
     assert named in refused.value.problem
+
+
+@pytest.mark.parametrize("table", ["x" * 201, "é", "a\nb", 5, None])
+def test_a_table_that_cannot_have_this_name_is_refused_at_once(connection, table):
+    with pytest.raises(UsageError) as refused:
+        Lease(connection, "writer", table, timeout=60.0)
+    assert repr(table) in refused.value.problem
+    assert not isinstance(refused.value, DataError)

@@ -59,7 +59,7 @@ def settings(tmp_path, read_keys):
         snapshots=None,
         snapshot_seconds=1.0,
         endpoints={name: f"tcp://127.0.0.1:{port}" for name, port in zip(TABLE, ports, strict=True)},
-        segment_length=4,
+        max_segment_items=5,
         max_segments=4,
         max_segment_bytes=max_segment_bytes(PIXELS.table, 50),
         read_keys=partial(read_keys, "server"),
@@ -70,10 +70,10 @@ def settings(tmp_path, read_keys):
 
 @pytest.mark.parametrize(("end", "status", "kept"), [("finished", FINISHED, False), ("lost", NEIGHBOUR_GONE, True)])
 def test_a_server_without_a_trainer_stores_and_acknowledges(settings, read_keys, end, status, kept):
-    link, stop, statuses, servers = Link(), Stop(), [], []
+    link, stop, statuses, joined = Link(), Stop(), [], []
 
-    def join(server, context):
-        servers.append(server)
+    def join(status):
+        joined.append(status)
         return link
 
     thread = threading.Thread(target=lambda: statuses.append(serve(settings, join, stop)))
@@ -86,7 +86,7 @@ def test_a_server_without_a_trainer_stores_and_acknowledges(settings, read_keys,
             sender.send(CODEC.encode_segment(segment))
             receipt = until(lambda: receipts.receive(0.1), "receipt")[-1]
         assert (receipt.stream, receipt.contiguous) == (segment.stream, 1)
-        assert servers[0].status().num_inserted == 5
+        assert joined[0]().num_inserted == 5
         setattr(link, end, True)
     finally:
         stop.request()

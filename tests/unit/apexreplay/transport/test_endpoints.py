@@ -32,7 +32,7 @@ from apexreplay.transport.endpoints import (
     max_batch_bytes,
     max_segment_bytes,
 )
-from apexreplay.transport.sockets import bind, open_context, prepare, reachable_address
+from apexreplay.transport.sockets import REFUSABLE_BYTES, bind, open_context, prepare, reachable_address
 from apexreplay.types import PriorityUpdate, Receipt, Stream
 from apexreplay.wire.json_codec import encode_control
 
@@ -63,13 +63,15 @@ def test_size_limits_are_just_above_the_longest_messages(schema):
         assert 0 <= limit - sum(map(len, message)) < CONTROL_MARGIN
 
 
-def test_messages_above_the_size_limit_are_not_delivered(context, endpoint):
+def test_messages_up_to_a_limit_are_refused_and_longer_ones_do_not_arrive(context, endpoint):
     receiver = RequestReceiver(context, endpoint, CODEC)
     stranger = context.socket(zmq.DEALER)
     stranger.connect(endpoint)
-    stranger.send_multipart([*CODEC.encode_request(4), b"x" * 5_000])
-    assert receiver.receive(0.3) == []
-    assert receiver.refused == {}
+    for num_bytes, refused in ((REFUSABLE_BYTES, {"frames": 1}), (REFUSABLE_BYTES + 1, {})):
+        receiver.refused.clear()
+        stranger.send_multipart([*CODEC.encode_request(4), b"x" * num_bytes])
+        assert receiver.receive(0.3) == []
+        assert receiver.refused == refused
 
 
 def test_a_new_subscriber_receives_the_newest_parameters(context, endpoint):
