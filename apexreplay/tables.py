@@ -246,7 +246,9 @@ def table(
     fields = [*steps, *(values or {})]
     for each in (name, *fields):
         require(_NAME.fullmatch(str(each)) is not None, f"a name has 1 to 40 of a-z, 0-9 and _, got {each!r}")
-    require(len(set(fields)) == len(fields), f"a name stands for a step's field and for a value: {sorted(fields)}")
+    names = [*fields, *(f"next_{each}" for each in steps if item.kind == "window")]
+    twice = sorted({each for each in names if names.count(each) > 1})
+    require(not twice, f"a batch would have two arrays with the name {', '.join(twice)}", remedy="rename a field")
     taken = sorted((_TAKEN | {*item.positions, *item.depths}) & set(values or {}))
     require(not taken, f"these names of values are taken: {', '.join(taken)}")
     require(len(steps) > 0, f"table {name!r} has no field of steps")

@@ -47,7 +47,7 @@ class BatchDrawer:
         self.rng = rng
         self._clock = clock
         counters.activate(row)
-        self._in_flight = 0
+        self._in_flight = self._passed_over = 0
         self._changed_at = clock()
 
     def draw(self) -> BatchMessage | None:
@@ -61,7 +61,8 @@ class BatchDrawer:
             selected = self._settings.selection.select(self.reader, self.part_size, self._counters.num_drawn)
             drawn = None if selected is None else self.reader.sample_keys(selected[0])
             if selected is not None and drawn is not None:
-                self._counters.pass_over(self._row, selected[1])
+                self._passed_over = selected[1]
+                self._counters.pass_over(self._row, self._passed_over)
             self._counters.note_wait(self._row, inserts=drawn is None)
         return None if drawn is None else self.make_part(drawn.records, drawn.num_transitions, drawn.blob)
 
@@ -88,7 +89,7 @@ class BatchDrawer:
 
     def take_back(self) -> None:
         """Removes the newest part from the counters, because it was not sent. Another part may be drawn at once."""
-        self._counters.take_back(self._row, self.part_size)
+        self._counters.take_back(self._row, self.part_size + self._passed_over)
         self._changed_at -= CREDIT_SECONDS
 
     def may_draw(self) -> bool:

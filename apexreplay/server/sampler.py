@@ -85,3 +85,5 @@ def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedS
                 waiting.popleft()
                 if not receiver.answer(client, part):
                     drawer.take_back()
+            elif task.settings.selection.order != "priority":
+                waiting.rotate(-1)  # A smaller batch may be complete, and this client may be gone.

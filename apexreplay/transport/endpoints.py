@@ -206,7 +206,7 @@ class BatchRequester(Reader):
             return None
 
     def close(self) -> None:
-        """Closes the socket; the sampler processes drop its requests."""
+        """Closes the socket. No batch that it asked for counts as drawn."""
         self._socket.close(0)
 
 

@@ -630,6 +630,18 @@ def test_samplers_of_a_queue_share_its_items(starting):
             samplers[0].sample(0.5)
 
 
+@pytest.mark.parametrize("order", ["queue", "newest"])
+def test_a_request_for_too_many_items_delays_no_other(starting, order):
+    server = starting(TableSettings(table=NUMBERS, order=order, **SMALL))
+    with server.client() as client, client.writer("numbers") as writer:
+        with client.sampler("numbers", 200) as gone, pytest.raises(DataError):
+            gone.sample(0.5)
+        append(writer, range(100))
+        writer.flush(DEADLINE)
+        with client.sampler("numbers", 8) as sampler:
+            assert len(sampler.sample(DEADLINE)["x"]) == 8
+
+
 def test_the_newest_and_items_of_allowed_versions_are_drawn(starting):
     newest = TableSettings(table=NUMBERS, order="newest", **SMALL)
     fresh = TableSettings(table=replace(NUMBERS, name="fresh"), max_version_lag=2, priority_exponent=0.0, **SMALL)

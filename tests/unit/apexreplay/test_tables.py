@@ -159,6 +159,8 @@ def test_references_beyond_the_steps_are_refused(name, changed):
         (lambda: table("t", {"x": "int64"}, values={"x": "int64"}), "x"),
         (lambda: table("t", {"x": "int64"}, values={"key": "int64"}), "key"),
         (lambda: table("t", {"x": "int64"}, values={"frame": "int64"}), "frame"),
+        (lambda: table("t", {"x": "int64", "next_x": "int64"}, item=Window(1, 1)), "next_x"),
+        (lambda: table("t", {"x": "int64"}, item=Window(1, 1), values={"next_x": "int64"}), "next_x"),
         (lambda: table("t", {"x": "int64"}, kept=("y",)), "y"),
         (lambda: Window(0, 1), "0"),
         (lambda: Window(4, 0), "0"),
@@ -205,7 +207,7 @@ def test_short_forms_of_a_field_are_equal():
 def test_a_step_that_does_not_fit_is_refused(step, named):
     encoder = StepEncoder(table("t", {"x": "float32", "y": ("uint8", (2,))}))
     assert encoder.encode({"x": 1, "y": [1, 2]}) == [b"\0\0\x80?\x01\x02"]
-    with pytest.raises(UsageError, match=f"'{named}'|`{named}`"):
+    with pytest.raises(UsageError, match=f"'{named}'|`{named}`|a {named}$"):
         encoder.encode(step)
 
 
