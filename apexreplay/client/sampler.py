@@ -88,8 +88,8 @@ class BaseSampler(Lease):
     def update_priorities(self, batch: Batch, priorities: Array, keys: Array | None = None) -> None:
         """Sets the priorities of a batch's items, [B], or of `keys` of it. Items that are gone are ignored.
 
-        Does not wait; if the server is away for long, priorities are dropped. Raises UsageError for a wrong shape, or
-        for priorities that are negative or not finite.
+        Does not wait; if the server is away for long, priorities are dropped. Raises UsageError for a wrong shape. The
+        server counts and ignores priorities that are negative or not finite.
         """
         self._check()
         keys = batch.keys if keys is None else np.asarray(keys)
@@ -101,8 +101,6 @@ class BaseSampler(Lease):
         except (TypeError, ValueError) as error:
             raise UsageError(f"priorities must be numbers: {error}") from error
         require(found.shape == keys.shape, f"priorities must be [{len(keys)}], got {list(found.shape)}")
-        fits = (found >= 0) & np.isfinite(found)
-        require(bool(fits.all()), f"priorities must be finite numbers >= 0, got {found[~fits][:3]}")
         part, keys = batch.part, keys.astype(np.int64)
         self._priorities.send(PriorityUpdate(0, part.store_incarnation, part.sampler, part.number, keys, found))
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from apexreplay.client.client import Client
-from apexreplay.client.connection import Connection, Lease
+from apexreplay.client.connection import Connection
 from apexreplay.errors import DataError, UsageError
 from apexreplay.wire.control import Alive, Beat, Hello, Refusal, Welcome
 
@@ -69,8 +69,8 @@ def test_an_invalid_address_of_a_server_is_refused_at_once(address, named):
 
 
 @pytest.mark.parametrize("table", ["x" * 201, "é", "a\nb", 5, None])
-def test_a_table_that_cannot_have_this_name_is_refused_at_once(connection, table):
-    with pytest.raises(UsageError) as refused:
-        Lease(connection, "writer", table, timeout=60.0)
+def test_a_table_that_cannot_have_this_name_is_refused_at_once(table):
+    with Client(port=9) as client, pytest.raises(UsageError) as refused:  # Nobody listens there.
+        client.writer(table, timeout=60.0)
     assert repr(table) in refused.value.problem
     assert not isinstance(refused.value, DataError)

@@ -44,7 +44,10 @@ class KeptError(Exception):
 
 @pytest.mark.parametrize(
     ("module", "run"),
-    [(sampler, lambda: sampler.run_sampler(None, 0, None, None)), (loader, lambda: loader.run_loader(None, 0, None))],
+    [
+        (sampler, lambda: sampler.run_sampler(None, 0, None, None, None)),
+        (loader, lambda: loader.run_loader(None, 0, None)),
+    ],
 )
 def test_samplers_and_loaders_keep_freed_memory_before_all_else(module, run, monkeypatch):
     def keep():
