@@ -133,6 +133,8 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
         remove(path)
         return FINISHED
     finally:
+        if snapshot_process is not None:
+            snapshot_process.end()
         stop_children(children)
         if link is not None:
             link.close()
@@ -235,11 +237,11 @@ async def _watch(
 ) -> None:
     """Watches the authenticator, the child processes and the link, and raises the error if one of them fails."""
     while not stop.poll():
-        await asyncio.sleep(POLL_SECONDS)
         context.check()
         settings.warning.check()
         check_children(children, settings.stuck_seconds)
         link.check()
+        await asyncio.sleep(POLL_SECONDS)  # A SIGTERM to the process group ends the children too: `stop` is next.
 
 
 def run_tasks(*tasks: Coroutine[Any, Any, None]) -> None:

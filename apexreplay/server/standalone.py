@@ -65,13 +65,13 @@ def run_server(
                 async def watch() -> None:
                     is_ready = False
                     while not stop.poll():
-                        await asyncio.sleep(POLL_SECONDS)
                         context.check()
                         check_children(children)
                         if control.collect() and not is_ready:
                             is_ready = True
                             log.info("ready: tcp://%s:%d", place.bind, place.port)
                             on_ready()
+                        await asyncio.sleep(POLL_SECONDS)
 
                 run_tasks(watch(), control.answer(stop))
         finally:

@@ -710,7 +710,8 @@ def test_requests_that_a_killed_server_had_are_sent_again(tmp_path):
         until(answered, "batch")
 
 
-def test_a_sampler_reads_the_memory_that_a_snapshot_restores(tmp_path):
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
+def test_a_sampler_reads_the_memory_that_a_snapshot_restores(tmp_path, kill):
     with (
         Restarting(tmp_path, free_port()) as server,
         Client(port=server.port) as client,
@@ -719,7 +720,8 @@ def test_a_sampler_reads_the_memory_that_a_snapshot_restores(tmp_path):
     ):
         append(writer, range(100))
         writer.flush(DEADLINE)
-        server.end(signal.SIGTERM)  # saves a snapshot and removes the memory
+        server.end(signal.SIGTERM, kill)  # saves a snapshot and removes the memory
+        assert not [path for path in server.files if path.exists()]
         server.start()
         append(writer, range(100, 150))
         writer.flush(DEADLINE)

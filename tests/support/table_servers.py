@@ -97,8 +97,8 @@ class Restarting:
         assert self.process.stdout.readline() == b"ready\n"
         self.files |= memories(self.process.pid)
 
-    def end(self, signum):
-        self.process.send_signal(signum)
+    def end(self, signum, kill=os.kill):
+        kill(self.process.pid, signum)
         self.process.wait()
         self.process.stdout.close()
 
