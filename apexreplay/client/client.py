@@ -31,7 +31,9 @@ class BaseClient:
         self, host: str = "127.0.0.1", port: int = PORT, *, keys: str | Path | None = None, role: str = "administrator"
     ) -> None:
         require(role in CLIENTS, f"a role is one of {', '.join(CLIENTS)}, got {role!r}")
-        is_address = re.fullmatch(r"[\w.-]+", str(host)) and isinstance(port, int) and 1 <= port <= 65_535
+        is_address = (
+            re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", str(host)) and isinstance(port, int) and 1 <= port <= 65_535
+        )
         require(bool(is_address), f"a server has a host name and a port from 1 to 65535, got {host!r} and {port!r}")
         self._connection = Connection(host, port, read_keys(None if keys is None else Path(keys), role))
 

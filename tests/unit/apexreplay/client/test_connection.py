@@ -60,7 +60,15 @@ def test_a_lease_that_a_server_does_not_know_is_asked_for_until_a_welcome(connec
 
 @pytest.mark.parametrize(
     ("address", "named"),
-    [(("a b", 1), "'a b'"), (("", 1), "''"), (("h", "x"), "'x'"), (("h", 0), "0"), (("h", 65_536), "65536")],
+    [
+        (("a b", 1), "'a b'"),
+        (("", 1), "''"),
+        (("ü", 1), "ü"),
+        (("-", 1), "-"),
+        (("h", "x"), "'x'"),
+        (("h", 0), "0"),
+        (("h", 65_536), "65536"),
+    ],
 )
 def test_an_invalid_address_of_a_server_is_refused_at_once(address, named):
     with pytest.raises(UsageError) as refused:
