@@ -100,8 +100,8 @@ run "accepts_what_is_not_the_default" {
   }
 
   assert {
-    condition     = aws_vpc_security_group_ingress_rule.socket["batches-from-replay"].to_port == 22632
-    error_message = "Every loader receives batches on a port of its own."
+    condition     = aws_vpc_security_group_ingress_rule.socket["batches-from-learner"].to_port == 21634
+    error_message = "Every sampler process sends batches from a port of its own."
   }
 
   assert {
