@@ -151,9 +151,9 @@ class BaseWriter(Lease, Generic[Done]):
 
     def _cut(self) -> bool:
         """Passes the collected items to the thread; returns False if it has enough to do."""
-        if self._pieces.full():
-            return False
         with self._lock:
+            if self._pieces.full():
+                return False
             if len(self._buffer):
                 self._pieces.put_nowait((self._buffer.cut(), self.version))
         return True
@@ -190,19 +190,12 @@ class BaseWriter(Lease, Generic[Done]):
             try:
                 cut, version = self._pieces.get(timeout=0.002 if sender.in_flight else IDLE_SECONDS)
             except queue.Empty:
-                self._linger(sender)
+                if self._is_full() or time.monotonic() - self._changed_at >= LINGER_SECONDS:
+                    self._cut()
                 continue
             sender.send([cut], version)
             self._in_flight = sender.in_flight
             self._pieces.task_done()
-
-    def _linger(self, sender: ReliableSender) -> None:
-        """Sends a segment that is full, or whose newest item is old."""
-        with self._lock:  # Until the segment counts as in flight, so that `flush` cannot miss it.
-            is_due = self._is_full() or time.monotonic() - self._changed_at >= LINGER_SECONDS
-            if len(self._buffer) and is_due:
-                sender.send([self._buffer.cut()], self.version)
-                self._in_flight = sender.in_flight
 
 
 class Writer(BaseWriter[None]):

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import queue
 import re
 import signal
 import socket
@@ -281,6 +282,30 @@ def test_an_incomplete_segment_is_stored_without_a_flush(server):
         until(lambda: 5 in sampler.sample(DEADLINE)["x"], "item")
         until(lambda: writer.num_unstored == 0, "receipt")  # It may come after the item can be drawn.
         assert client.status().tables["uniform"].writers == 1
+
+
+class LateQueue(queue.Queue):
+    """A queue that seems empty once, although it has become full just then."""
+
+    def get(self, timeout):
+        if not self.is_late():
+            return super().get(timeout=timeout)
+        self.is_late = lambda: False
+        raise queue.Empty
+
+
+def test_items_are_stored_in_the_order_of_their_calls(starting):
+    server = starting(TableSettings(table=NUMBERS, **SMALL))
+    with server.client() as client, client.writer("numbers") as writer:
+        late = LateQueue(2)
+        late.is_late = lambda: until(lambda: late.full() and writer._is_full(), "three full segments")
+        writer._pieces = late
+        append(writer, range(100))
+        writer.flush(DEADLINE)
+        assert not late.is_late()
+        with client.sampler("numbers", 100) as sampler:
+            batch = sampler.sample(DEADLINE)
+            np.testing.assert_array_equal(batch["x"], batch.keys)
 
 
 def test_closed_clients_leave_no_descriptor_and_no_thread(server):
