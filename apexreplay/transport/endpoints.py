@@ -24,6 +24,7 @@ from apexreplay.wire.header import HEADER, WireError, receipt_topic, require_fie
 
 CONTROL_MARGIN = 4_096
 MAX_BATCH_BYTES = 1 << 32  # Offsets in a blob, and the length of a message, have 32 bits.
+MAX_BURST = 64  # messages that one call handles
 
 
 class ExperienceSender:
@@ -117,9 +118,15 @@ class RequestReceiver(Reader):
         bind(self._socket, endpoint, "batches")
 
     def receive(self, timeout: float) -> list[tuple[bytes, int]]:
-        """Returns (client, batch size) of all requests that have arrived. Waits up to `timeout` s for the first."""
+        """Returns (client, batch size) of requests that have arrived. Waits up to `timeout` seconds for a message.
+
+        Handles at most MAX_BURST messages, so that a client that sends without end does not keep the caller.
+        """
         requests: list[tuple[bytes, int]] = []
-        while parts := receive(self._socket, timeout):
+        for _ in range(MAX_BURST):
+            parts = receive(self._socket, timeout)
+            if not parts:
+                break
             timeout = 0.0
             try:
                 size = self._codec.decode_request(parts[1:], self._shard)

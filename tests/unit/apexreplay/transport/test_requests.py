@@ -1,7 +1,9 @@
 """Clients ask for batches by messages: credit, several samplers, and requests that nobody should send."""
 
 import socket
+import time
 from collections import Counter
+from operator import sub
 
 import pytest
 import zmq
@@ -10,7 +12,7 @@ from support.waiting import DEADLINE, until
 
 from apexreplay.errors import UsageError
 from apexreplay.tables import table
-from apexreplay.transport.endpoints import BatchRequester, RequestReceiver
+from apexreplay.transport.endpoints import MAX_BURST, BatchRequester, RequestReceiver
 from apexreplay.transport.sockets import open_context
 from apexreplay.transport.timing import RENEW_SECONDS
 from apexreplay.types import Stream
@@ -73,6 +75,26 @@ def test_clients_share_a_sampler_process_and_get_only_what_they_asked_for(contex
         assert requester.receive(0.0) is None
         requester.close()
         until(lambda gone=client: not receiver.answer(gone, make_batch(PIXELS)), "the end of the connection")
+
+
+def test_one_call_handles_few_messages(context):
+    """A client that sends without end must not keep the caller."""
+    address = endpoint()
+    receiver = RequestReceiver(context, address, CODEC)
+    stranger = context.socket(zmq.DEALER)
+    stranger.connect(address)
+    for _ in range(10 * MAX_BURST):
+        stranger.send(b"")
+    time.sleep(0.3)  # Most messages arrive.
+    counts = [0]
+
+    def handled():
+        assert receiver.receive(0.05) == []
+        counts.append(receiver.num_refused)
+        return counts[-1] == 10 * MAX_BURST
+
+    until(handled, "all messages")
+    assert max(map(sub, counts[1:], counts)) <= MAX_BURST
 
 
 def test_a_client_that_has_waited_for_long_renews_its_connection(context):
