@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.table_servers import NUMBERS, SMALL, Restarting, all_items, free_port, starting_servers
+from support.table_servers import NUMBERS, SMALL, Restarting, all_items, free_port
 from support.waiting import DEADLINE
 
 from apexreplay import AsyncClient, TableSettings, table
@@ -35,12 +35,6 @@ def in_a_loop(test):
         asyncio.run(limited())
 
     return run
-
-
-@pytest.fixture(scope="module")
-def starting():
-    with starting_servers() as start:
-        yield start
 
 
 @pytest.fixture(scope="module")

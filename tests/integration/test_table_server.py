@@ -28,7 +28,6 @@ from support.table_servers import (
     group,
     memories,
     read_all,
-    starting_servers,
 )
 from support.tables import TABLES, Twin
 from support.waiting import DEADLINE, until
@@ -49,12 +48,6 @@ KINDS = {
     "sequences": "overlapping sequences",
 }
 BOTH = pytest.mark.parametrize("shared", [True, False], ids=["memory", "messages"])
-
-
-@pytest.fixture(scope="module")
-def starting():
-    with starting_servers() as start:
-        yield start
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Compares the replay buffer of examples/ with Stable-Baselines3's own: python sb3_twin.py CHECK. Prints "ok"."""
 
-import pickle
+import copy
 import sys
 import tempfile
 import time
@@ -87,7 +87,7 @@ def refusals():
             refused.append(space)
     buffer = ServerReplayBuffer(100, box, ACTIONS, frame_stack=2)
     step = np.ones((1, 4)), 2 * np.ones((1, 4)), np.array([1]), np.array([1.0]), np.array([False]), [{}]
-    calls = {"add": lambda: buffer.add(*step), "reset": buffer.reset, "save": lambda: pickle.dumps(buffer)}
+    calls = {"add": lambda: buffer.add(*step), "reset": buffer.reset, "save": lambda: copy.copy(buffer)}
     for name, call in calls.items():
         with suppress(ValueError, NotImplementedError):
             call()
