@@ -56,6 +56,10 @@ class LostMemoryError(ApexError, RuntimeError):
     """The file of a replay memory was removed or replaced while the replay server ran; the server is started again."""
 
 
+class UnsavedMemoryError(ApexError, RuntimeError):
+    """A server that was stopped could not save its memory in a last snapshot, and has kept it."""
+
+
 class AddressError(UsageError):
     """An address cannot be bound."""
 

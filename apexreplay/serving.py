@@ -4,13 +4,14 @@ import json
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
 from signal import SIGTERM
 from typing import Any, Self
 
 from apexreplay.client.client import Client
-from apexreplay.errors import DataError, require
+from apexreplay.errors import FAILED, DataError, require
 from apexreplay.process.spawn import PIPE, Process, spawn
 from apexreplay.server.place import PORTS_PER_TABLE
 from apexreplay.server.table_settings import TableSettings
@@ -34,15 +35,20 @@ class Server:
         return Client(self.host, self.port, keys=self._keys)
 
     def close(self) -> None:
-        """Stops the server. With a folder of snapshots, it saves a last one before."""
+        """Stops the server. With a folder of snapshots, it saves a last one before.
+
+        Raises DataError if the server has failed, or could not save the snapshot.
+        """
         self.process.terminate()
-        self.process.wait()
+        failed = self.process.wait() == FAILED
+        require(not failed, "the server has failed; it has printed the reason to standard error", error=DataError)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with suppress(*[DataError] if kind else []):  # An error that is on its way matters more.
+            self.close()
 
 
 def serve(

@@ -13,6 +13,7 @@ from apex.transport.hello import Welcome, host_name
 from apex.transport.messages.control import WaitAnswer
 from apex.transport.run_codec import RunCodec
 from apex.types import Role
+from apexreplay.errors import FINISHED, UnsavedMemoryError
 from apexreplay.process.lifecycle import Stop
 from apexreplay.server.service import ServerSettings, serve
 from apexreplay.snapshots.folder import SnapshotFolder, shard_folder
@@ -21,6 +22,8 @@ from apexreplay.store.location import memory_id, store_path
 from apexreplay.transport.endpoints import max_segment_bytes
 from apexreplay.transport.sockets import InsecureBindWarning, reachable_address
 from apexreplay.wire.status import ReplayStatus
+
+LAST_SNAPSHOT_SECONDS = 2.0  # maximum time for the snapshot at the end of a run; the learner waits for it
 
 log = logging.getLogger("apex")
 
@@ -39,7 +42,11 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
     def join(status: Callable[[], ReplayStatus]) -> Session:
         return _join(welcome, shard, status, advertise, stop)
 
-    return serve(_settings(welcome, shard, folder), join, stop)
+    try:
+        return serve(_settings(welcome, shard, folder), join, stop)
+    except UnsavedMemoryError as error:
+        log.warning("%s", error)
+        return FINISHED
 
 
 def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) -> ServerSettings:
@@ -56,6 +63,7 @@ def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) ->
         seed=config.seed,
         snapshots=snapshots,
         snapshot_seconds=config.checkpoint.replay_period,
+        last_snapshot_seconds=LAST_SNAPSHOT_SECONDS,
         endpoints={name: transport.endpoint(name, index=shard) for name in REPLAY_SOCKETS},
         max_segment_items=config.actor.segment_length + config.actor.n_step,
         max_segments=config.actor.window * config.actor.num_actors,

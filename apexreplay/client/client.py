@@ -20,6 +20,8 @@ from apexreplay.wire.control import Hello, ServerStatus, StatusRequest, Welcome
 PORT = 23_000
 TIMEOUT = 10.0  # seconds in which the server must answer
 MAX_PREFETCH = 1_000  # batches
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"  # a part of a host name between dots
+_MAX_HOST = 253  # characters
 
 Member = TypeVar("Member", bound=Lease)  # a writer or a sampler
 
@@ -31,9 +33,8 @@ class BaseClient:
         self, host: str = "127.0.0.1", port: int = PORT, *, keys: str | Path | None = None, role: str = "administrator"
     ) -> None:
         require(role in CLIENTS, f"a role is one of {', '.join(CLIENTS)}, got {role!r}")
-        is_address = (
-            re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", str(host)) and isinstance(port, int) and 1 <= port <= 65_535
-        )
+        is_host = len(str(host)) <= _MAX_HOST and re.fullmatch(rf"{_LABEL}(\.{_LABEL})*\.?", str(host))
+        is_address = is_host and isinstance(port, int) and 1 <= port <= 65_535
         require(bool(is_address), f"a server has a host name and a port from 1 to 65535, got {host!r} and {port!r}")
         self._connection = Connection(host, port, read_keys(None if keys is None else Path(keys), role))
 

@@ -9,7 +9,7 @@ import time
 from msgspec.structs import replace
 
 from apexreplay.client.waiting import PAUSE_SECONDS, Waiting
-from apexreplay.errors import DataError, UsageError, require
+from apexreplay.errors import DataError, UsageError, describe_exception, require
 from apexreplay.process.lifecycle import POLL_SECONDS
 from apexreplay.tables import Table
 from apexreplay.transport.control_socket import ControlSocket
@@ -34,6 +34,7 @@ class Connection:
         self._leases: dict[int, Lease] = {}
         self._unknown: set[int] = set()  # leases that a server has not known, and not given since
         self._refused: dict[int, control.Refusal] = {}  # leases that the server has given to another client
+        self._failure: Exception | None = None  # what has ended the thread
         self.unanswered = 0  # heartbeats since the last answer
         self._pid = os.getpid()
         self._stop = threading.Event()
@@ -45,12 +46,15 @@ class Connection:
 
         Raises UsageError if the server refuses it, and DataError if there is no answer within `timeout` seconds.
         """
+        is_time = isinstance(timeout, int | float) and timeout >= 0
+        require(is_time, f"a timeout is a number of seconds from 0 on, got {timeout!r}")
         answers = self._answers[request.session] = queue.Queue()
         deadline, answer = time.monotonic() + timeout, None
         try:
             while time.monotonic() < deadline and (answer is None or isinstance(answer, control.Later)):
                 usable = os.getpid() == self._pid and not self._stop.is_set()
                 require(usable, "a client cannot be used after its end or a fork", remedy="create one in this process")
+                self._require_thread()
                 self._requests.put(request)
                 repeat_at = min(time.monotonic() + REPEAT_SECONDS, deadline)
                 while answers.empty() and time.monotonic() < repeat_at:
@@ -72,7 +76,8 @@ class Connection:
         self._leases[lease.hello.session] = lease
 
     def check(self, session: int) -> None:
-        """Raises UsageError if the lease has ended."""
+        """Raises UsageError if the lease has ended, or the connection has failed."""
+        self._require_thread()
         if session in self._refused:
             raise _refused(self._refused[session])
 
@@ -86,9 +91,20 @@ class Connection:
         self._stop.set()
         self._thread.join()
 
+    def _require_thread(self) -> None:
+        if self._failure is not None:
+            problem = f"the connection to {self.address} has failed: {describe_exception(self._failure)}"
+            raise UsageError(problem, "create a new client") from self._failure
+
     # --- in the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            self._failure = error
+
+    def _serve(self) -> None:
         with open_context(self.keys) as context:
             socket: ControlSocket[control.Answer] = ControlSocket(
                 context,

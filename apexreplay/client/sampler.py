@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Self
 
@@ -65,19 +66,20 @@ class BaseSampler(Lease):
         require(batch_size <= most, f"a batch of {table!r} has at most {most} items, got {batch_size}")
         has_source = bool(welcome.row >= 0 or welcome.batches)
         require(has_source, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
-        self._open = open_context(connection.keys)
-        context = self._open.__enter__()
         codec = Codec(int(welcome.run_id, 16), self.table)
-        self._priorities = PrioritySender(context, codec)
-        self._priorities.connect(self._endpoint(welcome.priorities))
         self._reader: _MemoryReader | None = None
         self._remote: BatchRequester | None = None
-        if welcome.row >= 0:
-            self._reader = _MemoryReader(self.table, welcome, batch_size)
-        else:
-            endpoints = list(map(self._endpoint, welcome.batches))
-            credit = max(1, -(-prefetch // len(endpoints)))
-            self._remote = BatchRequester(context, endpoints, codec, batch_size=batch_size, credit=credit)
+        with ExitStack() as stack:
+            context = stack.enter_context(open_context(connection.keys))
+            self._priorities = PrioritySender(context, codec)
+            self._priorities.connect(self._endpoint(welcome.priorities))
+            if welcome.row >= 0:
+                self._reader = _MemoryReader(self.table, welcome, batch_size)
+            else:
+                endpoints = list(map(self._endpoint, welcome.batches))
+                credit = max(1, -(-prefetch // len(endpoints)))
+                self._remote = BatchRequester(context, endpoints, codec, batch_size=batch_size, credit=credit)
+            self._open = stack.pop_all()
         connection.keep(self)
 
     @property
@@ -109,7 +111,7 @@ class BaseSampler(Lease):
         if not self._closed:
             self._closed = True
             self._connection.leave(self.hello.session)
-            self._open.__exit__(None, None, None)
+            self._open.close()
 
     def _sample(self, timeout: float | None, poll: float) -> Waiting[Batch]:
         """`poll`: seconds in which a wait for a message may block the thread."""

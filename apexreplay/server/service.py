@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError
+from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError, UnsavedMemoryError
 from apexreplay.facts import Waiting
 from apexreplay.process.children import check_children, start_child, stop_children
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
@@ -56,6 +56,7 @@ class ServerSettings(NamedTuple):
     seed: int
     snapshots: SnapshotFolder | None  # from which the memory is restored and in which it is saved; None: no snapshots
     snapshot_seconds: float  # between two snapshots
+    last_snapshot_seconds: float  # maximum time for the snapshot at the end
     endpoints: Mapping[str, str]  # addresses to bind, by name of the socket: experience, priorities, receipts
     max_segment_items: int
     max_segments: int  # unacknowledged segments of all streams
@@ -85,7 +86,8 @@ Join = Callable[[Callable[[], ReplayStatus]], Link]  # called with a function wh
 def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
     """Serves one shard until the run ends or `stop` is requested; returns the exit status.
 
-    Raises UsageError if the memory cannot be created, and ChildDiedError if a sampler or the snapshot process dies.
+    Raises UsageError if the memory cannot be created, ChildDiedError if a sampler or the snapshot process dies, and
+    UnsavedMemoryError if there is no snapshot of the memory at the end.
     """
     path, table, run_id = settings.path, settings.codec.table, settings.codec.run_id
     reclaim(path, settings.store.sizes.file_bytes(table))
@@ -127,9 +129,10 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
             log.info("keeping the memory in %s for the next server", path)
             return FINISHED
         store.close()
-        if snapshot_process is not None and (cause := snapshot_process.take_last()):
-            log.warning("no last snapshot (%s); keeping the memory in %s for the next server", cause, path)
-            return FINISHED
+        if snapshot_process is not None and (cause := snapshot_process.take_last(settings.last_snapshot_seconds)):
+            raise UnsavedMemoryError(
+                f"no last snapshot: {cause}", f"the next server on this host finds the memory {path}"
+            )
         remove(path)
         return FINISHED
     finally:

@@ -16,7 +16,6 @@ from apexreplay.snapshots.writer import SnapshotWriter
 
 REST = 3.0  # sleep after each file, as a multiple of the time that writing the file took
 NICENESS = 10  # low CPU priority: other processes go first
-LAST_SNAPSHOT_SECONDS = 2.0  # maximum time for the snapshot at the end of a run; the learner waits for it
 
 log = logging.getLogger("apexreplay")
 
@@ -32,7 +31,7 @@ class SnapshotProcess:
         self.process = start_child("snapshots", _run, snapshotter, period_seconds, end, self._pipe)
         end.close()
 
-    def take_last(self, seconds: float = LAST_SNAPSHOT_SECONDS) -> str:
+    def take_last(self, seconds: float) -> str:
         """Requests a snapshot of the present content; returns why it was not taken within `seconds`, "" if it was."""
         try:
             self._pipe.send_bytes(b"take")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -11,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from apexreplay.errors import FINISHED, DataError
+from apexreplay.errors import FAILED, FINISHED, DataError, UnsavedMemoryError
 from apexreplay.files.atomic_files import replace_file, seal, unseal
 from apexreplay.process.children import check_children, start_child, stop_children
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
@@ -31,7 +32,8 @@ from apexreplay.wire.json_codec import encode_json
 from apexreplay.wire.status import ReplayStatus
 
 STATUS_SECONDS = 1.0
-STOP_SECONDS = 15.0  # maximum time in which the tables save their last snapshots
+LAST_SNAPSHOT_SECONDS = 60.0  # maximum time for the last snapshot of a table
+STOP_SECONDS = LAST_SNAPSHOT_SECONDS + 15.0  # maximum time in which the tables end
 REMEDY = "create it with apexreplay keys DIR, or leave --keys out on a trusted network"
 
 log = logging.getLogger("apexreplay")
@@ -40,7 +42,7 @@ log = logging.getLogger("apexreplay")
 def run_server(
     tables: Sequence[TableSettings], place: Place, stop: Stop, on_ready: Callable[[], None] = lambda: None
 ) -> int:
-    """Serves the tables until `stop` is requested; returns the exit status.
+    """Serves the tables until `stop` is requested; returns the exit status: FAILED if a table could not be saved.
 
     With `place.snapshots`, the memory of a killed server is used again by the next one with the same folder. Raises
     UsageError if a table does not fit the memory, AddressError for a port in use, and ChildDiedError.
@@ -76,7 +78,7 @@ def run_server(
                 run_tasks(watch(), control.answer(stop))
         finally:
             stop_children(children, STOP_SECONDS)
-    return FINISHED
+    return FAILED if any(child.exitcode for child in children) else FINISHED
 
 
 def _open_folder(folder: Path | None, names: Sequence[str]) -> tuple[int, list[int]]:
@@ -131,25 +133,27 @@ def _serve_table(stop: Stop, settings: TableSettings, place: Place, index: int, 
 
     folder = None if place.snapshots is None else SnapshotFolder(place.snapshots / settings.table.name)
     max_segments = settings.window * min(settings.num_streams, 1_000)
-    serve(
-        ServerSettings(
-            codec=Codec(run_id, settings.table),
-            path=store_path(run_id),
-            store=settings.store,
-            draw=DrawSettings(0, 1, settings.max_batch, 2**62, settings.limiter, settings.selection),
-            num_rows=settings.num_samplers + MEMORY_SAMPLERS,
-            batch_endpoints=[address(first + 3 + sampler) for sampler in range(settings.num_samplers)],
-            seed=secrets.randbits(32),
-            snapshots=folder,
-            snapshot_seconds=place.snapshot_seconds,
-            endpoints={name: address(first + at) for at, name in enumerate(("experience", "priorities", "receipts"))},
-            max_segment_items=settings.segment_length,
-            max_segments=max_segments,
-            max_segment_bytes=max_segment_bytes(settings.table, settings.segment_length),
-            read_keys=partial(read_keys, place.keys, "server"),
-            stuck_seconds=0.0,
-            warning=InsecureBindWarning("" if place.keys or place.bind.startswith("127.") else place.bind, REMEDY),
-        ),
-        lambda status: _Link(status, pipe),
-        stop,
+    server = ServerSettings(
+        codec=Codec(run_id, settings.table),
+        path=store_path(run_id),
+        store=settings.store,
+        draw=DrawSettings(0, 1, settings.max_batch, 2**62, settings.limiter, settings.selection),
+        num_rows=settings.num_samplers + MEMORY_SAMPLERS,
+        batch_endpoints=[address(first + 3 + sampler) for sampler in range(settings.num_samplers)],
+        seed=secrets.randbits(32),
+        snapshots=folder,
+        snapshot_seconds=place.snapshot_seconds,
+        last_snapshot_seconds=LAST_SNAPSHOT_SECONDS,
+        endpoints={name: address(first + at) for at, name in enumerate(("experience", "priorities", "receipts"))},
+        max_segment_items=settings.segment_length,
+        max_segments=max_segments,
+        max_segment_bytes=max_segment_bytes(settings.table, settings.segment_length),
+        read_keys=partial(read_keys, place.keys, "server"),
+        stuck_seconds=0.0,
+        warning=InsecureBindWarning("" if place.keys or place.bind.startswith("127.") else place.bind, REMEDY),
     )
+    try:
+        serve(server, lambda status: _Link(status, pipe), stop)
+    except UnsavedMemoryError as error:
+        log.error("%s: %s", settings.table.name, error)
+        sys.exit(error.exit_status)

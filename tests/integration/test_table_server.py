@@ -36,7 +36,7 @@ from zmq.utils.monitor import recv_monitor_message
 from apexreplay import Client, TableSettings, cli, serve, table
 from apexreplay.client import sampler as sampler_module
 from apexreplay.client import writer as writer_module
-from apexreplay.errors import DataError, UsageError
+from apexreplay.errors import FAILED, DataError, UsageError
 from apexreplay.item_kinds import Window
 from apexreplay.transport.roles import create_keys, read_keys
 from apexreplay.transport.sockets import connect, open_context
@@ -745,6 +745,36 @@ def test_a_sampler_reads_the_memory_that_a_snapshot_restores(tmp_path, kill):
         writer.flush(DEADLINE)
         until(lambda: len(np.unique(sampler.sample(DEADLINE).keys)) == 150, "batch of the restored memory")
         np.testing.assert_array_equal(read_all(sampler), np.arange(150))
+
+
+def test_a_server_that_cannot_save_its_last_snapshot_fails_and_keeps_its_memory(tmp_path):
+    saved = tmp_path / "snapshots" / "numbers"
+    with Restarting(tmp_path, free_port()) as server, Client(port=server.port) as client:
+        with client.writer("numbers") as writer:
+            append(writer, range(100))
+        if saved.exists():
+            saved.rmdir()
+        saved.write_text("a file where the folder should be")
+        server.end(signal.SIGTERM)
+        assert server.process.returncode == FAILED
+        reason = (tmp_path / "log").read_text().splitlines()[-1]
+        assert f"the next server on this host finds the memory {next(iter(server.files))}" in reason
+        saved.unlink()
+        server.start()
+        with client.sampler("numbers", 500, timeout=DEADLINE) as sampler:
+            np.testing.assert_array_equal(read_all(sampler), np.arange(100))
+
+
+def test_a_server_in_a_program_raises_an_error_if_it_cannot_save_its_last_snapshot(tmp_path):
+    server = serve([NUMBERS], snapshots=tmp_path)
+    (tmp_path / "numbers").write_text("a file where the folder should be")
+    with server.client() as client, client.writer("numbers") as writer:
+        writer.append({"x": 1})
+    files = memories(server.process.pid)
+    with pytest.raises(DataError, match="standard error"), server:
+        pass
+    for path in files:
+        path.unlink()
 
 
 @BOTH

@@ -6,8 +6,9 @@ import pytest
 
 from apexreplay.client.client import Client
 from apexreplay.client.connection import Connection
+from apexreplay.client.waiting import block
 from apexreplay.errors import DataError, UsageError
-from apexreplay.wire.control import Alive, Beat, Hello, Refusal, Welcome
+from apexreplay.wire.control import Alive, Beat, Hello, Refusal, StatusRequest, Welcome
 
 LEASE = {"run_id": "7", "stream": 1, "incarnation": "100000001"}
 HELLO = Hello(session=5, role="writer", table="t", **LEASE)
@@ -65,6 +66,10 @@ def test_a_lease_that_a_server_does_not_know_is_asked_for_until_a_welcome(connec
         (("", 1), "''"),
         (("ü", 1), "ü"),
         (("-", 1), "-"),
+        (("a..b", 1), "a..b"),
+        (("a-", 1), "a-"),
+        (("a" * 64, 1), "a" * 64),
+        (("a." * 130, 1), "a.a."),
         (("h", "x"), "'x'"),
         (("h", 0), "0"),
         (("h", 65_536), "65536"),
@@ -74,6 +79,21 @@ def test_an_invalid_address_of_a_server_is_refused_at_once(address, named):
     with pytest.raises(UsageError) as refused:
         Client(*address)
     assert named in refused.value.problem
+
+
+@pytest.mark.parametrize("timeout", ["x", None, -1.0, float("nan")])
+def test_an_invalid_timeout_is_refused(timeout):
+    with Client(port=9) as client, pytest.raises(UsageError, match="timeout"):
+        client.status(timeout=timeout)
+
+
+def test_a_connection_whose_thread_fails_says_why():
+    connection = Connection("not a host", 9, None)
+    with pytest.raises(UsageError, match=r"not a host:9 has failed: .*nvalid argument"):
+        block(connection.ask(StatusRequest(session=5), 60.0))
+    with pytest.raises(UsageError, match="has failed"):
+        connection.check(5)
+    connection.close()
 
 
 @pytest.mark.parametrize("table", ["x" * 201, "é", "a\nb", 5, None])

@@ -58,6 +58,7 @@ def settings(tmp_path, read_keys):
         seed=1,
         snapshots=None,
         snapshot_seconds=1.0,
+        last_snapshot_seconds=1.0,
         endpoints={name: f"tcp://127.0.0.1:{port}" for name, port in zip(TABLE, ports, strict=True)},
         max_segment_items=5,
         max_segments=4,
