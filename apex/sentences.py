@@ -93,7 +93,8 @@ def describe_event(event: ProgramEvent) -> str:
     if event.kind == "abandoned" and failure is not None:
         return f"continuing without {event.role}: {describe_failure(failure)}"
     if event.kind == "killing":
-        return f"{event.role} did not stop within {event.seconds:.1f} s; killing it"
+        safe = "" if event.role.startswith(("learner", "replay")) else ", which has nothing to save"
+        return f"{event.role} did not stop within {event.seconds:.1f} s; killing it{safe}"
     return f"stopping {event.role}"
 
 
@@ -174,8 +175,8 @@ def _describe_exit(failure: Failure) -> str:
 
 WAITS: dict[WaitKind, str] = {
     "host_name": "the host name {subject} to be resolved: check its spelling and DNS, or give an IPv4 address",
-    "welcome_without_keys": "the learner at {subject}: check its port, the firewall and whether it needs --keys",
-    "welcome_with_keys": "the learner at {subject}: check its port, the firewall and the keys, new at each start",
+    "welcome_without_keys": "the learner at {subject}: once it runs, check port, firewall and whether it uses --keys",
+    "welcome_with_keys": "the learner at {subject}: once it runs, check port, firewall and keys, new at each start",
     "all_replay": "all replay servers to join the run: {subject} is missing",
     "shard": "the learner at {subject} to assign this server's shard, which another replay server may still hold",
     "actor_id": "a free actor id: all {need:,.0f} are in use; apex train --head leaves them to other hosts",

@@ -11,7 +11,7 @@ from signal import SIGTERM
 from typing import Any, Self
 
 from apexreplay.client.client import Client
-from apexreplay.errors import FAILED, DataError, require
+from apexreplay.errors import FINISHED, DataError, require
 from apexreplay.process.spawn import PIPE, Process, spawn
 from apexreplay.server.place import PORTS_PER_TABLE
 from apexreplay.server.table_settings import TableSettings
@@ -37,11 +37,12 @@ class Server:
     def close(self) -> None:
         """Stops the server. With a folder of snapshots, it saves a last one before.
 
-        Raises DataError if the server has failed, or could not save the snapshot.
+        Raises DataError if the server has failed, was killed, or could not save the snapshot.
         """
         self.process.terminate()
-        failed = self.process.wait() == FAILED
-        require(not failed, "the server has failed; it has printed the reason to standard error", error=DataError)
+        status = self.process.wait()
+        problem = f"the server has ended with status {status}; it has printed the reason, if any, to standard error"
+        require(status in (FINISHED, -SIGTERM), problem, error=DataError)
 
     def __enter__(self) -> Self:
         return self
@@ -68,6 +69,7 @@ def serve(
 
     The server ends with the thread that calls this. Raises UsageError and DataError with the reason if it cannot start.
     """
+    require(isinstance(tables, Sequence), f"tables must be a list, got {tables!r}", remedy="pass [table]")
     settings = [each if isinstance(each, TableSettings) else TableSettings(table=each) for each in tables]
     names = [each.table.name for each in settings]
     require(len(set(names)) == len(names) > 0, f"a server needs tables with different names, got {names}")

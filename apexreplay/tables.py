@@ -254,12 +254,19 @@ def table(
     require(len(steps) > 0, f"table {name!r} has no field of steps")
     unknown = sorted(set(kept) - set(values or {}))
     require(not unknown, f"`kept` names no values: {', '.join(unknown)}")
-    raw = {key: Field.of(declared) for key, declared in (values or {}).items()}
+    raw = {key: _field(f"{name}.{key}", declared) for key, declared in (values or {}).items()}
     return Table(
         name,
-        tuple((key, Field.of(declared)) for key, declared in steps.items()),
+        tuple((key, _field(f"{name}.{key}", declared)) for key, declared in steps.items()),
         item,
         tuple((key, Field(field.dtype, field.shape, "raw")) for key, field in raw.items()),
         tuple(kept),
         description,
     )
+
+
+def _field(name: str, declared: Any) -> Field:
+    try:
+        return Field.of(declared)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.problem}", error.remedy) from error

@@ -37,7 +37,9 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
             require(values[setting] != "on", problem, remedy=f"set --{setting} off")
         for setting in _settings_of_dqn():
             problem = f"{setting} {values[setting]!r} belongs to DQN, but this environment has continuous actions"
-            require(values[setting] == defaults[setting], problem, remedy="leave it out")
+            require(
+                values[setting] == defaults[setting], problem, remedy="leave it out, or the preset or file that sets it"
+            )
     shift = config.learner.random_shift
     require(
         not shift or is_image,

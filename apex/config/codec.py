@@ -79,7 +79,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         tree = _without_retired(tomllib.loads(path.read_text(encoding="utf-8", errors="surrogateescape")))
         lay_over(Config(), tree)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}", "name a TOML file") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.problem}", error.remedy) from error

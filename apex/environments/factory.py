@@ -149,7 +149,8 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
     except Exception as error:
         mode = " with render_mode='rgb_array'" if pictures else ""
         problem = f"environment.id {config.id!r} cannot be created{mode}: {describe_exception(error)}"
-        raise UsageError(problem) from error
+        needs = isinstance(error, TypeError) and "argument" in str(error)
+        raise UsageError(problem, "--env-arg NAME=VALUE sets an argument" if needs else "") from error
     if not isinstance(env, gymnasium.Env):
         raise UsageError(f"environment.id {config.id!r} returned {type(env).__name__}", "return a gymnasium.Env")
     for name in ("observation_space", "action_space"):

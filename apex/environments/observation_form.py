@@ -17,6 +17,7 @@ CHANNELS = {1: None, 3: cv2.COLOR_RGB2GRAY, 4: cv2.COLOR_RGBA2GRAY}  # number of
 MAX_VALUES = 2**20  # maximum values of a vector observation
 WRAPPERS = "gymnasium.wrappers.FilterObservation, or FlatObsWrapper and ImgObsWrapper of minigrid.wrappers"
 REMEDY = "widen observation_space, or clip or convert the value with gymnasium.wrappers.TransformObservation"
+SHAPE_REMEDY = "return what observation_space declares, or declare another space"
 MIN_IMAGE_SIZE = 16  # pixels; a smaller image is probably a grid of cells, which resizing would blur
 
 
@@ -61,7 +62,7 @@ def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any
         image = np.ascontiguousarray(observation)
         if image.shape != space.shape or image.dtype != np.uint8:
             problem = f"returned an observation {describe_type(image)}, which does not belong to {space}"
-            raise BadAnswerError(problem, REMEDY)
+            raise BadAnswerError(problem, SHAPE_REMEDY)
         gray = image.reshape(image.shape[:2]) if to_gray is None else cv2.cvtColor(image, to_gray)
         return gray if gray.shape == size else cv2.resize(gray, size, interpolation=cv2.INTER_AREA)
 
@@ -92,6 +93,9 @@ def _describe_change(space: spaces.Box, config: EnvironmentConfig) -> str:
 
 def _parts_without_size(space: spaces.Space[Any], name: str = "") -> Iterator[tuple[str, spaces.Space[Any]]]:
     """Yields the keys, such as "goal.text", and spaces of the parts that cannot be flattened."""
+    if isinstance(space, spaces.Text):  # Gymnasium flattens it to the indices of its characters, which mean nothing.
+        yield name, space
+        return
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, part in parts:
@@ -130,13 +134,11 @@ def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple
     A Box is flattened, a Discrete is one-hot encoded, and the parts of a Dict or Tuple are joined.
     """
     subject = f"environment.id {config.id!r} has the observation space {space}"
-    try:
-        num_values = spaces.flatdim(space)
-    except (ValueError, NotImplementedError) as error:
-        name, part = next(_parts_without_size(space), ("", space))
+    for name, part in _parts_without_size(space):
         problem = f"environment.id {config.id!r} has observations whose {name or 'value'} is a {type(part).__name__}"
         remedy = f"leave it out or convert it: {WRAPPERS}; then give module:function, which returns the wrapped game"
-        raise UsageError(f"{problem}, which has no fixed number of values", remedy) from error
+        raise UsageError(f"{problem}, which has no fixed number of values", remedy)
+    num_values = spaces.flatdim(space)
     problem = f"{subject}: {num_values:,} values, but 1 ... {MAX_VALUES:,} are supported"
     remedy = "return fewer values, or images as uint8 [height, width] or [height, width, channels]"
     require(1 <= num_values <= MAX_VALUES, problem, remedy=remedy)
@@ -145,7 +147,7 @@ def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple
         array = np.asarray(observation)
         if array.shape != space.shape:
             problem = f"returned an observation {describe_type(array)}, which does not belong to {space}"
-            raise BadAnswerError(problem, REMEDY)
+            raise BadAnswerError(problem, SHAPE_REMEDY)
         return array.reshape(-1)
 
     def from_other(observation: Any) -> Array:

@@ -128,6 +128,9 @@ class SyncVectorEnvironment:
             raise RuntimeError("no picture: create the environment with pictures=True")
         try:
             picture: Any = self._envs[0].render()
+        except NotImplementedError as error:
+            missing = BadAnswerError("has no render that draws", "define render(), or leave out the video")
+            raise self._budget.failure(0, missing) from error
         except Exception as error:
             raise self._budget.failure(0, error, "in its render") from error
         if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):

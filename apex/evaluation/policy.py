@@ -215,6 +215,8 @@ class Policy:
 
 def find_policy(run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None = None) -> Path:
     """Returns the file or folder that `load_policy` reads; raises UsageError if there is none."""
+    is_path = isinstance(run, str | os.PathLike)
+    require(is_path, f"run must be the result of apex.train, a path or a name, got {run!r}")
     path = Path(run)
     # A run folder may also have a number as its name and a manifest, but it has a folder of checkpoints too.
     is_checkpoint = path.name.isdecimal() and (path / MANIFEST).is_file() and not (path / "checkpoints").is_dir()

@@ -36,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     status = ask(route.endpoint, arguments.timeout, read_keys(route.keys, Role.OBSERVER))
     if status is None:
         text = f"apex status: no learner answered at {route.endpoint} within {arguments.timeout:g} s"
-        print(f"{text}; for a run elsewhere or with keys, give --learner and --keys", file=sys.stderr)
+        remedy = "check the address, and give the --keys of the run if it has any"
+        if arguments.learner is None:
+            remedy = "for a run elsewhere or with keys, give --learner and --keys"
+        print(f"{text}; {remedy}", file=sys.stderr)
         return NEIGHBOUR_GONE
     if arguments.json:
         print(msgspec.json.encode(status).decode())

@@ -48,7 +48,8 @@ def summary(outcome: RunOutcome) -> list[str]:
     lines.append(f"run folder: {folder}")
     checkpoints, where = folder / "checkpoints", shlex.quote(str(folder))
     if newest_update(checkpoints) or (checkpoints / BEST).exists():  # There is a policy that was trained.
-        lines.append(f"next: {command_name('apex')} evaluate {where} --episodes 30 --video game.mp4")
+        video = "" if ":" in config.environment.id else " --video game.mp4"  # An own environment may draw no pictures.
+        lines.append(f"next: {command_name('apex')} evaluate {where} --episodes 30{video}")
     if reason := _why_no_final_score(config.evaluator, end, status):
         command = f"{command_name('apex')} evaluate {where} --checkpoint last"
         lines.append(f"final policy: not evaluated, because {reason}; to play it: {command}")
@@ -89,7 +90,7 @@ def _why_no_final_score(config: EvaluatorConfig, end: EndReason | None, status: 
         return ""
     if not config.enabled or not config.final_seconds:
         return "evaluator.enabled is off" if not config.enabled else "evaluator.final_seconds is 0"
-    return f"its games did not end within evaluator.final_seconds {config.final_seconds:g}, or no evaluator joined"
+    return f"no evaluator finished its games before the end (evaluator.final_seconds {config.final_seconds:g})"
 
 
 def _score(status: RunStatus, folder: Path) -> str:
@@ -97,6 +98,7 @@ def _score(status: RunStatus, folder: Path) -> str:
     if evaluator.score is not None:
         is_final = evaluator.updates == status.updates
         of = "the final policy" if is_final else f"update {number(evaluator.updates)}"
+        of = of if status.updates else "the untrained policy"
         line = f"score: {number(evaluator.score)}, mean of {plural(evaluator.episodes or 0, 'new game')} of {of}"
         count = _count_evaluations(folder)
         if count == 1 or evaluator.best is None:

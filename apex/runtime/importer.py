@@ -10,13 +10,18 @@ from apex.errors import ConfigError
 from apex.runtime.trust import OWN, find_package, package_of, require_trusted
 from apexreplay.errors import UsageError, describe_exception, require
 
+MAX_NAMES = 5  # in an error message
+
 
 def import_module(setting: str, path: str) -> ModuleType:
     """Imports the module of `path` (package.module:name); also looks in the current folder.
 
     Raises UsageError if the user does not trust the module, ConfigError, which names `setting`, if the import fails.
     """
-    module_name = path.partition(":")[0]
+    module_name, _, name = path.partition(":")
+    module = module_name.removesuffix(".py").replace("/", ".")
+    problem = f"{setting} {path!r} names a file"
+    require(not module_name.endswith(".py"), problem, ConfigError, remedy=f"name its module: {module}:{name}")
     require_trusted(setting, path, module_name)
     find_package(module_name)
     try:
@@ -44,8 +49,10 @@ def find_factory(setting: str, path: str, kind: type) -> Any:
 
     found, remedy = getattr(module, name, None), "define a function in this module that returns it"
     if found is None:
-        near = get_close_matches(name, [key for key, value in vars(module).items() if fits(value)], n=1)
-        remedy = f"did you mean {module.__name__}:{near[0]}?" if near else ""
+        there = [key for key, value in vars(module).items() if fits(value)]
+        near = get_close_matches(name, there, n=1)
+        remedy = f"its own are {', '.join(there[:MAX_NAMES])}" if there else ""
+        remedy = f"did you mean {module.__name__}:{near[0]}?" if near else remedy
     what = "class" if kind is object else f"subclass of {kind.__name__}"
     problem = f"{setting} {path!r}: {module.__name__!r} defines no function or {what} {name!r}"
     require(fits(found), problem, ConfigError, remedy=remedy)

@@ -123,7 +123,7 @@ class BaseSampler(Lease):
             if batch is not None:
                 return batch
             if deadline is not None and time.monotonic() >= deadline:
-                remedy = "apexreplay status shows how many items there are, and what samplers wait for"
+                remedy = "apexreplay status shows how many items there are, and with --json what limits wait for"
                 raise DataError(f"no batch of {self.table.name!r} within {timeout:g} s", remedy)
             if self._reader is not None or not poll:
                 waited = -time.monotonic()

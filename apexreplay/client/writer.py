@@ -163,7 +163,7 @@ class BaseWriter(Lease, Generic[Done]):
         self._check()
         if deadline is not None and time.monotonic() >= deadline:
             problem = f"{self.num_unstored} segments of {self.table.name!r} are not stored"
-            raise DataError(problem, "check that the server runs; apexreplay status shows what it waits for")
+            raise DataError(problem, "check that the server runs; apexreplay status --json shows what it waits for")
         yield PAUSE_SECONDS
 
     # --- the sending thread -----------------------------------------------------------------------------------------

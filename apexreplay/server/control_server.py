@@ -36,6 +36,7 @@ class ControlServer:
         """Binds the control socket."""
         self._context = context
         self._place = place
+        self._memory = memory_id()
         self._served = {each.settings.table.name: each for each in served}
         self._status: dict[str, ReplayStatus] = {}
         endpoint = f"tcp://{place.bind}:{place.port}"
@@ -93,7 +94,7 @@ class ControlServer:
             return control.Later(session=hello.session)  # The memory may not exist yet.
         settings, first = served.settings, first_port(self._place, served.position)
         is_writer = hello.role == "writer"
-        shared = hello.memory == memory_id() and settings.order == "priority"  # Whether it reads the memory itself.
+        shared = hello.memory == self._memory and settings.order == "priority"  # Whether it reads the memory itself.
         place = hello.stream if is_writer else hello.row - settings.num_samplers
         known = Stream(place, int(hello.incarnation, 16)) if known_run else None
         lease: Stream | Full | None

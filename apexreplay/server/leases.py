@@ -9,7 +9,29 @@ from apexreplay.types import Stream
 
 LEASE_SECONDS = 30.0  # silence after which another client of a server may get the stream or row
 RECLAIM_SECONDS = 5.0  # time after a restart in which only clients of the earlier start get streams and rows
+AWAKE_SECONDS = 2.0  # time between two looks at the clock after which this process counts as stopped meanwhile
 MAX_REMOTE = 65_536  # samplers on other hosts
+
+
+class AwakeClock:
+    """A monotonic clock that leaves out the time in which this process did not run, such as after SIGSTOP.
+
+    It must be asked more often than every AWAKE_SECONDS: a longer pause counts as one of the process. Without this, the
+    first request after a pause would find that all leases have expired, because heartbeats were not read meanwhile.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock()
+        self._left_out = 0.0
+
+    def __call__(self) -> float:
+        """Returns the time in seconds."""
+        now = self._clock()
+        if now - self._last > AWAKE_SECONDS:
+            self._left_out += now - self._last
+        self._last = now
+        return now - self._left_out
 
 
 class Lease(NamedTuple):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from apexreplay.process.children import check_children, start_child, stop_childr
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.sampling.batch_drawer import DrawSettings
 from apexreplay.server.control_server import ControlServer, ServedTable
-from apexreplay.server.leases import Leases
+from apexreplay.server.leases import AwakeClock, Leases
 from apexreplay.server.place import MEMORY_SAMPLERS, Place, first_port
 from apexreplay.server.service import ServerSettings, run_tasks, serve
 from apexreplay.server.table_settings import TableSettings
@@ -47,8 +48,10 @@ def run_server(
     With `place.snapshots`, the memory of a killed server is used again by the next one with the same folder. Raises
     UsageError if a table does not fit the memory, AddressError for a port in use, and ChildDiedError.
     """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # Each connection takes a file.
     start, run_ids = _open_folder(place.snapshots, [each.table.name for each in tables])
-    served = []
+    served, clock = [], AwakeClock()
     with ExitStack() as stack:
         for run_id in run_ids:
             stack.enter_context(claim_run(run_id, place.snapshots))
@@ -59,7 +62,7 @@ def run_server(
                 task = settings, place, index, run_id, writer
                 children.append(start_child(f"table-{settings.table.name}", _serve_table, *task))
                 writer.close()
-                leases = Leases(settings.num_streams, MEMORY_SAMPLERS, start)
+                leases = Leases(settings.num_streams, MEMORY_SAMPLERS, start, clock=clock)
                 served.append(ServedTable(settings, index, run_id, reader, leases))
             with open_context(read_keys(place.keys, "server")) as context:
                 control = ControlServer(context, place, served)
@@ -67,6 +70,7 @@ def run_server(
                 async def watch() -> None:
                     is_ready = False
                     while not stop.poll():
+                        clock()
                         context.check()
                         check_children(children)
                         if control.collect() and not is_ready:

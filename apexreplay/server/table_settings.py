@@ -3,10 +3,11 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self, get_args
 
-from apexreplay.errors import DataError, require
+from apexreplay.errors import DataError, UsageError, require
 from apexreplay.item_kinds import KINDS
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.selection import Order, Selection
@@ -84,7 +85,7 @@ class TableSettings:
         segment = max_segment_bytes(self.table, self.segment_length)
         num_bytes = self.max_bytes or max(min(DEFAULT_BYTES, all_steps + 3 * segment * waits), segment)
         limits = self.num_streams, self.priority_exponent, self.min_priority, self.max_version_lag
-        return StoreSettings(self.capacity, num_bytes, *limits)
+        return StoreSettings(self.capacity, num_bytes, *limits, in_order=True)
 
     @property
     def limiter(self) -> RateLimiter:
@@ -120,17 +121,19 @@ class TableSettings:
         item = dict(item)
         kind = item.pop("kind", "")
         require(str(kind) in KINDS, f"{name}.item.kind must be one of {sorted(KINDS)}, got {kind!r}")
-        known = {field.name: field.default is MISSING for field in fields(KINDS[kind])}
-        needed = {each for each, is_needed in known.items() if is_needed}
-        is_right = needed <= set(item) <= set(known)
-        require(is_right, f"{name}.item of kind {kind!r} has {sorted(known)}, got {sorted(item)}")
+        parts = {field.name: field.default is MISSING for field in fields(KINDS[kind])}
+        needed = {each for each, is_needed in parts.items() if is_needed}
+        is_right = needed <= set(item) <= set(parts)
+        require(is_right, f"{name}.item of kind {kind!r} has {sorted(parts)}, got {sorted(item)}")
         steps, values = limits.pop("steps", {}), limits.pop("values", {})
         kept = limits.pop("kept", [])
         require(isinstance(kept, list), f"{name}.kept must be a list of values, got {kept!r}")
         options = sorted({field.name for field in fields(cls)} - {"table"})
         unknown = sorted(set(limits) - set(options))
-        own = ["steps", "item", "values", "kept"]
-        require(not unknown, f"{name} has unknown settings {unknown}", remedy=f"known are {', '.join(own + options)}")
+        known = ["steps", "item", "values", "kept", *options]
+        near = [match for each in unknown for match in get_close_matches(each, known, n=1)]
+        remedy = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
+        require(not unknown, f"{name} has unknown settings {unknown}", remedy=remedy)
         return cls(table=table(name, steps, item=KINDS[kind](**item), values=values, kept=tuple(kept)), **limits)
 
 
@@ -141,9 +144,14 @@ def read_tables(path: Path) -> list[TableSettings]:
     """Returns the tables of a TOML file, one for each of its tables. Raises UsageError and DataError."""
     try:
         declared = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", "name a file that declares the tables") from error
+    except ValueError as error:
         raise DataError(f"cannot read {path}: {error}") from error
     require(len(declared) > 0, f"{path} declares no table")
     for name, content in declared.items():
         require(isinstance(content, dict), f"{path}: {name} is no table", remedy=f"begin the table with [{name}]")
-    return [TableSettings.from_dict(name, content) for name, content in declared.items()]
+    try:
+        return [TableSettings.from_dict(name, content) for name, content in declared.items()]
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.problem}", error.remedy) from error

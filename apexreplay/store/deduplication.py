@@ -18,6 +18,7 @@ class InsertOutcome(StrEnum):
     OLDER_INCARNATION = "older incarnation"  # a newer incarnation of the stream has sent segments
     UNKNOWN_ACTOR = "unknown actor"  # the run has no such actor id
     TOO_FAR_AHEAD = "too far ahead"  # beyond the bitmap: earlier segments must arrive first
+    OUT_OF_ORDER = "out of order"  # an earlier segment must arrive first; the writer sends both again
 
 
 class StreamRow(NamedTuple):
@@ -28,10 +29,11 @@ class StreamRow(NamedTuple):
     contiguous: int  # every segment numbered below this is stored
     bitmap: int  # bit i: segment contiguous + 1 + i is stored too
 
-    def judge(self, segment: Segment, commit: int) -> tuple[InsertOutcome, StreamRow]:
+    def judge(self, segment: Segment, commit: int, *, in_order: bool = False) -> tuple[InsertOutcome, StreamRow]:
         """Returns what to do with the segment, and the row after it: if stored, a new row valid from `commit` on.
 
-        A higher incarnation resets the row. Segments below the segment's base were acknowledged earlier.
+        A higher incarnation resets the row. Segments below the segment's base were acknowledged earlier. `in_order`:
+        a segment is stored only after its predecessor.
         """
         incarnation, contiguous = self.incarnation, self.contiguous
         stored = self.bitmap << 1  # Bit 0 stands for segment `contiguous`, which is not stored.
@@ -46,6 +48,8 @@ class StreamRow(NamedTuple):
             return InsertOutcome.DUPLICATE, self
         if ahead > BITMAP_BITS:
             return InsertOutcome.TOO_FAR_AHEAD, self
+        if in_order and ahead and not stored >> ahead - 1 & 1:
+            return InsertOutcome.OUT_OF_ORDER, self
         stored |= 1 << ahead
         while stored & 1:
             contiguous, stored = contiguous + 1, stored >> 1

@@ -117,6 +117,7 @@ class StoreSettings(NamedTuple):
     priority_exponent: float
     min_priority: float
     max_version_lag: int = -1  # how much older than the newest version an item may be to be drawn; -1: any
+    in_order: bool = False  # whether the segments of a stream are stored in the order of their numbers
 
     @property
     def sizes(self) -> Sizes:

@@ -41,14 +41,17 @@ class StoreWriter(Store):
         regions: Regions,
         ownership: FileLock,
         weights: PriorityWeights,
-        max_version_lag: int,
+        settings: StoreSettings,
         steps: Steps,
     ) -> None:
         super().__init__(regions)
         self._path = path
         self._ownership = ownership
         self._priority_weights = weights
-        self._version_bound = VersionBound(regions, max_version_lag)
+        self._version_bound = VersionBound(regions, settings.max_version_lag)
+        self._in_order = settings.in_order
+        # actor id -> incarnation, first and last number of the newest series of segments that were out of order
+        self._refused_series: dict[int, tuple[int, int, int]] = {}
         self._before = steps
         self._segment_bytes = regions.records["segment"]
         # Counts since this writer started:
@@ -74,7 +77,7 @@ class StoreWriter(Store):
         """
         weights = PriorityWeights(settings.min_priority, settings.priority_exponent)
         regions, ownership = create_file(path, table, settings, store_incarnation)
-        writer = cls(path, regions, ownership, weights, settings.max_version_lag, steps)
+        writer = cls(path, regions, ownership, weights, settings, steps)
         try:
             if fill is not None:
                 fill(regions)
@@ -100,7 +103,7 @@ class StoreWriter(Store):
             mismatch = f"{path} was created with {name} {found}, but the setting is {value}"
             require(found == value, mismatch, remedy=f"set it to {found}, or remove the file")
         ownership = FileLock(path, LOCK_ATTEMPTS, in_use(path))
-        writer = cls(path, regions, ownership, weights, settings.max_version_lag, steps)
+        writer = cls(path, regions, ownership, weights, settings, steps)
         try:
             require_sound(path, regions, table)
             writer._repair()
@@ -121,6 +124,11 @@ class StoreWriter(Store):
                 "last session of their user ends",
                 "stay logged in, or run loginctl enable-linger",
             )
+
+    @property
+    def total_weight(self) -> float:
+        """The sum of all leaf weights; 0 if no item can be drawn."""
+        return self._regions.tree.total
 
     def receipt(self, actor_id: int) -> Receipt:
         """Returns which segments of a stream are stored; the incarnation is 0 if the stream never sent any."""
@@ -145,8 +153,12 @@ class StoreWriter(Store):
             self.refused[InsertOutcome.UNKNOWN_ACTOR] += 1
             return InsertOutcome.UNKNOWN_ACTOR
         commit = self.num_inserted + num_records
-        outcome, row = self._row(segment.stream.actor_id).judge(segment, commit)
+        known = self._row(segment.stream.actor_id)
+        outcome, row = known.judge(segment, commit, in_order=self._in_order)
+        if outcome is InsertOutcome.OUT_OF_ORDER and self._comes_again(segment):
+            outcome, row = known.judge(segment, commit)
         if outcome is InsertOutcome.STORED:
+            self._refused_series.pop(segment.stream.actor_id, None)
             self._store(segment, blob, row)
         elif outcome is InsertOutcome.DUPLICATE:
             self.num_duplicates += 1
@@ -182,6 +194,18 @@ class StoreWriter(Store):
         self._regions.tree.set(keys % self.capacity, self._priority_weights.of(priorities))
         self._cells[TORN] = False
         return num_stale
+
+    def _comes_again(self, segment: Segment) -> bool:
+        """Returns whether the writer has begun two series in a row with this segment, which is out of order.
+
+        A writer sends again from its lowest number on, so the earlier ones do not come: they were acknowledged, and
+        then lost with the memory.
+        """
+        actor_id, incarnation, number = *segment.stream, segment.number
+        known, first, last = self._refused_series.get(actor_id, (incarnation, number, number - 1))
+        begins = known != incarnation or number <= last
+        self._refused_series[actor_id] = incarnation, number if begins else first, number
+        return begins and known == incarnation and number == first
 
     # --- one insert -------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import gc
 import os
 import queue
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -745,6 +746,57 @@ def test_a_sampler_reads_the_memory_that_a_snapshot_restores(tmp_path, kill):
         writer.flush(DEADLINE)
         until(lambda: len(np.unique(sampler.sample(DEADLINE).keys)) == 150, "batch of the restored memory")
         np.testing.assert_array_equal(read_all(sampler), np.arange(150))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_items_keep_the_order_of_a_writer_across_restarts(tmp_path, signum):
+    with Restarting(tmp_path, free_port()) as server, Client(port=server.port) as client:
+        with client.sampler("numbers", 2_000) as sampler, client.writer("numbers") as writer:
+            append(writer, range(100))
+            writer.flush(DEADLINE)
+            for first in range(100, 400, 100):
+                append(writer, range(first, first + 35))  # Some of these segments are lost with the connection.
+                server.end(signum)
+                append(writer, range(first + 35, first + 60))
+                server.start()
+                append(writer, range(first + 60, first + 100))
+            writer.flush(DEADLINE)
+            until(lambda: sampler.sample(DEADLINE).num_items == 400, "batch of the restored memory")
+            batch = sampler.sample(DEADLINE)
+        np.testing.assert_array_equal(batch["x"], batch.keys)
+
+
+def test_more_connections_than_files_end_no_server(starting):
+    server = starting(TableSettings(table=NUMBERS, **SMALL))
+    pid = server.process.pid
+    with server.client() as client, client.writer("numbers") as writer, ExitStack() as stack:
+        assert len(set(resource.prlimit(pid, resource.RLIMIT_NOFILE))) == 1  # The soft limit is the hard one.
+        used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 5, used + 5))
+        others = [stack.enter_context(server.client()) for _ in range(10)]
+        until(lambda: len(list(Path(f"/proc/{pid}/fd").iterdir())) == used + 5, "connections")
+        with client.writer("numbers", timeout=DEADLINE) as second:
+            append(second, range(5))
+        append(writer, range(5))
+        writer.flush(DEADLINE)
+        assert client.status(timeout=DEADLINE).tables["numbers"].writers == 1
+        assert len(others) == 10
+
+
+def test_tables_that_are_no_list_are_refused():
+    with pytest.raises(UsageError) as refused:
+        serve(NUMBERS)
+    assert refused.value.remedy == "pass [table]"
+
+
+def test_the_end_of_a_killed_server_is_an_error():
+    server = serve([TableSettings(table=NUMBERS, **SMALL)])
+    files = memories(server.process.pid)
+    os.killpg(server.process.pid, signal.SIGKILL)
+    with pytest.raises(DataError, match="status -9"):
+        server.close()
+    for path in files:
+        path.unlink(missing_ok=True)
 
 
 def test_a_server_that_cannot_save_its_last_snapshot_fails_and_keeps_its_memory(tmp_path):

@@ -28,7 +28,9 @@ class Outlet:
         self._host.passed.append(message)
         if world.rng.random() < FULL_QUEUE:
             return False
-        world.network.post(self._host.name, self._server.host, self._server.arrive, message)
+        world.network.post(
+            self._host.name, self._server.host, self._server.arrive, message, ordered=self._server.keeps_order
+        )
         return True
 
     def reconnect(self):

@@ -28,8 +28,8 @@ from .replay_program import ReplayProcess
 def duplicates_are_stored(patch):
     judge = StreamRow.judge
 
-    def blind(self, segment, commit):
-        outcome, row = judge(self, segment, commit)
+    def blind(self, segment, commit, **options):
+        outcome, row = judge(self, segment, commit, **options)
         if outcome is InsertOutcome.DUPLICATE:
             return InsertOutcome.STORED, row._replace(commit=commit)
         return outcome, row

@@ -43,6 +43,7 @@ class ReplayProcess:
     """
 
     shard = 0
+    keeps_order = False  # whether segments arrive in order, as on one connection; else the network shuffles them
 
     def prepare(self, codec, settings, limiter, snapshots, selection=None):
         """`settings`: of the store. `snapshots`: folder; None: none are taken."""

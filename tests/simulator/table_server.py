@@ -52,6 +52,8 @@ def draw_settings(rng, declared, window):
 class TableProcess(ReplayProcess):
     """The process of one table."""
 
+    keeps_order = True
+
     def __init__(self, world, owner, settings):
         self.world, self.owner, self.limits = world, owner, settings
         self.name, self.host, self.path = settings.table.name, owner.name, None
@@ -205,6 +207,7 @@ class Client(Program):
             self.connection = lease._connection = Connection.__new__(Connection)  # without its thread
             self.connection.address, self.connection.unanswered = "server", 0
             self.connection._answers, self.connection._leases, self.connection._refused = {}, {self.session: lease}, {}
+            self.connection._failure = None
             self.connection._unknown = set()
             self.beat_at = self.world.clock.now + BEAT_SECONDS
             self.begin(answer)

@@ -78,7 +78,8 @@ def describe_sizes(sized: Sized) -> list[str]:
         f"replay: {size(replay.max_bytes)} of frames + {size(sized.table_bytes)} of records and sum-tree = "
         f"{(replay.max_bytes + sized.table_bytes) / sized.replay_host_bytes:.0%} of memory, "
         f"in {plural(replay.num_shards, 'shard')}",
-        f"  frames take about {sized.transition_bytes:,} bytes per transition; replay.capacity is {replay.capacity:,}",
+        f"  frames take about {sized.transition_bytes:,} bytes per transition; replay.capacity is {replay.capacity:,}; "
+        f"updates begin at {replay.min_size_to_sample:,} transitions",
     ]
     if sized.idle is not None:
         options = {"batch_size": "--learner.batch-size", "num_actors": "--actors"}

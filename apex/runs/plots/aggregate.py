@@ -103,6 +103,7 @@ def group_runs(runs: Sequence[RunCurves]) -> list[CurveGroup]:
         groups.setdefault((str([settings[name] for name in names]), run.is_evaluated), []).append(run)
     firsts = [flatten(group[0].config) for group in groups.values()]
     differing = [name for name in names if len({str(settings[name]) for settings in firsts}) > 1]
+    differing = [name for name in differing if name != "replay.max_bytes"] or differing  # follows from the environment
     labels = [_label(settings, differing) for settings in firsts]
     return [
         CurveGroup(

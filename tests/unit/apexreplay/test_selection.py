@@ -150,6 +150,21 @@ def test_a_restart_may_change_which_versions_are_too_old(tmp_path):
         assert set(numbers.reader.sample(500, rng).records["version"]) == versions
 
 
+def test_inserts_do_not_wait_for_draws_from_items_that_are_all_too_old(tmp_path):
+    """As after a trainer that began again with version 0. Both sides would wait for ever."""
+    numbers, counters = Numbers(tmp_path / "t", max_version_lag=0), SamplerCounters(1)
+    server = ReplayServer(numbers.writer, CODEC, counters, RateLimiter(1, 1.0, 0.1, True))
+    assert server.check_limiter()
+    numbers.insert(20, version=5)
+    assert not server.check_limiter()
+    for _ in range(4):
+        numbers.insert(15, version=0)
+    assert numbers.reader.sample(1, np.random.default_rng(1)) is None
+    assert server.check_limiter()
+    numbers.insert(1, version=5)
+    assert not server.check_limiter()
+
+
 def test_inserts_into_a_queue_wait_for_its_draws(tmp_path):
     numbers, counters, queue = Numbers(tmp_path / "t"), SamplerCounters(1), Selection("queue", 2)
     server = ReplayServer(numbers.writer, CODEC, counters, NO_LIMIT, queue=queue, segment=(20, 1_000))

@@ -110,6 +110,11 @@ class Mission(Counter):
     observation_space = spaces.Dict({"goal": spaces.Tuple([spaces.Discrete(2), spaces.Sequence(spaces.Discrete(2))])})
 
 
+class Needy(Counter):
+    def __init__(self, size):
+        super().__init__(length=size)
+
+
 class NoSpaces(gymnasium.Env):
     """Declares no spaces."""
 
@@ -155,7 +160,10 @@ def test_gymnasium_id_takes_precedence_over_an_atari_game():
         ("Qqqqqqqq-v0", "'Qqqqqqqq-v0'", "ALE/Pong-v5.*package:Qqqqqqqq-v0"),
         ("no_such_module:make", "'no_such_module:make'.*ModuleNotFoundError", ""),
         ("no_such_module:Name-v0", "'no_such_module:Name-v0'.*ModuleNotFoundError", ""),
-        (f"{__name__}:nothing", "'nothing'", ""),
+        (f"{__name__}:nothing", "'nothing'", "its own are .*Counter"),
+        (f"{__name__}:Mision", "'Mision'", f"did you mean {__name__}:Mission"),
+        ("games/maze.py:Maze", "names a file", "games.maze:Maze"),
+        (here(Needy), "size", "--env-arg"),
         (here(not_an_environment), r"\bint\b", "gymnasium.Env"),
         (here(broken_factory), r"OSError: cannot open a\.txt; 3 other maps: b, c \(test_factory.py, line \d+\)$", ""),
         (here(ChannelsFirst), r"\[3, 50, 60\]", "transpose"),

@@ -349,6 +349,7 @@ def test_failed_or_invalid_rendering_is_a_failure(render, named, monkeypatch):
         (spaces.Box(0, 1, (2_000, 1_000), np.float32), "2,000,000 .*1,048,576"),
         (spaces.Box(0, 255, (0, 5, 3), np.uint8), "empty"),
         (spaces.Graph(spaces.Discrete(2), None), "Graph"),
+        (spaces.Dict({"a": spaces.Text(5), "b": spaces.Discrete(2)}), "a is a Text"),
         (spaces.Tuple([spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2)]), r"1?0 is a Sequence"),
     ],
 )

@@ -138,6 +138,8 @@ def test_policy_is_loaded_from_a_run_a_checkpoint_or_a_file(tmp_path, monkeypatc
     ("source", "options", "message"),
     [
         ("nowhere", {}, "nowhere"),
+        (3, {}, "run must be .* got 3"),
+        (None, {}, "run must be .* got None"),
         ("mine", {"epsilon": 1.5}, r"epsilon.* 1\.5"),
         ("mine", {"checkpoint": "bets"}, "--checkpoint.* 'bets'"),
         ("runs/mine/checkpoints/best.safetensors", {"checkpoint": "last"}, r"best\.safetensors.* single policy"),

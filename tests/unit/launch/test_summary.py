@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from support.messages import make_run_status
 
-from apex.config import Config, EvaluatorConfig, RunConfig
+from apex.config import Config, EnvironmentConfig, EvaluatorConfig, RunConfig
 from apex.facts import INTERRUPTED, Ending, EndReason, Failure
 from apex.launch.start import RunOutcome
 from apex.launch.summary import command_name, summary
@@ -25,7 +25,18 @@ STATUS = make_run_status(
 )
 
 
-def summarize(folder, ending=DONE, status=STATUS, *, saved=(), curves=False, driver_folder=None, games=None, **run):
+def summarize(
+    folder,
+    ending=DONE,
+    status=STATUS,
+    *,
+    saved=(),
+    curves=False,
+    driver_folder=None,
+    games=None,
+    env="CartPole-v1",
+    **run,
+):
     """Returns the summary's lines by the word before the colon. `saved`: updates of the run's checkpoints.
 
     `games`: settings of the evaluator.
@@ -36,7 +47,9 @@ def summarize(folder, ending=DONE, status=STATUS, *, saved=(), curves=False, dri
         (folder / f"checkpoints/{update:09d}/manifest.json").touch()
     if curves:
         (folder / "tensorboard" / "events").touch()
-    config = Config(run=RunConfig(**run), evaluator=EvaluatorConfig(**games or {}))
+    config = Config(
+        environment=EnvironmentConfig(id=env), run=RunConfig(**run), evaluator=EvaluatorConfig(**games or {})
+    )
     lines = summary(RunOutcome(config, folder, ending, status, driver_folder))
     return dict(line.partition(": ")[::2] for line in lines)
 
@@ -51,6 +64,16 @@ def test_a_finished_run_shows_its_result_and_the_next_commands(tmp_path):
     assert lines["next"].startswith(f"{command_name('apex')} evaluate {tmp_path} ")
     assert lines["curves"] == f"{command_name('tensorboard')} --logdir {tmp_path}/tensorboard"
     assert "resume" not in lines  # A resumed run would end immediately.
+
+
+@pytest.mark.parametrize(("env", "films"), [("CartPole-v1", True), ("ALE/Pong-v5", True), ("maze:Maze", False)])
+def test_a_film_is_proposed_only_of_an_environment_that_draws_pictures(tmp_path, env, films):
+    assert ("--video" in summarize(tmp_path, saved=[345], env=env)["next"]) == films
+
+
+def test_the_score_of_a_policy_without_an_update_is_called_that(tmp_path):
+    status = replace(STATUS, updates=0, evaluator=replace(STATUS.evaluator, updates=0))
+    assert "of the untrained policy" in summarize(tmp_path, status=status)["score"]
 
 
 def test_without_an_evaluation_the_score_is_that_of_training(tmp_path):

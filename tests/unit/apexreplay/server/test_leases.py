@@ -5,7 +5,7 @@ import random
 import pytest
 from support.clocks import Clock
 
-from apexreplay.server.leases import LEASE_SECONDS, RECLAIM_SECONDS, Full, Leases
+from apexreplay.server.leases import LEASE_SECONDS, RECLAIM_SECONDS, AwakeClock, Full, Leases
 from apexreplay.types import Stream
 
 
@@ -46,6 +46,21 @@ def test_a_silent_client_loses_its_lease_and_a_beat_keeps_it():
     assert not leases.beat(1)
     assert leases.writer(2) == alive
     assert leases.count() == (2, 0)
+
+
+def test_time_in_which_the_server_was_stopped_does_not_count():
+    clock = Clock()
+    awake = AwakeClock(clock)
+    leases = make(awake)
+    living, silent = leases.writer(1), leases.writer(2)
+    clock.now += 3 * LEASE_SECONDS  # Heartbeats wait in the socket.
+    assert leases.count() == (2, 0)
+    assert leases.writer(3) == Full("no_stream", 2)
+    for _ in range(round(LEASE_SECONDS) + 1):
+        clock.now += 1.0
+        assert leases.beat(1)
+    assert leases.writer(3).actor_id == silent.actor_id
+    assert leases.writer(1) == living
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -118,6 +118,16 @@ def test_a_file_without_a_usable_table_is_refused(tmp_path, content):
     path.write_text(content)
     with pytest.raises(UsageError):
         read_tables(path)
+    for declared, named, remedy in (
+        ('steps.x = "int65"', f"{path}: t.x: 'int65' is not a dtype", ""),
+        ('steps.x = "int64"\nmin_siz = 3', f"{path}: t has unknown settings ['min_siz']", "did you mean min_size?"),
+        ('steps.x = "int64"\nzzz = 3', f"{path}: t has unknown settings ['zzz']", "known are steps, item, "),
+    ):
+        path.write_text(f"[t]\n{declared}\n")
+        with pytest.raises(UsageError) as refused:
+            read_tables(path)
+        assert refused.value.problem.startswith(named)
+        assert refused.value.remedy.startswith(remedy)
     path.write_bytes(b"\xff")
     for unreadable in (path, tmp_path, tmp_path / "none"):
         with pytest.raises(DataError) as refused:

@@ -93,6 +93,29 @@ def test_random_operations_agree_with_a_dictionary(path, sizes, seed):
     assert writer.num_inserted > 3 * writer.size  # The store has wrapped several times.
 
 
+def test_a_store_in_order_refuses_segments_before_which_another_is_missing(path):
+    writer, reader = make_store(path, in_order=True)
+    numbers = [1, 0, 2, 1, 4, 3, 2, 4, 3, 4, 3, 6]
+    outcomes = [writer.insert(make_segment(number, count=1)) for number in numbers]
+    stored = [number for number, outcome in zip(numbers, outcomes, strict=True) if outcome is InsertOutcome.STORED]
+    assert stored == list(range(5))
+    assert (writer.num_duplicates, writer.refused) == (1, {"out of order": 6})
+    assert writer.insert(make_segment(0, incarnation=2, count=1)) is InsertOutcome.STORED
+    assert writer.insert(make_segment(7, incarnation=2, base=7, count=1)) is InsertOutcome.STORED
+    assert reader.size == writer.receipt(0).contiguous - 1 == 7
+
+
+def test_a_store_in_order_that_a_snapshot_has_set_back_stores_what_the_writer_still_has(path):
+    """Segments 3 to 5 were acknowledged, and are lost: the writer does not send them again."""
+    writer, _ = make_store(path, *[make_segment(number, count=1) for number in range(3)], in_order=True)
+    window = [make_segment(number, base=5, count=1) for number in (6, 7, 8)]
+    refused = [InsertOutcome.OUT_OF_ORDER] * 3
+    assert [writer.insert(segment) for segment in window] == refused
+    assert [writer.insert(segment) for segment in window] == [InsertOutcome.STORED] * 3
+    assert writer.insert(make_segment(9, base=9, count=1)) is InsertOutcome.STORED
+    assert writer.receipt(0).contiguous == 10
+
+
 def test_counts_what_happened(path):
     writer, _ = make_store(path, *[make_segment(number, count=5) for number in range(9)])
     writer.insert(make_segment(8, count=5))

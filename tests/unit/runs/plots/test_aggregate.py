@@ -43,6 +43,7 @@ def test_groups_are_labelled_by_the_settings_that_differ(tmp_path):
     [
         ({"network": {"dueling": False}}, ["network.dueling on", "network.dueling off"]),
         ({"environment": {"id": "CartPole-v0"}}, ["CartPole-v1", "CartPole-v0"]),
+        ({"environment": {"id": "CartPole-v0"}, "replay": {"max_bytes": 10**7}}, ["CartPole-v1", "CartPole-v0"]),
         (
             {"learner": {"batch_size": 64, "loss": "squared", "target_period": 7}},
             [
