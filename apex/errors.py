@@ -16,6 +16,7 @@
     ├── StoppedError              status 0: a stop was requested before the run began
     ├── ChildDiedError            a child process ended unexpectedly
     ├── LostMemoryError           the file of a replay memory was removed while the replay server ran
+    ├── UnsavedMemoryError        a server could not save its memory at its end
     ├── ExportError               a network cannot be written as ONNX
     ├── TrainingError             `apex.train` raises this if a run fails
     └── AwsError                  AWS refused a request or did not respond
