@@ -19,7 +19,7 @@ LEARNING=(apexreplay/{files/file_lock,frame_blob,rate_limiter,types,'store/*'}
   apex/dqn/{algorithm,autograd_update,losses,networks,target_forward,'kernels/*','manual_backward/*'}
   apex/{dpg/{algorithm,networks,update},runtime/importer})
 TESTS_OF_LEARNING=(tests/unit/{algorithms,config,dpg,dqn,test_command_line.py,test_sizing.py} tests/unit/acting/test_segment_builder.py
-  tests/unit/learning/test_freed_memory.py tests/unit/apexreplay/{frames,store,test_rate_limiter.py,test_selection.py})
+  tests/unit/apexreplay/{frames,process/test_freed_memory.py,store,test_rate_limiter.py,test_selection.py})
 
 ruff format --check .
 ruff check .
