@@ -114,8 +114,9 @@ class ReplayServer(Reader):
         `inserts_wanted`: samplers of another shard wait for inserts. If so, inserts into this shard must not wait.
         """
         keeps_ratio = self._samplers.limit(self._limiter).may_insert(self._store.num_inserted, self._samplers.num_drawn)
-        is_wanted = inserts_wanted or not self._store.total_weight  # Without weights, samplers wait for inserts.
-        self._may_insert = (keeps_ratio or is_wanted) and not self._would_remove_undrawn()
+        # Without any weight, nothing can be drawn: samplers wait for inserts.
+        is_wanted = keeps_ratio or inserts_wanted or not self._store.total_weight
+        self._may_insert = is_wanted and not self._would_remove_undrawn()
         return self._may_insert
 
     def _would_remove_undrawn(self) -> bool:

@@ -799,7 +799,7 @@ def test_the_end_of_a_killed_server_is_an_error():
         path.unlink(missing_ok=True)
 
 
-def test_a_server_that_cannot_save_its_last_snapshot_fails_and_keeps_its_memory(tmp_path):
+def test_a_server_keeps_a_memory_that_it_cannot_save(tmp_path):
     saved = tmp_path / "snapshots" / "numbers"
     with Restarting(tmp_path, free_port()) as server, Client(port=server.port) as client:
         with client.writer("numbers") as writer:
@@ -818,7 +818,7 @@ def test_a_server_that_cannot_save_its_last_snapshot_fails_and_keeps_its_memory(
             np.testing.assert_array_equal(read_all(sampler), np.arange(100))
 
 
-def test_a_server_in_a_program_raises_an_error_if_it_cannot_save_its_last_snapshot(tmp_path):
+def test_the_end_of_a_server_that_cannot_save_is_an_error(tmp_path):
     server = serve([NUMBERS], snapshots=tmp_path)
     (tmp_path / "numbers").write_text("a file where the folder should be")
     with server.client() as client, client.writer("numbers") as writer:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import zmq
-from support.sealing import reseal
+from support.sealing import damaged, reseal
 from support.waiting import DEADLINE, until
 
 from apexreplay import TableSettings, serve, table
@@ -74,13 +74,6 @@ class Peer:
         """Returns priorities of this number, for keys that there are not."""
         keys, values = np.full(count, 10**9), np.ones(count, np.float32)
         return self.codec.encode_priorities(PriorityUpdate(0, self.store, sampler, number, keys, values))
-
-
-def damaged(frames, at=-1):
-    """Flips a bit."""
-    changed = bytearray(frames[0])
-    changed[at] ^= 1
-    return [bytes(changed)]
 
 
 def text(body):

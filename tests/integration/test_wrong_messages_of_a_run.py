@@ -7,7 +7,7 @@ import zmq
 from msgspec.structs import replace
 from support.messages import HELLO
 from support.programs import DEADLINE, TINY, offset, programs
-from support.sealing import reseal, with_json
+from support.sealing import damaged, reseal, with_json
 from support.waiting import until
 
 from apex.launch.status import ask
@@ -65,13 +65,6 @@ class Peer:
     def priorities(self, count=1, store=0, **changed):
         keys, values = np.full(count, 10**9), np.ones(count, np.float32)
         return self.codec.encode_priorities(PriorityUpdate(0, store, 0, 0, keys, values)._replace(**changed))
-
-
-def damaged(frames):
-    """Flips a bit."""
-    changed = bytearray(frames[0])
-    changed[-1] ^= 1
-    return [bytes(changed)]
 
 
 def text(body):

@@ -28,3 +28,10 @@ def with_body(frames, body):
 def with_json(frames, message):
     """Returns the message with this JSON after the header; bytes are inserted unchanged."""
     return with_body(frames, message if isinstance(message, bytes) else json.dumps(message).encode())
+
+
+def damaged(frames):
+    """Returns the message with a flipped bit at its end, and the checksum of before."""
+    changed = bytearray(frames[0])
+    changed[-1] ^= 1
+    return [bytes(changed)]

@@ -93,7 +93,7 @@ def test_random_operations_agree_with_a_dictionary(path, sizes, seed):
     assert writer.num_inserted > 3 * writer.size  # The store has wrapped several times.
 
 
-def test_a_store_in_order_refuses_segments_before_which_another_is_missing(path):
+def test_a_store_in_order_refuses_segments_without_their_predecessor(path):
     writer, reader = make_store(path, in_order=True)
     numbers = [1, 0, 2, 1, 4, 3, 2, 4, 3, 4, 3, 6]
     outcomes = [writer.insert(make_segment(number, count=1)) for number in numbers]
@@ -105,7 +105,7 @@ def test_a_store_in_order_refuses_segments_before_which_another_is_missing(path)
     assert reader.size == writer.receipt(0).contiguous - 1 == 7
 
 
-def test_a_store_in_order_that_a_snapshot_has_set_back_stores_what_the_writer_still_has(path):
+def test_a_store_that_a_snapshot_has_set_back_takes_what_comes_again(path):
     """Segments 3 to 5 were acknowledged, and are lost: the writer does not send them again."""
     writer, _ = make_store(path, *[make_segment(number, count=1) for number in range(3)], in_order=True)
     window = [make_segment(number, base=5, count=1) for number in (6, 7, 8)]
