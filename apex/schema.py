@@ -7,7 +7,7 @@ Axes: B batch, A discrete actions, K values of a continuous action, S stacked fr
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from math import prod
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,24 +15,75 @@ from numpy.typing import NDArray
 from apexreplay.item_kinds import Window
 from apexreplay.tables import FieldCodec, Table, table
 
+MIN_IMAGE_SIZE = 36  # pixels; smaller images are grids, for which the convolutions of DQN are too large
+PartDtype = Literal["uint8", "float32", "int32", "bool"]
+
+
+class Part(NamedTuple):
+    """One part of an observation. The parts of a frame follow each other in its bytes; bools are packed into bits."""
+
+    name: str  # its keys in the observation, such as "goal.camera"
+    dtype: PartDtype  # int32: indices of categories
+    shape: tuple[int, ...]  # [H, W] or [H, W, C] for images and grids, [D] for others
+    most: int = 255  # the largest value, if it is an integer
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in the bytes of a frame."""
+        return -(-prod(self.shape) // 8) if self.dtype == "bool" else prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def stored_as(self) -> str:
+        """The dtype that a network takes."""
+        return "uint8" if self.dtype == "bool" else self.dtype
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is an image, neither a grid of cells nor a vector."""
+        return self.dtype == "uint8" and len(self.shape) > 1 and min(self.shape[:2]) >= MIN_IMAGE_SIZE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
     """What the environment's observations and actions are, and what a transition takes from them."""
 
-    frame_shape: tuple[int, ...]  # (84, 84) for images, (D,) for vectors
+    frame_shape: tuple[int, ...]  # [H, W] or [H, W, C] for images and grids, [D] for vectors and for bytes of `parts`
     frame_dtype: Literal["uint8", "float32"]
-    stack: int  # frames in one observation; 1 for vectors
+    stack: int  # frames in one observation
     num_actions: int  # A; 0 if actions are continuous
     n_step: int  # maximum steps that one transition spans
     codec: FieldCodec  # compression of each single frame
     action_size: int = 0  # K; 0 if actions are discrete
     masked: bool = False  # whether the environment has masks of the allowed actions
+    parts: tuple[Part, ...] = ()  # parts of the observation, if the frame is their bytes one after the other
 
     @property
     def frame_bytes(self) -> int:
         """Size of one decompressed frame in bytes."""
         return prod(self.frame_shape) * np.dtype(self.frame_dtype).itemsize
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """`parts`, or the whole observation as the only part."""
+        return self.parts or (Part("observation", self.frame_dtype, self.frame_shape),)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether any part is an image."""
+        return any(part.is_image for part in self.all_parts)
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether the observation is one vector of float32."""
+        return self.frame_dtype == "float32" and len(self.frame_shape) == 1
+
+    @property
+    def observations(self) -> str:
+        """A description of the observations, such as "4 x 84 x 84 uint8"."""
+        stack = f"{self.stack} x " if self.stack > 1 or not self.parts else ""
+        texts = [f"{' x '.join(map(str, part.shape))} {part.dtype}" for part in self.all_parts]
+        names = [f"{part.name} " for part in self.parts] or [""]
+        return stack + ", ".join(map("".join, zip(names, texts, strict=True)))
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -75,10 +126,12 @@ class Schema:
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
         """Returns the schema from a result of `to_dict` or its JSON. Raises ValueError if a field is missing."""
+        saved = {"parts": (), **saved}  # Schemas of versions before 0.3 have no parts.
         missing = [field.name for field in fields(cls) if field.name not in saved]
         if missing:
             raise ValueError(f"the schema lacks {', '.join(missing)}: an older version of this package wrote it")
-        return cls(**{**saved, "frame_shape": tuple(saved["frame_shape"])})
+        parts = tuple(Part(name, dtype, tuple(shape), most) for name, dtype, shape, most in saved["parts"])
+        return cls(**{**saved, "frame_shape": tuple(saved["frame_shape"]), "parts": parts})
 
 
 @cache

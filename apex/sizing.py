@@ -110,8 +110,10 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Sized:
 
 def bytes_per_transition(config: Config, schema: Schema) -> int:
     """Returns bytes of frames per transition, rounded up: an estimate for LZ4 images, else exact for a full segment."""
-    if schema.codec == "lz4" and len(schema.frame_shape) == 2:
-        return _divide_up(LZ4_BYTES * prod(schema.frame_shape), LZ4_PIXELS)
+    if schema.has_images:
+        pixels = sum(prod(part.shape) for part in schema.all_parts if part.is_image)
+        others = sum(part.num_bytes for part in schema.all_parts if not part.is_image)
+        return _divide_up(LZ4_BYTES * pixels, LZ4_PIXELS) + others
     steps = config.actor.segment_length
     # One frame per step, plus the first stack, the n-step window at the end, and final states of episodes.
     frames = steps + schema.stack + schema.n_step + _divide_up(steps, STEPS_PER_EPISODE)

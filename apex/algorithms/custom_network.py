@@ -1,15 +1,16 @@
 """Creates a user's network, `network.factory`, and checks it. All errors are UsageErrors that name the factory."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from apex.algorithms.encoders import split
 from apex.algorithms.parameters import num_parameters
 from apex.runtime.importer import call_factory
-from apex.schema import Schema
+from apex.schema import Part, Schema
 from apexreplay.errors import UsageError, describe_exception, require
 
 
@@ -21,16 +22,38 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
+class TakesParts(nn.Module):
+    """Calls a module with the parts of observations: a dictionary of dtype[B, S, *shape]; bools are uint8."""
+
+    def __init__(self, module: nn.Module, parts: tuple[Part, ...]) -> None:
+        super().__init__()
+        self.module = module
+        self._parts = parts
+
+    def forward(self, observation: Tensor | Mapping[str, Tensor], *inputs: Tensor) -> Tensor:
+        """`observation`: uint8[B, S, F], or its parts."""
+        output: Tensor = self.module(split(observation, self._parts), *inputs)
+        return output
+
+
 class CustomNetwork:
     """A module of the user, and a random batch of two observations to check it with."""
 
     def __init__(self, path: str, schema: Schema) -> None:
         """`path`: package.module:name of a function of the schema that returns the module."""
         self.module: Any = call_factory("network.factory", path, nn.Module, schema)
+        self._parts = schema.parts
         self._name = f"network.factory {path!r}"
         shape = (2, *schema.observation_shape)
-        is_image = schema.frame_dtype == "uint8"
-        self._observation = torch.randint(256, shape).to(torch.uint8) if is_image else torch.rand(shape)
+        if schema.parts:  # Random bytes could be numbers that are not finite.
+            self._observation = torch.zeros(shape, dtype=torch.uint8)
+        else:
+            is_image = schema.frame_dtype == "uint8"
+            self._observation = torch.randint(256, shape).to(torch.uint8) if is_image else torch.rand(shape)
+
+    def adapt(self, module: nn.Module) -> nn.Module:
+        """Returns a module that calls `module` with a dictionary of parts, if the observations have parts."""
+        return TakesParts(module, self._parts) if self._parts else module
 
     def require(self, condition: bool, problem: str, remedy: str) -> None:
         """Raises UsageError unless `condition` holds."""

@@ -20,10 +20,30 @@ def linear(name, x):
 """
 
 
+# Used by the code of `Encoder.code`.
+ENCODERS = """\
+def image_axes(x):  # [batch, S, H, W] or [batch, S, H, W, C] -> [batch, S * C, H, W]
+    return x if x.dim() == 4 else x.permute(0, 1, 4, 2, 3).flatten(1, 2)
+
+def bits(x):  # uint8 [batch, C, H, W] -> [batch, 8 * C, H, W]
+    return ((x.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).view(8, 1, 1)) & 1).flatten(1, 2)
+
+def convolve(x, name, strides, padding=0, pool=None):
+    for i, stride in enumerate(strides):
+        x = F.relu(F.conv2d(x.float(), w[f"{name}.{2 * i}.weight"], w[f"{name}.{2 * i}.bias"], stride, padding))
+    return (F.adaptive_max_pool2d(x, pool) if pool else x).flatten(1)
+
+def embed(x, table):
+    rows = x.long() + torch.arange(x.shape[1])[:, None] * (len(table) // x.shape[1])
+    return F.relu(F.embedding(rows.flatten(1), table).sum(1))
+
+"""
+
+
 class Exported(NamedTuple):
     """A network to export. `code` needs torch, safetensors and, for a custom network, the module that defines it."""
 
-    module: nn.Module  # frame_dtype[B, S, *F] -> output; also exported to ONNX
+    module: nn.Module  # frame_dtype[B, S, *F], or a dictionary of parts -> output; also exported to ONNX
     output: str  # name of the output in ONNX: "q" or "action"
     names: Mapping[str, str]  # name in the state dict -> name in the file, for tensors whose names differ
     code: str  # Python code that defines a function of observations
@@ -52,6 +72,9 @@ schema = SimpleNamespace(**{schema.to_attributes()})
 
 
 def describe_input(factory: str, schema: Schema) -> str:
-    """Returns dtype and shape of the code's input: "uint8 [batch, 4, 84, 84]"."""
-    shape = schema.observation_shape if factory or schema.frame_dtype == "uint8" else schema.frame_shape
+    """Returns dtype and shape of the code's input: "uint8 [batch, 4, 84, 84]"; or "a dictionary of the inputs"."""
+    if schema.parts:
+        return "a dictionary of the inputs"
+    is_one = schema.is_vector and schema.stack == 1 and not factory
+    shape = schema.frame_shape if is_one else schema.observation_shape
     return f"{schema.frame_dtype} [batch, {', '.join(map(str, shape))}]"

@@ -25,12 +25,9 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
     name = config.algorithm or ("dpg" if is_continuous else "dqn")
     if ":" not in name:
         require_actions(config, schema, name, continuous=CONTINUOUS[name])
-    is_image = len(schema.frame_shape) == 2
     if name == "dpg":
-        problem = "dpg.normalize_observations works only for vectors, but these observations are images"
-        require(not (is_image and config.dpg.normalize_observations), problem, remedy="set it to false")
-        problem = "the built-in network for continuous actions takes vectors, but these observations are images"
-        require(not is_image or bool(config.network.factory), problem, remedy="set network.factory to a custom network")
+        problem = f"dpg.normalize_observations works only for vectors, but the observations are {schema.observations}"
+        require(schema.is_vector or not config.dpg.normalize_observations, problem, remedy="set it to false")
         values, defaults = flatten(config), flatten(Config())
         for setting in ("learner.bfloat16", "actor.bfloat16"):
             problem = f"{setting} is 'on', but DPG uses float32 only"
@@ -42,7 +39,7 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
             )
     shift = config.learner.random_shift
     require(
-        not shift or is_image,
+        not shift or schema.has_images,
         f"learner.random_shift {shift} is for images, but {config.environment.id} has none",
         remedy="use 0",
     )
@@ -63,4 +60,4 @@ def require_actions(config: Config, schema: Schema, algorithm: str, *, continuou
 
 def is_wide(network: NetworkConfig, schema: Schema) -> bool:
     """Returns whether a network for images has at least half of the paper's width. A custom network counts as wide."""
-    return bool(network.factory) or (len(schema.frame_shape) == 2 and network.width >= WIDE_ENOUGH)
+    return bool(network.factory) or (schema.has_images and network.width >= WIDE_ENOUGH)

@@ -19,8 +19,9 @@ from apex.config import (
 )
 from apex.config.validation import did_you_mean, require_setting
 
-# The kind of an environment, by its observations; continuous: vectors and continuous actions.
-EnvironmentKind = Literal["atari", "image", "vector", "continuous", "continuous-image"]
+# The kind of an environment, by its observations and actions. "image": also among other parts. "grid": all others that
+# are not vectors. "continuous" has vectors and continuous actions; "continuous-image", any other observations.
+EnvironmentKind = Literal["atari", "image", "grid", "vector", "continuous", "continuous-image"]
 
 
 class Preset(NamedTuple):
@@ -131,6 +132,14 @@ VECTOR = Config(
     network=NetworkConfig(hidden=64, body_hidden=64),
     evaluator=EvaluatorConfig(period_seconds=2.0, period_updates=500, episodes=20, epsilon=0.0, num_envs=20),
     checkpoint=CheckpointConfig(period=1_000),
+)
+
+# Grids of cells, planes of bools, and dictionaries without images. Updates take several times as long as with vectors.
+GRID = replace(
+    VECTOR,
+    replay=ReplayConfig(capacity=100_000, min_size_to_sample=1_000, samples_per_insert=8.0, inserts_wait=True),
+    learner=replace(VECTOR.learner, batch_size=64, learning_rate=5e-4),
+    network=NetworkConfig(hidden=128, body_hidden=64),
 )
 
 # These values were tuned on CartPole-v1 and may be too aggressive for other environments.
@@ -264,6 +273,8 @@ def preset_for(kind: EnvironmentKind, environment_id: str, *, gpu: Callable[[], 
         base = own.get(name.rpartition("-")[0], CONTROL)
     elif kind == "continuous-image":
         base = replace(CONTROL, dpg=replace(CONTROL.dpg, normalize_observations=False))
+    elif kind == "grid":
+        base = GRID
     elif kind == "vector":  # CartPole-v0 ends episodes after 200 steps, so its score cannot reach 475.
         base = LUNARLANDER if name.startswith("LunarLander-") else CARTPOLE if name == "CartPole-v1" else VECTOR
     elif kind == "atari" and name.lower().startswith("pong"):

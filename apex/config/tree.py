@@ -34,6 +34,7 @@ MAX_EPISODES = 10_000  # maximum episodes of one evaluation, because one message
 
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
+Crop = Annotated[str, Meta(pattern=r"^(\d+:\d+,\d+:\d+)?$"), "give TOP:BOTTOM,LEFT:RIGHT in pixels"]
 Format = Literal["auto", "on", "off"]
 TensorboardPort = Annotated[Port, "use --run.no-tensorboard to start none"]
 
@@ -46,7 +47,12 @@ class EnvironmentConfig(Branch):
     args: dict[str, Any] = field(default_factory=dict)  # arguments of gymnasium.make or the factory; not for Atari
     frame_skip: PositiveInt = 4  # Atari: emulator frames per step; the last two are max-pooled [DQN]
     frame_stack: Annotated[int, Meta(ge=1, le=16)] = 4  # images: frames in one observation [DQN]
-    image_size: Annotated[int, Meta(ge=8, le=512)] = 84  # images: height and width in pixels [DQN]
+    vector_stack: Annotated[int, Meta(ge=1, le=16)] = 1  # without images: newest observations that the agent sees
+    image_size: Annotated[int, Meta(ge=0, le=512)] = (
+        0  # height and width in pixels; 0: Atari 84 [DQN], others unchanged
+    )
+    image_crop: Crop = ""  # rows and columns of images to keep, such as 34:194,0:160; empty: all. Not for Atari
+    grayscale: bool = False  # convert images to gray. Atari always [DQN]
     noop_max: NonNegativeInt = 30  # Atari: episodes start with a random number of no-ops below this [DQN]; 0: none
     sticky_actions: Decay = 0.0  # Atari: probability that the emulator repeats the last action. Paper: 0
     full_action_space: bool = False  # Atari: use all 18 actions instead of only those of the game
@@ -58,6 +64,13 @@ class EnvironmentConfig(Branch):
 
     def check_relations(self) -> None:
         check_arguments("environment.args", self.args)
+        problem = f"environment.image_size must be 0 or from 8 to 512, got {self.image_size}"
+        require_setting(not 0 < self.image_size < 8, problem)
+
+    @property
+    def atari_size(self) -> int:
+        """Height and width of Atari's images in pixels."""
+        return self.image_size or 84
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ class DpgAgent:
         self, observation: Array, mask: Mask, exploration: NDArray[np.float64], rng: np.random.Generator
     ) -> Decision:
         """See `Agent.decide`."""
-        seen = self.network.normalize(torch.from_numpy(observation))
+        seen = self.network.prepare(torch.from_numpy(observation))
         greedy = self.network.policy(seen)
 
         @torch.inference_mode()
@@ -48,7 +48,7 @@ class DpgAgent:
     @torch.inference_mode()
     def state_value(self, observation: Array, mask: Mask) -> NDArray[np.float32]:
         """Returns the smallest Q(s, mu(s)) of all critics, float32[E]."""
-        seen = self.network.normalize(torch.from_numpy(observation))
+        seen = self.network.prepare(torch.from_numpy(observation))
         value: NDArray[np.float32] = self.network.critics(seen, self.network.policy(seen)).amin(0).numpy()
         return value
 
@@ -91,7 +91,7 @@ class DpgAlgorithm:
         network = cast(ActorCritic, online)
         share = self.config.dpg.policy_learning_rate_share
         return make_optimizer(
-            self.config.learner, network.critics.parameters(), list(network.policy.parameters()), share
+            self.config.learner, network.trained_by_critics(), list(network.policy.parameters()), share
         )
 
     def make_update(

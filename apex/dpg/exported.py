@@ -1,8 +1,13 @@
 """Describes a policy for `apex export`: code that loads the file, and text for the model card."""
 
-from apex.algorithms.exported import Exported, begin_code, describe_input
+from typing import cast
+
+from torch import nn
+
+from apex.algorithms.encoders import Encoder
+from apex.algorithms.exported import ENCODERS, Exported, begin_code, describe_input
 from apex.config import Config
-from apex.dpg.networks import LEAST_DEVIATION, MOST_DEVIATIONS, ActorCritic
+from apex.dpg.networks import ENCODED, LEAST_DEVIATION, MOST_DEVIATIONS, ActorCritic
 from apex.schema import Schema
 
 LOAD_POLICY = """\
@@ -14,11 +19,15 @@ NORMALIZE = f"""\
     mean, variance = w["normalizer.mean"], w["normalizer.variance"]
     x = ((x - mean) / variance.sqrt().clamp(min={LEAST_DEVIATION:g})).clamp(-{MOST_DEVIATIONS:g}, {MOST_DEVIATIONS:g})
 """
+ENCODE = """\
+    x = linear("encoder.1", {features})
+    x = torch.tanh(F.layer_norm(x, ({size},), w["encoder.2.weight"], w["encoder.2.bias"]))
+"""
 CUSTOM_LAYERS = """\
     return policy(x)
 """
 BUILT_IN_LAYERS = """\
-    x = F.relu(linear("policy.hidden2", torch.{activation}(linear("policy.hidden1", x))))
+    x = F.relu(linear("policy.hidden2", torch.{activation}(linear("policy.hidden1", x.flatten(1)))))
     return torch.tanh(linear("policy.output", x))
 """
 
@@ -30,7 +39,12 @@ def export(config: Config, schema: Schema, network: ActorCritic) -> Exported:
     if factory:
         begin, layers = begin + LOAD_POLICY, CUSTOM_LAYERS
     else:
-        begin, layers = "import torch\n" + begin, BUILT_IN_LAYERS.format(activation=config.dpg.first_activation)
+        begin = "import torch\n" + begin
+        layers = BUILT_IN_LAYERS.format(activation=config.dpg.first_activation)
+        if network.encoder is not None:
+            begin += ENCODERS
+            encoder = cast(Encoder, cast(nn.Sequential, network.encoder)[0])
+            layers = ENCODE.format(features=encoder.code("encoder.0"), size=ENCODED) + layers
     normalize, normalized = "", "Observations are not normalized."
     if config.dpg.normalize_observations:
         normalize = NORMALIZE
@@ -38,10 +52,11 @@ def export(config: Config, schema: Schema, network: ActorCritic) -> Exported:
             "The network subtracts the mean of each value and divides by its standard deviation; the file has both."
         )
     signature = f"{describe_input(factory, schema)} -> float32 [batch, {size}] in -1 ... 1"
+    own = {name: name.replace(".module.", ".") for name in network.state_dict() if factory and schema.parts}
     return Exported(
         module=network,
         output="action",
-        names={},
+        names=own,
         code=f"{begin}def act(x):  # {signature}\n{normalize}{layers}",
         summary="A deterministic policy of continuous actions",
         use="For a = `act(observation)`, the environment's action is `low + (a + 1) / 2 * (high - low)`.",

@@ -5,6 +5,7 @@ Axes: B batch, C critics, K numbers of an action, S stacked frames, *F one frame
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -12,35 +13,48 @@ import torch
 from torch import Tensor, nn
 
 from apex.algorithms.custom_network import CustomNetwork, seeded
+from apex.algorithms.encoders import Encoder
 from apex.config import DpgConfig
 from apex.schema import Schema
 
 OUTPUT_WEIGHT = 3e-3  # largest initial weight of the policy's last layer: actions start near 0 [Lillicrap et al. 2016]
 MOST_DEVIATIONS = 10.0  # Normalized numbers are clipped to -10 ... 10.
 MOST_ROWS = 1e6  # rows after which the running mean gives newer rows more weight than older ones
+ENCODED = 64  # outputs of the encoder of images, grids and parts
+ENCODER_WIDTH = 0.5  # factor on the channels of DQN's convolutions
 LEAST_DEVIATION = 1e-3  # smallest divisor, so that a constant number is not divided by a standard deviation of 0
 
 
 class ActorCritic(nn.Module):
-    """A policy and its critics, which share no parameters; plus a `Normalizer` if observations are normalized.
+    """A policy and its critics, which share no parameters, and what prepares observations for both.
 
-    The policy is called with observations, the critics with observations and actions.
+    The policy is called with prepared observations, the critics with prepared observations and actions.
     """
 
-    def __init__(self, policy: nn.Module, critics: nn.Module, normalizer: Normalizer | None) -> None:
+    def __init__(
+        self, policy: nn.Module, critics: nn.Module, normalizer: Normalizer | None, encoder: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.policy = policy  # float32[B, S, *F] -> float32[B, K] in -1 ... 1
         self.critics = critics  # float32[B, S, *F], float32[B, K] -> float32[C, B]
         self.normalizer = normalizer
+        self.encoder = encoder  # of images, grids and parts; trained by the critics only (SAC-AE; Yarats et al. 2021)
 
-    def forward(self, observation: Tensor) -> Tensor:
-        """Returns the policy's actions: float32[B, S, *F] -> float32[B, K] in -1 ... 1."""
-        action: Tensor = self.policy(self.normalize(observation))
+    def forward(self, observation: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Returns the policy's actions: frame_dtype[B, S, *F] -> float32[B, K] in -1 ... 1."""
+        action: Tensor = self.policy(self.prepare(observation))
         return action
 
-    def normalize(self, observation: Tensor) -> Tensor:
-        """Returns the observation as input of policy and critics."""
-        return observation if self.normalizer is None else self.normalizer(observation)
+    def trained_by_critics(self) -> list[nn.Parameter]:
+        """Returns the parameters of critics and encoder."""
+        return [*self.critics.parameters(), *(self.encoder.parameters() if self.encoder is not None else ())]
+
+    def prepare(self, observation: Any) -> Tensor:
+        """Returns the observation as input of policy and critics: normalized or encoded, if configured."""
+        if self.encoder is not None:
+            observation = self.encoder(observation)
+        prepared: Tensor = observation if self.normalizer is None else self.normalizer(observation)
+        return prepared
 
 
 class Normalizer(nn.Module):
@@ -143,11 +157,17 @@ def make_network(config: DpgConfig, factory: str, schema: Schema, *, seed: int) 
     with seeded(seed):
         normalizer = Normalizer(schema.observation_shape) if config.normalize_observations else None
         if factory:
-            policy, critics = _make_custom(factory, schema)
-        else:
-            inputs = prod(schema.observation_shape)
-            policy, critics = Policy(inputs, schema.action_size, config), Critics(inputs, schema.action_size, config)
-        return ActorCritic(policy, critics, normalizer)
+            return ActorCritic(*_make_custom(factory, schema), normalizer)
+        encoder = None if schema.is_vector else _make_encoder(schema)
+        inputs = prod(schema.observation_shape) if encoder is None else ENCODED
+        policy, critics = Policy(inputs, schema.action_size, config), Critics(inputs, schema.action_size, config)
+        return ActorCritic(policy, critics, normalizer, encoder)
+
+
+def _make_encoder(schema: Schema) -> nn.Module:
+    """Returns an encoder with outputs of limited size, as in DrQ-v2 (Yarats et al. 2021), where both heads have one."""
+    encoder = Encoder(schema, width=ENCODER_WIDTH, units=ENCODED)
+    return nn.Sequential(encoder, nn.Linear(encoder.num_features, ENCODED), nn.LayerNorm(ENCODED), nn.Tanh())
 
 
 def _make_custom(path: str, schema: Schema) -> tuple[nn.Module, nn.Module]:
@@ -161,6 +181,7 @@ def _make_custom(path: str, schema: Schema) -> tuple[nn.Module, nn.Module]:
         f"module, policy and critics are {kinds}",
         "return a module whose attributes policy and critics are torch.nn.Modules",
     )
+    policy, critics = custom.adapt(policy), custom.adapt(critics)
     shared = {id(parameter) for parameter in policy.parameters()} & {id(other) for other in critics.parameters()}
     custom.require(not shared, f"policy and critics share {len(shared)} parameters", "let them share none")
     action = custom.check_output("policy", (2, size), policy)

@@ -41,13 +41,13 @@ class DpgUpdate(Update):
         self._target = target
         self._optimizer = optimizer
         self._policy_parameters = [parameter for parameter in online.policy.parameters() if parameter.requires_grad]
-        self._critic_parameters = [parameter for parameter in online.critics.parameters() if parameter.requires_grad]
+        self._critic_parameters = [parameter for parameter in online.trained_by_critics() if parameter.requires_grad]
         self._num_steps = 0
         self._policy_figures: dict[str, Tensor] = {}  # metrics of the last step that changed the policy
 
     def __call__(self, batch: DeviceBatch) -> Updated:
         """Updates the online network if losses and gradients are finite."""
-        observation = self._online.normalize(batch.stacks[0])
+        observation = self._online.prepare(batch.stacks[0])
         q = self._online.critics(observation, batch.action)
         delta = self._target_values(batch) - q
         loss, norm = self._differentiate_critics(delta, batch.weights)
@@ -55,7 +55,7 @@ class DpgUpdate(Update):
         for parameter in self._policy_parameters:
             parameter.grad = None  # The optimizer skips parameters without gradient.
         if self._num_steps % self._config.policy_period == 0:
-            policy_loss, policy_norm = self._differentiate_policy(observation, batch.weights)
+            policy_loss, policy_norm = self._differentiate_policy(observation.detach(), batch.weights)
             finite &= torch.isfinite(policy_loss) & torch.isfinite(policy_norm)
         self._num_steps += 1
         step_where_finite(finite, self._optimizer)
@@ -76,7 +76,7 @@ class DpgUpdate(Update):
         """Returns n_step_return + discount * min_c Q-_c(s', mu-(s') + noise), float32[B]; "-": target network."""
         check_rows(len(batch.action), n_step_return=batch.n_step_return, discount=batch.discount)
         config, target = self._config, self._target
-        observation = target.normalize(batch.stacks[1])
+        observation = target.prepare(batch.stacks[1])
         action = target.policy(observation)
         if config.target_noise:
             noise = torch.randn_like(action).mul_(config.target_noise)
@@ -97,7 +97,7 @@ class DpgUpdate(Update):
         """
         action = self._online.policy(observation)
         played = action.detach().requires_grad_()
-        value = self._online.critics(observation.detach(), played)[0]
+        value = self._online.critics(observation, played)[0]
         (slope,) = torch.autograd.grad(value.sum(), played)
         if bound := self._config.action_gradient_clip:
             slope = slope.clamp(-bound, bound)

@@ -1,11 +1,18 @@
 """Describes a Q-network for `apex export`: tensor names, code that loads the file, and text for the model card."""
 
+from typing import cast
+
 from torch import nn
 
-from apex.algorithms.exported import Exported, begin_code, describe_input
+from apex.algorithms.encoders import Encoder
+from apex.algorithms.exported import ENCODERS, Exported, begin_code, describe_input
 from apex.config import Config
+from apex.dqn.networks import PixelQNetwork, QNetwork
 from apex.schema import Schema
 
+CHANNELS_FIRST = """\
+    x = x.permute(0, 1, 4, 2, 3).flatten(1, 2)
+"""
 IMAGE_BODY = """\
     x = x.float() * (1 / 255)
     for i, stride in enumerate((4, 2, 1), start=1):
@@ -13,7 +20,7 @@ IMAGE_BODY = """\
     x = x.flatten(1)
 """
 VECTOR_BODY = """\
-    x = F.relu(linear("linear2", F.relu(linear("linear1", x))))
+    x = F.relu(linear("linear2", F.relu(linear("linear1", x.flatten(1)))))
 """
 DUELING_HEADS = """\
     v, a = (linear(f"{head}.output", F.relu(linear(f"{head}.hidden", x))) for head in ("value", "advantage"))
@@ -36,7 +43,7 @@ def export(config: Config, schema: Schema, network: nn.Module) -> Exported:
         module=network,
         output="q",
         names=_plain_names(config, schema, network),
-        code=_code(config, schema),
+        code=_code(config, schema, network),
         summary="A Q-network whose largest output marks the greedy action",
         use=use,
         facts=_facts(config, schema),
@@ -59,30 +66,41 @@ def _facts(config: Config, schema: Schema) -> list[str]:
     ]
 
 
-def _code(config: Config, schema: Schema) -> str:
+def _code(config: Config, schema: Schema, network: nn.Module) -> str:
     """Returns plain torch code that loads model.safetensors and defines `q_values`."""
     factory = config.network.factory
     begin = begin_code(factory, schema)
     signature = f"{describe_input(factory, schema)} -> float32 [batch, {schema.num_actions}]"
     if factory:
         return f"{begin}q_values = make(schema).eval()  # {signature}\nq_values.load_state_dict(w)\n"
-    body = IMAGE_BODY if len(schema.frame_shape) == 2 else VECTOR_BODY
+    if isinstance(body := cast(QNetwork, network).body, Encoder):
+        begin, layers = f"import torch\n{begin}{ENCODERS}", f"    x = {body.code('body')}\n"
+    elif isinstance(network, PixelQNetwork):
+        layers = IMAGE_BODY if len(schema.frame_shape) == 2 else CHANNELS_FIRST + IMAGE_BODY
+        for pool in (layer for layer in cast(nn.Sequential, body) if isinstance(layer, nn.AdaptiveMaxPool2d)):
+            layers = layers.replace("x.flatten(1)", f"F.adaptive_max_pool2d(x, {pool.output_size}).flatten(1)")
+    else:
+        layers = VECTOR_BODY
     heads = DUELING_HEADS if config.network.dueling else ONE_HEAD
-    return f"{begin}def q_values(x):  # {signature}\n{body}{heads}"
+    return f"{begin}def q_values(x):  # {signature}\n{layers}{heads}"
 
 
 def _plain_names(config: Config, schema: Schema, network: nn.Module) -> dict[str, str]:
     """Maps names in the state dict to names in the file: conv1 ... or linear1 ..., then the heads.
 
-    The tensors of a custom network keep their names.
+    The tensors of an `Encoder` and of a custom network keep their names.
     """
     if config.network.factory:
-        return {}
-    layer = "conv" if len(schema.frame_shape) == 2 else "linear"
-    indices = sorted({int(name.split(".")[1]) for name in network.state_dict() if name.startswith("body.")})
+        return {name: name.removeprefix("module.") for name in network.state_dict() if schema.parts}
+    is_encoder = isinstance(cast(QNetwork, network).body, Encoder)
+    layer = "conv" if isinstance(network, PixelQNetwork) else "linear"
+    body = [name for name in network.state_dict() if name.startswith("body.")]
+    indices = [] if is_encoder else sorted({int(name.split(".")[1]) for name in body})
     names = {}
     for name in network.state_dict():
-        part, module, tensor = name.split(".")
+        part, module, tensor = name.split(".", 2)
+        if part == "body" and is_encoder:
+            continue
         if part == "body":
             names[name] = f"{layer}{indices.index(int(module)) + 1}.{tensor}"
         elif not config.network.dueling:  # Without dueling, the head `advantage` is the only one and returns Q.

@@ -1,8 +1,8 @@
 """The Q-network: maps a batch of observations to one value per action.
 
-The body is that of DQN (Mnih et al. 2015) for images and two fully connected layers for vectors. Dueling heads (Wang et
-al. 2016) follow. A custom module may replace the whole network. Axes: B batch, A actions, S stacked frames, *F one
-frame.
+The body is that of DQN (Mnih et al. 2015) for images, two fully connected layers for vectors, and an `Encoder` for all
+other observations. Dueling heads (Wang et al. 2016) follow. A custom module may replace the whole network. Axes: B
+batch, A actions, S stacked frames, *F one frame, H height, W width, C channels.
 """
 
 from math import prod
@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apex.algorithms.custom_network import CustomNetwork, seeded
+from apex.algorithms.encoders import Encoder, channels_first, convolutions
 from apex.config import NetworkConfig
 from apex.dqn.kernels.pixel_convolution import PixelConvolution, scale
 from apex.schema import Schema
-from apexreplay.errors import require
 
-CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride of each layer [DQN]
 BALANCED_BIAS = 0.1  # added to the biases of hidden layers by initialization balanced
 
 
@@ -53,7 +52,7 @@ class QNetwork(nn.Module):
             self._balance()
 
     def forward(self, observation: Tensor) -> Tensor:
-        """uint8 or float32 [B, S, *F] -> float32 [B, A]."""
+        """uint8 or float32 [B, S, *F] -> float32 [B, A]; an `Encoder` also takes a dictionary of parts."""
         features = self.body(observation)
         advantage: Tensor = self.advantage(features)
         if self.value is None:
@@ -81,7 +80,11 @@ class VectorQNetwork(QNetwork):
 
 
 class PixelQNetwork(QNetwork):
-    """The network for uint8 images: `CONVOLUTIONS` with ReLUs, flatten, heads. Only `make_network` creates it."""
+    """The network for uint8 images: `convolutions`, heads. Only `make_network` creates it."""
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """uint8 [B, S, H, W] or [B, S, H, W, C] -> float32 [B, A]."""
+        return super().forward(channels_first(observation))
 
 
 class ScaledFlatten(nn.Flatten):
@@ -117,40 +120,20 @@ class Head(nn.Module):
 
 
 def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
-    axes = len(schema.frame_shape)
-    if axes == 2:
-        body, num_features = _convolutional_body(config, schema)
-        kind = PixelQNetwork if schema.frame_dtype == "uint8" else QNetwork
-        return kind(config, body, num_features, schema.num_actions, _scaled(config.hidden, config.width))
-    problem = f"frames of shape {list(schema.frame_shape)} are neither images [height, width] nor vectors [D]"
-    require(axes == 1, problem, remedy="set network.factory to a custom network")
-    units = config.body_hidden
-    body = nn.Sequential(
-        ScaledFlatten(), nn.Linear(prod(schema.observation_shape), units), nn.ReLU(), nn.Linear(units, units), nn.ReLU()
-    )
-    return VectorQNetwork(config, body, units, schema.num_actions, config.hidden)
-
-
-def _convolutional_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Sequential, int]:
-    """Returns the layers and the number of features they output for frames of this size."""
-    layers: list[nn.Module] = []
-    in_channels, (height, width) = schema.stack, schema.frame_shape
-    smallest = 1
-    for _, kernel, stride in reversed(CONVOLUTIONS):
-        smallest = (smallest - 1) * stride + kernel
-    problem = f"frames of {height} x {width} pixels, but the convolutions need at least {smallest} x {smallest}"
-    remedy = "raise environment.image_size, or set network.factory to a custom network"
-    require(min(height, width) >= smallest, problem, remedy=remedy)
-    for channels, kernel, stride in CONVOLUTIONS:
-        out_channels = _scaled(channels, config.width)
-        convolution = (nn.Conv2d if layers else PixelConvolution)(in_channels, out_channels, kernel, stride)
-        layers += [convolution, nn.ReLU()]
-        in_channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-    return nn.Sequential(*layers, nn.Flatten()), in_channels * height * width
-
-
-def _scaled(units: int, width: float) -> int:
-    return max(1, round(units * width))
+    hidden, num_actions = config.hidden, schema.num_actions
+    if len(schema.frame_shape) == 1 and not schema.parts:
+        units = config.body_hidden
+        inputs = nn.Linear(prod(schema.observation_shape), units)
+        body = nn.Sequential(ScaledFlatten(), inputs, nn.ReLU(), nn.Linear(units, units), nn.ReLU())
+        return VectorQNetwork(config, body, units, num_actions, hidden)
+    if schema.has_images:
+        hidden = max(1, round(hidden * config.width))
+    if schema.parts or not schema.has_images:
+        encoder = Encoder(schema, width=config.width, units=config.body_hidden)
+        return QNetwork(config, encoder, encoder.num_features, num_actions, hidden)
+    height, width, channels = (*schema.frame_shape, 1)[:3]
+    layers, num_features = convolutions(schema.stack * channels, height, width, config.width, PixelConvolution)
+    return PixelQNetwork(config, nn.Sequential(*layers), num_features, num_actions, hidden)
 
 
 def _make_custom(path: str, schema: Schema) -> nn.Module:
@@ -158,6 +141,7 @@ def _make_custom(path: str, schema: Schema) -> nn.Module:
     custom = CustomNetwork(path, schema)
     module: nn.Module = custom.module
     custom.require(isinstance(module, nn.Module), f"returned {type(module).__name__}", "return a torch.nn.Module")
+    module = custom.adapt(module)
     custom.check_output("module", (2, schema.num_actions), module)
     custom.check_parameters(module)
     return module

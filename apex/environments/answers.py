@@ -43,14 +43,17 @@ def describe_type(value: Any) -> str:
 
 def write_frame(frame: Array, stack: Array) -> None:
     """Writes a frame to the last place of a stack. Raises BadAnswerError unless all values are finite as float32."""
-    if stack.dtype == np.uint8:
-        stack[-1] = frame
-        return
+    if stack.dtype != np.uint8:
+        check_finite(frame)
+    stack[-1] = frame
+
+
+def check_finite(frame: Array) -> None:
+    """Raises BadAnswerError unless all values are finite as float32."""
     if not all(map(math.isfinite, frame.tolist() if frame.size <= 64 else [float(np.abs(frame).max())])):
         raise BadAnswerError(f"returned the observation {shorten(frame.tolist())}, which is not finite")
     if frame.dtype != np.float32 and np.abs(frame).max() > MAX_VALUE:
         raise BadAnswerError(f"returned the observation {shorten(frame.tolist())}, which is too large for float32")
-    stack[-1] = frame
 
 
 def read_reward(reward: Any) -> float:

@@ -54,7 +54,7 @@ class AtariEnvironment:
         self.num_envs = len(seeds)
         self.fps = EMULATOR_FPS / config.frame_skip
         self._seeds: NDArray[np.int64] | None = np.array(seeds, np.int64)
-        size = config.image_size
+        size = config.atari_size
         self._games = _start(
             config, game, self.num_envs, num_threads, img_height=size, img_width=size, stack_num=config.frame_stack
         )

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,14 @@ def describe(
     """Returns the schema of this environment's transitions; raises UsageError if the environment cannot be used.
 
     Creates at most one environment, resets it to find out whether it has action masks, and closes it. Leaves no thread
-    behind. `report` is called with one sentence if the environment's images are converted for the agent. `play` can
+    behind. `report` is called with one sentence if observations are changed for the agent. `play` can
     step the environment, unless it is an Atari game; a fault in its steps raises UsageError, too.
     """
     game = _atari_game(config)
     if game is not None:
+        require(not config.image_crop, "environment.image_crop is not for Atari", remedy="leave it out")
         return Schema(
-            frame_shape=(config.image_size, config.image_size),
+            frame_shape=(config.atari_size, config.atari_size),
             frame_dtype="uint8",
             stack=config.frame_stack,
             num_actions=len(action_names(config, game)),
@@ -69,6 +71,7 @@ def describe(
             codec="lz4" if form.dtype == "uint8" else "raw",
             action_size=actions.size,
             masked=games.action_mask is not None,
+            parts=form.parts,
         )
         play(games, schema)
     if form.change:
@@ -81,10 +84,9 @@ def kind(config: EnvironmentConfig, schema: Schema | None = None) -> Environment
     if _atari_game(config) is not None:
         return "atari"
     schema = schema or describe(config, 1)
-    is_image = schema.frame_dtype == "uint8"
     if schema.action_size:
-        return "continuous-image" if is_image else "continuous"
-    return "image" if is_image else "vector"
+        return "continuous" if schema.is_vector else "continuous-image"
+    return "image" if schema.has_images else "vector" if schema.is_vector else "grid"
 
 
 def read_forms(config: EnvironmentConfig) -> tuple[gymnasium.Space[Any], ObservationForm, ActionForm]:
@@ -94,7 +96,8 @@ def read_forms(config: EnvironmentConfig) -> tuple[gymnasium.Space[Any], Observa
         with _one(config) as env:
             return env.observation_space, read_observations(env, config), read_actions(env, config)
     screen = AtariEnv(game, full_action_space=config.full_action_space)
-    return screen.observation_space, read_observations(screen, config), read_actions(screen, config)
+    gray = replace(config, grayscale=True, image_size=config.atari_size)
+    return screen.observation_space, read_observations(screen, gray), read_actions(screen, config)
 
 
 def make_environment(

@@ -14,6 +14,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,6 @@ from apexreplay.process.lifecycle import Stop
 
 MAX_STEPS = 1_000  # maximum steps for which an environment is tried
 MIN_STEPS, MAX_ACTIONS = 10, 256  # Every fault is refused in so many steps, or in one for each discrete action.
-SMALL_IMAGE = 40  # pixels; a smaller image may not fit the built-in network
 PLAY_SECONDS = 1.0  # No step of a trial begins later. One step is always played.
 
 log = logging.getLogger("apex")
@@ -53,7 +53,8 @@ class Inspector:
         environment, n_step = config.environment, config.actor.n_step
         if atari_game(environment.id) is not None:  # ALE starts neither threads nor processes for this.
             return describe(environment, n_step, report)
-        key = json.dumps([environment.id, environment.args, environment.image_size, environment.frame_stack])
+        seen = attrgetter("id", "args", "image_size", "image_crop", "grayscale", "frame_stack", "vector_stack")
+        key = json.dumps(seen(environment))
         if key not in self._found:
             subject = f"environment.id {environment.id!r}"
             self._found[key] = self._ask_child(subject, partial(_describe, environment), config)
@@ -64,11 +65,10 @@ class Inspector:
     def try_algorithm(self, config: Config, schema: Schema) -> None:
         """Builds a network and an algorithm of the user; raises UsageError if the programs of a run could not use them.
 
-        Those of this package are not built, except for small images: importing torch would delay each start.
+        Those of this package are not built: importing torch would delay each start.
         """
         algorithm, network = choose_algorithm(config, schema), config.network.factory
-        is_small = len(schema.frame_shape) == 2 and min(schema.frame_shape) < SMALL_IMAGE
-        if network or ":" in algorithm or is_small:
+        if network or ":" in algorithm:
             subject = f"algorithm {algorithm!r}" if ":" in algorithm else f"network.factory {network!r}"
             self._ask_child(subject, partial(_build, config, schema, subject), config)
 

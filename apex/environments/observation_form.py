@@ -1,6 +1,7 @@
-"""Converts an environment's observations to grayscale images or float32 vectors."""
+"""Converts an environment's observations to frames: images, grids, vectors, or the bytes of several parts."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import cv2
@@ -9,16 +10,19 @@ import numpy as np
 from gymnasium import spaces
 
 from apex.config import EnvironmentConfig
-from apex.environments.answers import BadAnswerError, describe_type, shorten
-from apexreplay.errors import UsageError, require
+from apex.environments.answers import BadAnswerError, check_finite, describe_type, shorten
+from apex.schema import Part
+from apexreplay.errors import require
 from apexreplay.item_kinds import Array
 
 CHANNELS = {1: None, 3: cv2.COLOR_RGB2GRAY, 4: cv2.COLOR_RGBA2GRAY}  # number of channels -> conversion to grayscale
+MOST_CHANNELS = 256  # of a grid; more are a vector
 MAX_VALUES = 2**20  # maximum values of a vector observation
+MAX_BYTES = 2**22  # maximum bytes of a frame
+MOST_JOINED = 64  # values of a vector that is stored as float32, even if its parts are integers
 WRAPPERS = "gymnasium.wrappers.FilterObservation, or FlatObsWrapper and ImgObsWrapper of minigrid.wrappers"
 REMEDY = "widen observation_space, or clip or convert the value with gymnasium.wrappers.TransformObservation"
 SHAPE_REMEDY = "return what observation_space declares, or declare another space"
-MIN_IMAGE_SIZE = 16  # pixels; a smaller image is probably a grid of cells, which resizing would blur
 
 
 class ObservationForm(NamedTuple):
@@ -29,82 +33,206 @@ class ObservationForm(NamedTuple):
     stack: int
     to_frame: Callable[[Any], Array]  # raises BadAnswerError for an observation outside of the declared space
     code: str  # `to_frame` of `x`, as an expression of exported code, in which `env` is the environment
-    change: str = ""  # how `to_frame` changes images, in one sentence; "": unchanged
+    change: str = ""  # what `to_frame` changes or leaves out, in one sentence; "": nothing
+    parts: tuple[Part, ...] = ()  # see `Schema.parts`; `code` is then a dictionary of them
+
+
+class _Reader(NamedTuple):
+    """Converts one part of an observation."""
+
+    part: Part
+    read: Callable[[Any], Array]  # the part's value -> dtype[*shape]; bools are not packed
+    code: str  # `read` of `x`
+    change: str = ""
 
 
 def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> ObservationForm:
     """Returns the form of an environment's observations; raises UsageError if the space is not supported."""
-    observations = env.observation_space
-    require(0 not in (observations.shape or ()), f"environment.id {config.id!r} has empty observations: {observations}")
-    if isinstance(observations, spaces.Box) and observations.dtype == np.uint8 and len(observations.shape) in (2, 3):
-        shape = (config.image_size, config.image_size)
-        to_frame = _image_reader(observations, config)
-        change = _describe_change(observations, config)
-        return ObservationForm(shape, "uint8", config.frame_stack, to_frame, _image_code(observations, shape), change)
-    num_values, to_frame = _vector_reader(observations, config)
-    code = "spaces.flatten(env.observation_space, x).astype(np.float32)"
-    return ObservationForm((num_values,), "float32", 1, to_frame, code)
-
-
-def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any], Array]:
-    """Returns a function that converts images [H, W] or [H, W, C] to grayscale, image_size x image_size."""
-    channels = space.shape[2] if len(space.shape) == 3 else 1
-    subject = f"environment.id {config.id!r} has images of shape {list(space.shape)}"
-    problem = f"{subject}, expected [height, width] or [height, width, channels], with 1, 3 or 4 channels"
-    require(channels in CHANNELS, problem, remedy="transpose them with a wrapper")
-    problem = f"{subject}, which would be resized to {config.image_size} x {config.image_size}"
-    remedy = "to learn from unchanged cells, use gymnasium.wrappers.FlattenObservation or declare the Box as float32"
-    require(min(space.shape[:2]) >= MIN_IMAGE_SIZE, problem, remedy=remedy)
-    cv2.setNumThreads(1)  # because images are small, and other processes use the other cores
-    to_gray, size = CHANNELS[channels], (config.image_size, config.image_size)
+    space, subject = env.observation_space, f"environment.id {config.id!r}"
+    require(0 not in (space.shape or ()), f"{subject} has empty observations: {space}")
+    leaves = list(_leaves(space))
+    texts = [keys for keys, leaf in leaves if isinstance(leaf, spaces.Text)]
+    leaves = [(keys, leaf) for keys, leaf in leaves if not isinstance(leaf, spaces.Text)]
+    for keys, leaf in leaves:
+        problem = f"{subject} has observations whose {_name(keys) or 'value'} is a {type(leaf).__name__}"
+        remedy = f"leave it out or convert it: {WRAPPERS}; then give module:function, which returns the wrapped game"
+        require(_num_values(leaf) > 0, f"{problem}, which has no fixed number of values", remedy=remedy)
+    require(bool(leaves), f"{subject} has observations without numbers: {space}", remedy="add a Box")
+    num_values = sum(_num_values(leaf) for _, leaf in leaves)
+    is_float = all(isinstance(leaf, spaces.Box) and not _is_small(leaf) for _, leaf in leaves)
+    is_flat = all(len(leaf.shape or ()) < 2 or not _is_small(leaf) for _, leaf in leaves)
+    if not texts and (is_float or (is_flat and num_values <= MOST_JOINED)):
+        problem = f"{subject} has the observation space {space}: {num_values:,} values"
+        remedy = "return fewer values, or images as uint8 [height, width] or [height, width, channels]"
+        require(num_values <= MAX_VALUES, f"{problem}, but 1 ... {MAX_VALUES:,} are supported", remedy=remedy)
+        code = "spaces.flatten(env.observation_space, x).astype(np.float32)"
+        return ObservationForm((num_values,), "float32", config.vector_stack, _vector_reader(space), code)
+    readers = [_read_part(keys, leaf, config) for keys, leaf in leaves]
+    parts = tuple(reader.part for reader in readers)
+    stack = config.frame_stack if any(part.is_image for part in parts) else config.vector_stack
+    ignored = [f"the text of {' and '.join(map(_name, texts))} is ignored"] if texts else []
+    change = "; ".join([*ignored, *(reader.change for reader in readers if reader.change)])
+    num_bytes = sum(part.num_bytes for part in parts)
+    problem = f"{subject} has observations of {num_bytes:,} bytes, but {MAX_BYTES:,} are supported"
+    require(num_bytes <= MAX_BYTES, problem, remedy="set environment.image_size, or return fewer values")
+    if space is leaves[0][1] and parts[0].dtype == "uint8" and parts[0].most == 255:
+        return ObservationForm(parts[0].shape, "uint8", stack, readers[0].read, readers[0].code, change)
+    take = [partial(_take, keys=keys) for keys, _ in leaves]
 
     def to_frame(observation: Any) -> Array:
-        image = np.ascontiguousarray(observation)
-        if image.shape != space.shape or image.dtype != np.uint8:
+        if not space.contains(observation):
+            raise BadAnswerError(f"returned {_find_violation(space, observation)}", REMEDY)
+        return np.concatenate(
+            [_to_bytes(reader.read(get(observation)), reader.part) for get, reader in zip(take, readers, strict=True)]
+        )
+
+    code = ", ".join(
+        f"{part.name!r}: (lambda x: {reader.code})(x{''.join(f'[{key!r}]' for key in keys)})"
+        for (keys, _), part, reader in zip(leaves, parts, readers, strict=True)
+    )
+    return ObservationForm((num_bytes,), "uint8", stack, to_frame, f"{{{code}}}", change, parts)
+
+
+def _leaves(
+    space: spaces.Space[Any], keys: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], spaces.Space[Any]]]:
+    """Yields the keys and the spaces of all parts that have no parts themselves."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+            yield from _leaves(part, (*keys, key))
+    else:
+        yield keys, space
+
+
+def _name(keys: tuple[Any, ...]) -> str:
+    return ".".join(map(str, keys))
+
+
+def _take(observation: Any, keys: tuple[Any, ...]) -> Any:
+    for key in keys:
+        observation = observation[key]
+    return observation
+
+
+def _num_values(space: spaces.Space[Any]) -> int:
+    """Returns the length of the flattened space; 0 if it has none."""
+    try:
+        return spaces.flatdim(space)
+    except (ValueError, NotImplementedError):
+        return 0
+
+
+def _is_small(space: spaces.Space[Any]) -> bool:
+    """Whether the values take one byte, as they come."""
+    return isinstance(space, spaces.Box) and space.dtype in (np.uint8, np.bool_)
+
+
+def _to_bytes(array: Array, part: Part) -> Array:
+    """Returns the array as `Part` describes it, uint8[num_bytes]."""
+    if part.dtype == "bool":
+        return np.packbits(array, bitorder="little")
+    return np.ascontiguousarray(array, part.dtype).reshape(-1).view(np.uint8)
+
+
+def _read_part(keys: tuple[Any, ...], space: spaces.Space[Any], config: EnvironmentConfig) -> _Reader:
+    name, num_values = _name(keys) or "observation", _num_values(space)
+    if _is_small(space) and 2 <= len(space.shape or ()) <= 3:
+        assert isinstance(space, spaces.Box)
+        if len(space.shape) == 2 or _channels(space) <= MOST_CHANNELS:
+            return _image_reader(name, space, config)
+    if isinstance(space, spaces.Box) and _is_small(space):
+        is_bool = space.dtype == np.bool_
+        part = Part(name, "bool" if is_bool else "uint8", (num_values,), max(1, int(space.high.max())))
+        return _Reader(part, lambda value: np.reshape(value, -1), "np.reshape(x, -1)")
+    if isinstance(space, spaces.MultiBinary):
+        part = Part(name, "bool", (num_values,), 1)
+        return _Reader(part, lambda value: np.reshape(value, -1) > 0, "np.reshape(x, -1) > 0")
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        sizes = np.reshape(getattr(space, "nvec", num_values), -1)
+        first = np.cumsum(sizes) - sizes - np.reshape(space.start, -1)  # All categories of a part are counted together.
+        part = Part(name, "int32", (len(sizes),), num_values - 1)
+        read = lambda value: (np.reshape(value, -1) + first).astype(np.int32)  # noqa: E731
+        return _Reader(part, read, f"(np.reshape(x, -1) + {first.tolist()}).astype(np.int32)")
+
+    def flatten(value: Any) -> Array:
+        frame: Array = np.asarray(spaces.flatten(space, value), np.float32)
+        check_finite(frame)
+        return frame
+
+    code = "np.reshape(x, -1).astype(np.float32)"
+    return _Reader(Part(name, "float32", (num_values,)), flatten, code)
+
+
+def _channels(space: spaces.Box) -> int:
+    return space.shape[0 if _is_channels_first(space) else 2]
+
+
+def _is_channels_first(space: spaces.Box) -> bool:
+    """Whether an array with three axes is [C, H, W]: axes of equal size are height and width."""
+    first, middle, last = space.shape
+    return (last not in CHANNELS and first in CHANNELS) if middle not in (first, last) else middle == last != first
+
+
+def _image_reader(name: str, space: spaces.Box, config: EnvironmentConfig) -> _Reader:
+    """Returns the reader of an image or a grid, which becomes [H, W] or [H, W, C]. Only images can be changed."""
+    shape: tuple[int, ...] = space.shape
+    steps: list[tuple[Callable[[Array], Any], str]] = []  # conversions, and their code
+    if len(shape) == 3 and _is_channels_first(space):
+        steps.append((lambda x: np.moveaxis(x, 0, -1), "np.moveaxis({}, 0, -1)"))
+        shape = (*shape[1:], shape[0])
+    part = Part(name, "bool" if space.dtype == np.bool_ else "uint8", shape)
+    changes = []
+    if part.is_image:
+        channels = shape[2] if len(shape) == 3 else 1
+        problem = f"environment.id {config.id!r} has images of shape {list(space.shape)}"
+        problem += ", expected [height, width] or [height, width, channels], with 1, 3 or 4 channels"
+        require(channels in CHANNELS, problem, remedy="transpose them with a wrapper")
+        if config.image_crop:
+            top, bottom, left, right = map(int, config.image_crop.replace(",", ":").split(":"))
+            problem = f"environment.image_crop {config.image_crop} does not lie in images of {shape[0]} x {shape[1]}"
+            require(top < bottom <= shape[0] and left < right <= shape[1], problem)
+            steps.append((lambda x: x[top:bottom, left:right], f"{{}}[{top}:{bottom}, {left}:{right}]"))
+            shape = (bottom - top, right - left, *shape[2:])
+            changes.append(f"cropped to {shape[0]} x {shape[1]}")
+        to_gray = CHANNELS[channels]
+        if config.grayscale and to_gray is not None:
+            code = f"cv2.cvtColor(np.ascontiguousarray({{}}), cv2.COLOR_RGB{'A' * (channels == 4)}2GRAY)"
+            steps.append((lambda x: cv2.cvtColor(np.ascontiguousarray(x), to_gray), code))
+            shape = shape[:2]
+            changes.append("converted to grayscale")
+        size = (config.image_size, config.image_size)
+        if config.image_size and shape[:2] != size:
+            code = f"cv2.resize(np.ascontiguousarray({{}}), {size}, interpolation=cv2.INTER_AREA)"
+            steps.append((lambda x: cv2.resize(np.ascontiguousarray(x), size, interpolation=cv2.INTER_AREA), code))
+            shape = (*size, *shape[2:])
+            changes.append(f"resized to {size[0]} x {size[0]}")
+        cv2.setNumThreads(1)  # because images are small, and other processes use the other cores
+    if shape[2:] == (1,):
+        shape = shape[:2]
+        steps.append((lambda x: np.reshape(x, shape), f"np.reshape({{}}, {shape})"))
+    code = "x"
+    for _, template in steps:
+        code = template.format(code)
+
+    def read(value: Any) -> Array:
+        image = np.asarray(value)
+        if image.shape != space.shape or image.dtype != space.dtype:
             problem = f"returned an observation {describe_type(image)}, which does not belong to {space}"
             raise BadAnswerError(problem, SHAPE_REMEDY)
-        gray = image.reshape(image.shape[:2]) if to_gray is None else cv2.cvtColor(image, to_gray)
-        return gray if gray.shape == size else cv2.resize(gray, size, interpolation=cv2.INTER_AREA)
+        for convert, _ in steps:
+            image = convert(image)
+        return image
 
-    return to_frame
-
-
-def _image_code(space: spaces.Box, size: tuple[int, int]) -> str:
-    """Returns the conversion of `_image_reader` as an expression of exported code."""
-    conversion = {3: "RGB2GRAY", 4: "RGBA2GRAY"}.get(space.shape[-1] if len(space.shape) == 3 else 1)
-    gray = f"cv2.cvtColor(x, cv2.COLOR_{conversion})" if conversion else f"x.reshape({space.shape[:2]})"
-    return gray if space.shape[:2] == size else f"cv2.resize({gray}, {size}, interpolation=cv2.INTER_AREA)"
+    return _Reader(part._replace(shape=shape), read, code, _describe_changes(name, part, changes))
 
 
-def _describe_change(space: spaces.Box, config: EnvironmentConfig) -> str:
-    """Returns in words how images are changed for the agent; "" if they are not."""
-    height, width, *channels = space.shape
-    size = config.image_size
-    changes = []
-    if channels not in ([], [1]):
-        changes.append("converted to grayscale")
-    if (height, width) != (size, size):
-        changes.append(f"resized to {size} x {size}")
+def _describe_changes(name: str, part: Part, changes: list[str]) -> str:
     if not changes:
         return ""
+    height, width, *channels = part.shape
     kind = "RGBA " if channels == [4] else "RGB " if channels == [3] else ""
-    return f"{kind}images of {height} x {width} are {' and '.join(changes)} (--environment.image-size)"
-
-
-def _parts_without_size(space: spaces.Space[Any], name: str = "") -> Iterator[tuple[str, spaces.Space[Any]]]:
-    """Yields the keys, such as "goal.text", and spaces of the parts that cannot be flattened."""
-    if isinstance(space, spaces.Text):  # Gymnasium flattens it to the indices of its characters, which mean nothing.
-        yield name, space
-        return
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for key, part in parts:
-            yield from _parts_without_size(part, f"{name}.{key}".lstrip("."))
-        return
-    try:
-        spaces.flatdim(space)
-    except (ValueError, NotImplementedError):
-        yield name, space
+    whose = f" in {name!r}" if name != "observation" else ""
+    return f"{kind}images of {height} x {width}{whose} are {' and '.join(changes)}"
 
 
 def _find_violation(space: spaces.Space[Any], value: Any, name: str = "the observation") -> str:
@@ -128,20 +256,8 @@ def _find_violation(space: spaces.Space[Any], value: Any, name: str = "the obser
     return f"{name} {shorten(value)}, which does not belong to {shorten(space)}"
 
 
-def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple[int, Callable[[Any], Array]]:
-    """Returns the length of the vector for a space, and a function that converts observations to such vectors.
-
-    A Box is flattened, a Discrete is one-hot encoded, and the parts of a Dict or Tuple are joined.
-    """
-    subject = f"environment.id {config.id!r} has the observation space {space}"
-    for name, part in _parts_without_size(space):
-        problem = f"environment.id {config.id!r} has observations whose {name or 'value'} is a {type(part).__name__}"
-        remedy = f"leave it out or convert it: {WRAPPERS}; then give module:function, which returns the wrapped game"
-        raise UsageError(f"{problem}, which has no fixed number of values", remedy)
-    num_values = spaces.flatdim(space)
-    problem = f"{subject}: {num_values:,} values, but 1 ... {MAX_VALUES:,} are supported"
-    remedy = "return fewer values, or images as uint8 [height, width] or [height, width, channels]"
-    require(1 <= num_values <= MAX_VALUES, problem, remedy=remedy)
+def _vector_reader(space: spaces.Space[Any]) -> Callable[[Any], Array]:
+    """Returns a function that converts observations to vectors. A Discrete becomes one-hot, and parts are joined."""
 
     def from_box(observation: Any) -> Array:
         array = np.asarray(observation)
@@ -155,4 +271,4 @@ def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple
             raise BadAnswerError(f"returned {_find_violation(space, observation)}", REMEDY)
         return np.asarray(spaces.flatten(space, observation))
 
-    return num_values, from_box if isinstance(space, spaces.Box) else from_other
+    return from_box if isinstance(space, spaces.Box) else from_other

@@ -184,7 +184,7 @@ def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
     """Runs a loader process."""
     keep_freed_memory()
     ring = task.ring
-    loader = Loader(task.schema, ring, RandomShift.configured(task.config, index))
+    loader = Loader(task.schema, ring, RandomShift.configured(task.config, index, task.schema.parts))
     with open_context(read_keys(task.config.transport.keys, Role.LEARNER)) as context:
         shards = [ShardSource(task, index, shard, context) for shard in range(ring.num_shards)]
         while not stop.poll():

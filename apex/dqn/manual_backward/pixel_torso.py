@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from apex.algorithms.encoders import channels_first
 from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, call, load_convolution
 from apex.dqn.kernels.pixel_convolution import convolve, output_size, weight_gradient
 from apex.dqn.manual_backward.layers import relu_backward
@@ -80,23 +81,25 @@ class PixelTorso:
     def backward(self, stacks: Tensor, outputs: tuple[Tensor, ...], output_gradient: Tensor) -> None:
         """See `layers.VectorTorso.backward`."""
         first, second, third, features = (rows[: len(output_gradient)] for rows in outputs)
-        channels_first = relu_backward(output_gradient, features).view(len(third), third.shape[3], *third.shape[1:3])
-        output_gradient = channels_first.permute(0, 2, 3, 1).contiguous()
+        by_channel = relu_backward(output_gradient, features).view(len(third), third.shape[3], *third.shape[1:3])
+        output_gradient = by_channel.permute(0, 2, 3, 1).contiguous()
         self._third.differentiate(second, output_gradient)
         output_gradient = self._third.input_gradient(second, output_gradient)
         self._second.differentiate(first, output_gradient)
         output_gradient = self._second.input_gradient(first, output_gradient)
-        self._first.store(weight_gradient(stacks[0], output_gradient), output_gradient)
+        images = channels_first(stacks[0])
+        self._first.store(weight_gradient(images, output_gradient), output_gradient)
 
 
 def flatten_images(stacks: Tensor, channels: int) -> Tensor:
-    """Returns the stacks, uint8[N, B, channels, H, W], as uint8[N * B, channels, H, W].
+    """Returns the stacks, uint8[N, B, S, H, W] or [N, B, S, H, W, C], as uint8[N * B, channels, H, W].
 
     Raises ValueError for any other tensor, because convolution.c does not check bounds.
     """
-    if stacks.dtype is not torch.uint8 or stacks.dim() != 5 or stacks.shape[2] != channels:
+    images = channels_first(stacks.flatten(0, 1)) if stacks.dim() in (5, 6) else stacks.flatten(0, 1)
+    if images.dtype is not torch.uint8 or images.dim() != 4 or images.shape[1] != channels:
         raise ValueError(f"a batch is {stacks.dtype}{list(stacks.shape)}, expected uint8[N, B, {channels}, H, W]")
-    return stacks.flatten(0, 1)
+    return images
 
 
 def supports(body: nn.Sequential) -> bool:

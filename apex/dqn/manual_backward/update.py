@@ -125,7 +125,9 @@ def make_forward(network: nn.Module, *, bfloat16: bool) -> Callable[[Tensor], Te
 def has_manual_backward(network: nn.Module, *, bfloat16: bool) -> bool:
     """Whether `ManualUpdate` supports the network: built-in, with supported layers and no frozen parameters."""
     if type(network) is PixelQNetwork:
-        known = bfloat16 or pixel_torso.supports(cast(nn.Sequential, network.body))
+        body = cast(nn.Sequential, network.body)
+        is_pooled = any(isinstance(layer, nn.AdaptiveMaxPool2d) for layer in body)
+        known = not is_pooled and (bfloat16 or pixel_torso.supports(body))
     else:
         known = type(network) is VectorQNetwork and not bfloat16
     return known and all(parameter.requires_grad for parameter in network.parameters())

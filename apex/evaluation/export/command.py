@@ -37,7 +37,7 @@ from apex.runs.lock import require_no_links
 from apex.runs.metrics.writer import read_curve
 from apex.runtime import trust
 from apex.runtime.optional_imports import remedy
-from apex.schema import Schema
+from apex.schema import Part, Schema
 from apexreplay.errors import FINISHED, UsageError, require
 from apexreplay.files.atomic_files import replace_file
 from apexreplay.process.lifecycle import reports_errors
@@ -130,36 +130,51 @@ def to_onnx(network: nn.Module, schema: Schema, output: str = "q") -> tuple[byte
         raise UsageError(f"--onnx: {error}", f"install onnx and onnxruntime: {remedy('export')}") from error
     rng = np.random.default_rng(0)
     try:
-        data = _write_onnx(network, output, torch.from_numpy(_observations(schema, 2, rng)))
+        data = _write_onnx(network, output, _observations(schema, 2, rng))
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
         batches = [_observations(schema, size, rng) for size in BATCHES]
-        outputs = [session.run([output], {"observation": batch})[0] for batch in batches]
+        outputs = [session.run([output], {name: part.numpy() for name, part in batch.items()})[0] for batch in batches]
     except Exception as error:  # The packages do not document which errors they raise.
         raise ExportError(f"the network cannot be written as ONNX: {type(error).__name__}: {error}") from error
     largest, num_differing = 0.0, 0
     for batch, found in zip(batches, outputs, strict=True):
         with torch.inference_mode():
-            expected = network(torch.from_numpy(batch)).numpy()
+            expected = _TakesTensors(network, list(batch))(*batch.values()).numpy()
         difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else np.inf
         if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
-            problem = f"the outputs of the ONNX network differ from torch by {difference:g} for a batch of {len(batch)}"
+            problem = f"the outputs of the ONNX network differ from torch by {difference:g} for a batch of {len(found)}"
             raise ExportError(problem, "remove branches that depend on the size or the values of the batch")
         largest = max(largest, difference)
         num_differing += int((found.argmax(1) != expected.argmax(1)).sum())
     return data, OnnxFacts(OPSET, largest, sum(BATCHES), num_differing, runtime.__version__)
 
 
-def _write_onnx(network: nn.Module, output: str, example: torch.Tensor) -> bytes:
-    axes = {"observation": {0: "batch"}, output: {0: "batch"}}
+class _TakesTensors(nn.Module):
+    """Calls a network with the parts of an observation, each given as a tensor of its own."""
+
+    def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.network = network
+        self._names = names
+
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        """Returns the output of the network."""
+        is_whole = self._names == ["observation"]  # Custom networks without parts take an array.
+        output: torch.Tensor = self.network(parts[0] if is_whole else dict(zip(self._names, parts, strict=True)))
+        return output
+
+
+def _write_onnx(network: nn.Module, output: str, example: dict[str, torch.Tensor]) -> bytes:
+    axes = {name: {0: "batch"} for name in (*example, output)}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         # torch's newer exporter takes ten times as long and needs another package: ignore the deprecation warning.
         warnings.simplefilter("ignore")
         path = Path(folder) / ONNX
         torch.onnx.export(
-            network,
-            (example,),
+            _TakesTensors(network, list(example)),
+            tuple(example.values()),
             path,
-            input_names=["observation"],
+            input_names=list(example),
             output_names=[output],
             dynamic_axes=axes,
             opset_version=OPSET,
@@ -168,11 +183,16 @@ def _write_onnx(network: nn.Module, output: str, example: torch.Tensor) -> bytes
         return path.read_bytes()
 
 
-def _observations(schema: Schema, size: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    shape = (size, *schema.observation_shape)
-    if schema.frame_dtype == "uint8":
-        return rng.integers(256, size=shape, dtype=np.uint8)
-    return rng.standard_normal(shape, dtype=np.float32)
+def _observations(schema: Schema, size: int, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    """Returns random inputs of the network by name."""
+
+    def draw(part: Part) -> np.ndarray[Any, Any]:
+        shape = (size, schema.stack, *part.shape)
+        if part.dtype == "float32":
+            return rng.standard_normal(shape, dtype=np.float32)
+        return rng.integers(part.most + 1 if part.dtype != "bool" else 2, size=shape, dtype=part.stored_as)
+
+    return {part.name: torch.from_numpy(draw(part)) for part in schema.all_parts}
 
 
 def _steps_until(folder: RunFolder, path: Path, num_updates: int) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 
 from apex.algorithms.exported import Exported
-from apex.environments.factory import kind
+from apex.environments.factory import atari_game
 from apex.evaluation.command import Evaluation
 from apex.evaluation.export.playing import write_setup
 from apex.runs.checkpoints.policy_file import PolicyInfo
@@ -63,15 +63,16 @@ def write_card(
         keep_trailing_newline=True,
     )
     elapsed = folder.elapsed_seconds
-    setup, missing = "", ""
+    setup, change, missing = "", "", ""
     try:
-        setup = write_setup(info)
+        setup, change = write_setup(info)
     except UsageError as error:  # Weights can also be shared from a host that lacks the environment.
         missing = error.problem
     return templates.from_string(files("apex.evaluation.export").joinpath("card.md").read_text("utf-8")).render(
         info=info,
         environment=info.environment,
-        kind=kind(info.environment) if info.schema.frame_dtype == "uint8" else "vector",
+        is_atari=atari_game(info.environment.id) is not None,
+        change=change,
         exported=exported,
         setup=setup,
         missing=missing,

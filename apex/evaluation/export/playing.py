@@ -21,37 +21,64 @@ OBSERVE_VECTOR = """\
 def observe(x):  # the environment's observation -> float32 {shape}
     return {code}.reshape({shape})
 """
-OBSERVE_IMAGE = """\
-frames = deque([np.zeros({size}, np.uint8)] * {stack}, {stack})  # Put zeros here again when another episode begins.
+OBSERVE_PARTS = """\
+frames = deque(maxlen={stack})  # Call frames.clear() when another episode begins.
 
-def observe(x):  # the environment's observation -> uint8 {shape}
+def observe(x):  # the environment's observation -> the inputs of the network by name
+    parts = {code}
+    parts = {{name: np.asarray(part, "u1" if part.dtype == bool else part.dtype) for name, part in parts.items()}}
+    zeros = {{name: np.zeros_like(part) for name, part in parts.items()}}
+    frames.extend([zeros] * ({stack} - 1 - len(frames)))
+    frames.append(parts)
+    return {{name: np.stack([frame[name] for frame in frames])[None] for name in parts}}
+"""
+OBSERVE_FRAMES = """\
+frames = deque([np.zeros({size}, np.{dtype})] * {stack}, {stack})  # Put zeros here again when another episode begins.
+
+def observe(x):  # the environment's observation -> {dtype} {shape}
     frames.append({code})
     return np.stack(frames)[None]
 """
 
 
-def write_setup(info: PolicyInfo) -> str:
-    """Returns code that defines `env`, `observe` and `choose`; creates the environment to read its spaces.
+def write_setup(info: PolicyInfo) -> tuple[str, str]:
+    """Returns code that defines `env`, `observe` and `choose`, and what `observe` changes, in words.
+
+    Creates the environment to read its spaces.
 
     Raises UsageError if the environment cannot be created.
     """
     schema, config = info.schema, info.environment
     _, form, actions = read_forms(config)
-    is_image = schema.frame_dtype == "uint8"
-    stacked = is_image or bool(info.config.network.factory)
-    shape = [1, *(schema.observation_shape if stacked else schema.frame_shape)]
-    template = OBSERVE_IMAGE if is_image else OBSERVE_VECTOR
+    is_one = schema.is_vector and schema.stack == 1 and not info.config.network.factory
+    shape = [1, *(schema.frame_shape if is_one else schema.observation_shape)]
+    template = (
+        OBSERVE_PARTS
+        if schema.parts
+        else OBSERVE_FRAMES
+        if schema.stack > 1 or not schema.is_vector
+        else OBSERVE_VECTOR
+    )
     make_imports, make = _creation(config)
-    imports = ["from collections import deque", "", "import cv2"] if is_image else []
-    imports += ["import numpy as np", *([] if is_image else ["from gymnasium import spaces"]), *make_imports]
-    return SETUP.format(
+    observe = template.format(
+        shape=shape, code=form.code, size=schema.frame_shape, stack=schema.stack, dtype=schema.frame_dtype
+    ).rstrip()
+    imports = ["from collections import deque", ""] if "deque(" in observe else []
+    imports += ["import cv2"] if "cv2." in observe else []
+    imports += [
+        "import numpy as np",
+        *(["from gymnasium import spaces"] if "spaces." in observe else []),
+        *make_imports,
+    ]
+    code = SETUP.format(
         imports="\n".join(imports),
         make=make,
-        observe=template.format(shape=shape, code=form.code, size=schema.frame_shape, stack=schema.stack).rstrip(),
+        observe=observe,
         outputs=schema.action_size or schema.num_actions,
         choice="output[0]" if schema.action_size else "output[0].argmax()",
         action=actions.code,
     )
+    return code, form.change
 
 
 def _creation(config: EnvironmentConfig) -> tuple[list[str], str]:

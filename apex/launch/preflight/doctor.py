@@ -155,8 +155,7 @@ def check_environment(config: Config, inspector: Inspector) -> tuple[Check, Sche
         schema = inspector.schema(config, changes.append)
     except UsageError as error:
         return checks.refused("environment", error, "see --env in apex train --help"), None
-    shape = " x ".join(map(str, schema.observation_shape))
-    note = f"{config.environment.id}: observations {shape} {schema.frame_dtype}, {schema.actions}"
+    note = f"{config.environment.id}: observations {schema.observations}, {schema.actions}"
     return Check("environment", 1, note="; ".join([note, *changes])), schema
 
 

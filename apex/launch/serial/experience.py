@@ -66,7 +66,7 @@ class Experience:
         self.server = ReplayServer(store, self._codec, counters, settings.limiter, clock=clock)
         self.ring = BatchRing.configured(config.learner, 1, schema, cuda=False)
         self.memory = self.ring.memory
-        self._loader = Loader(schema, self.ring, RandomShift.configured(config, 0))
+        self._loader = Loader(schema, self.ring, RandomShift.configured(config, 0, schema.parts))
         reader = StoreReader(store_path(folder.run_id), schema.table)
         self._source = LocalSource(BatchDrawer(reader, counters, 0, settings, np.random.default_rng([config.seed, 0])))
         self._mail = Loopback()

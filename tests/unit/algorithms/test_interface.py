@@ -41,7 +41,7 @@ def test_random_shifts_are_refused_without_images():
     config = Config(learner=LearnerConfig(random_shift=4))
     with pytest.raises(UsageError, match=r"learner\.random_shift 4\b"):
         make_algorithm(config, VECTORS)
-    make_algorithm(config, PIXELS)
+    make_algorithm(config, replace(PIXELS, frame_shape=(36, 36)))
 
 
 def test_custom_algorithm_is_found_by_its_path():

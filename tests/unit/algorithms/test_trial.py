@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from support.builders import MASKED, PIXELS, VECTORS
+from support.builders import MASKED, VECTORS
 from support.linear_q import Agent, LinearQ
 
 from apex.algorithms.trial import build
-from apex.config import Config
+from apex.config import Config, LearnerConfig
 from apexreplay.errors import UsageError
 
 
@@ -54,5 +54,5 @@ def test_values_of_a_wrong_shape_are_refused(monkeypatch):
 
 
 def test_a_refusal_of_the_algorithm_keeps_its_words():
-    with pytest.raises(UsageError, match=r"environment\.image_size"):
-        build(Config(), replace(PIXELS, frame_shape=(35, 35)), "network.factory ''")
+    with pytest.raises(UsageError, match=r"learner\.random_shift"):
+        build(Config(learner=LearnerConfig(random_shift=4)), VECTORS, "network.factory ''")

@@ -75,12 +75,12 @@ CONTROL_PIXELS = replace(CONTROL, dpg=replace(CONTROL.dpg, normalize_observation
         ("network.dueling", True),
         ("environment.frame_skip", 4),
         ("environment.frame_stack", 4),
-        ("environment.image_size", 84),
         ("environment.clip_rewards", True),
     ],
 )
 def test_the_paper_preset_has_the_values_of_the_paper(setting, value):
     assert flatten(PRESETS["paper"].config)[setting] == value
+    assert PRESETS["paper"].config.environment.atari_size == 84
 
 
 def test_the_narrow_preset_differs_from_pong_in_few_settings():

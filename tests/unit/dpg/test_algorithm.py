@@ -75,7 +75,7 @@ def test_decision_has_the_critics_values():
     assert decision.action.dtype == np.float32
     assert abs(decision.action).max() <= 1
     with torch.no_grad():
-        seen = agent.network.normalize(torch.from_numpy(OBSERVATION))
+        seen = agent.network.prepare(torch.from_numpy(OBSERVATION))
         greedy = agent.network.critics(seen, agent.network.policy(seen)).min(0).values
         q = agent.network.critics(seen, torch.from_numpy(decision.action)).mean(0)
     assert np.allclose(decision.state_value, greedy)

@@ -209,9 +209,8 @@ def test_unusable_network_is_refused_by_its_name(factory, names):
         make(factory=f"{__name__}:{factory}")
 
 
-def test_images_need_a_custom_network_without_normalization():
+def test_only_vectors_can_be_normalized():
     images = replace(SCHEMA, frame_shape=(84, 84), frame_dtype="uint8", stack=4)
-    with pytest.raises(UsageError, match=r"network\.factory"):
-        choose_algorithm(Config(), images)
+    assert choose_algorithm(Config(), images) == "dpg"
     with pytest.raises(UsageError, match=r"dpg\.normalize_observations"):
         choose_algorithm(Config(dpg=DpgConfig(normalize_observations=True)), images)

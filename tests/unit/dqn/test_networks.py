@@ -221,18 +221,6 @@ def test_global_generator_is_neither_read_nor_advanced():
 # Refusals
 
 
-def test_images_too_small_for_the_convolutions_are_refused():
-    with pytest.raises(UsageError, match=r"35 x 35 .*36 x 36.*environment\.image_size"):
-        make_network(small(), images(35), seed=1)
-
-
-@pytest.mark.parametrize("shape", [(), (84, 84, 3)])
-def test_frames_that_are_no_images_or_vectors_are_refused(shape):
-    schema = Schema(frame_shape=shape, frame_dtype="uint8", stack=1, num_actions=2, n_step=1, codec="raw")
-    with pytest.raises(UsageError, match=r"network\.factory"):
-        make_network(small(), schema, seed=1)
-
-
 # Flat parameters
 
 

@@ -83,6 +83,10 @@ class ChannelsFirst(Pictures):
     shape = (3, 50, 60)
 
 
+class FiveChannels(Pictures):
+    shape = (50, 60, 5)
+
+
 class Undrawable(Counter):
     def __init__(self, render_mode=None):
         super().__init__()
@@ -166,7 +170,7 @@ def test_gymnasium_id_takes_precedence_over_an_atari_game():
         (here(Needy), "size", "--env-arg"),
         (here(not_an_environment), r"\bint\b", "gymnasium.Env"),
         (here(broken_factory), r"OSError: cannot open a\.txt; 3 other maps: b, c \(test_factory.py, line \d+\)$", ""),
-        (here(ChannelsFirst), r"\[3, 50, 60\]", "transpose"),
+        (here(FiveChannels), r"\[50, 60, 5\]", "transpose"),
         (here(Sentences), "Sequence", "FilterObservation"),
         (here(Mission), r"goal\.1 is a Sequence", "FlatObsWrapper"),
         (here(NoSpaces), "observation_space is None", "__init__"),
@@ -257,7 +261,7 @@ def test_schema_of_vectors_is_a_raw_stack_of_one(name, shape, num_actions):
 
 
 def test_schema_of_images_is_that_of_an_atari_game():
-    schema = describe(make_config(here(Pictures)), 3)
+    schema = describe(make_config(here(Pictures), image_size=84, grayscale=True), 3)
     assert (schema.frame_shape, schema.frame_dtype, schema.stack, schema.codec) == ((84, 84), "uint8", 4, "lz4")
     assert kind(make_config(here(Pictures))) == "image"
 
@@ -280,15 +284,16 @@ class Grid(Pictures):
 )
 def test_conversion_of_images_is_described(game, parts):
     changes = []
-    describe(make_config(here(game)), 3, changes.append)
+    describe(make_config(here(game), image_size=84, grayscale=True), 3, changes.append)
     assert len(changes) == bool(parts)
     assert all(part in change for change in changes for part in (here(game), *parts))
     assert all(("grayscale" in change) == ("grayscale" in parts) for change in changes)
 
 
-def test_small_grid_of_cells_is_refused():
-    with pytest.raises(UsageError, match=r"\[15, 84, 3\].*84 x 84.*FlattenObservation"):
-        describe(make_config(here(Grid)), 3)
+def test_grid_of_cells_stays_as_it_is():
+    schema = describe(make_config(here(Grid), image_size=84, grayscale=True), 3)
+    assert (schema.frame_shape, schema.stack, schema.has_images) == ((15, 84, 3), 1, False)
+    assert kind(make_config(here(Grid)), schema) == "grid"
 
 
 @pytest.mark.parametrize("name", ["pong", "CartPole-v1", "FrozenLake-v1", here(Pictures), here(Mixed)])
@@ -648,7 +653,7 @@ def test_images_are_grayscale_resized_and_stacked(env):
             image = np.rint(image[..., :3] @ weights).astype(np.uint8)
         return cv2.resize(image, (84, 84), interpolation=cv2.INTER_AREA).astype(int)
 
-    first, steps = play(make(here(env), 1), np.zeros((7, 1), np.int64))
+    first, steps = play(make(here(env), 1, image_size=84, grayscale=True), np.zeros((7, 1), np.int64))
     assert (first[0, :3] == 0).all()
     stacks = [step.observation[0] for step in steps]
     stacks[5] = steps[5].final_observation[0]  # The last step of the episode.
@@ -662,7 +667,7 @@ def test_images_are_grayscale_resized_and_stacked(env):
 
 def test_image_size_and_stack_are_configured():
     first = make(here(Pictures), 1, image_size=40, frame_stack=2).reset()
-    assert first.shape == (1, 2, 40, 40)
+    assert first.shape == (1, 2, 40, 40, 3)
 
 
 # Pictures

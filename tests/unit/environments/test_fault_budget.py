@@ -349,7 +349,8 @@ def test_failed_or_invalid_rendering_is_a_failure(render, named, monkeypatch):
         (spaces.Box(0, 1, (2_000, 1_000), np.float32), "2,000,000 .*1,048,576"),
         (spaces.Box(0, 255, (0, 5, 3), np.uint8), "empty"),
         (spaces.Graph(spaces.Discrete(2), None), "Graph"),
-        (spaces.Dict({"a": spaces.Text(5), "b": spaces.Discrete(2)}), "a is a Text"),
+        (spaces.Dict({"a": spaces.Text(5), "b": spaces.Text(2)}), "without numbers"),
+        (spaces.Box(0, 255, (1_500, 1_000, 3), np.uint8), "4,500,000 bytes.*4,194,304"),
         (spaces.Tuple([spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2)]), r"1?0 is a Sequence"),
     ],
 )
@@ -380,6 +381,6 @@ def test_large_images_are_resized():
             return np.full(self.shape, 200, np.uint8)
 
     FACTORY.make = Huge
-    first = make(NAME, 1).reset()
+    first = make(NAME, 1, image_size=84, grayscale=True).reset()
     assert first.shape == (1, 4, 84, 84)
     assert (first[0, -1] == 200).all()

@@ -1,7 +1,6 @@
 """Before a run, a child process plays the environment, and builds the user's network and algorithm."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from support.builders import VECTORS
@@ -204,13 +203,6 @@ def test_an_unusable_network_or_algorithm_is_refused(own, setting, lines, name, 
         Inspector().try_algorithm(own(setting, lines, name), VECTORS)
     assert setting in refused.value.problem
     assert [part for part in (repr(name), *parts) if part not in refused.value.problem] == []
-
-
-def test_images_too_small_for_the_built_in_network_are_refused():
-    images = replace(VECTORS, frame_shape=(35, 35), frame_dtype="uint8", stack=4, codec="lz4")
-    with pytest.raises(UsageError, match=r"35 x 35 .*environment\.image_size"):
-        Inspector().try_algorithm(Config(), images)
-    Inspector().try_algorithm(Config(), replace(images, frame_shape=(36, 36)))
 
 
 @pytest.mark.parametrize(("setting", "name"), [("network", "own:Net"), ("algorithm", "own:Mine")])

@@ -26,14 +26,15 @@ CPU = torch.device("cpu")
 NUM_ACTIONS = 3
 
 VECTORS = [(1, "float32", (5,)), (3, "float32", (5,)), (2, "uint8", (5,))]
-PIXELS = [(4, "uint8", (84, 84)), (1, "uint8", (47, 61))]  # 61 columns: the kernel does not reach the last ones
+# 61 columns: the kernel does not reach the last ones.
+PIXELS = [(4, "uint8", (84, 84)), (1, "uint8", (47, 61)), (2, "uint8", (40, 45, 3))]
 KINDS = [*VECTORS, *PIXELS]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def skip_without_loop(schema):
-    if len(schema.frame_shape) == 2:
+    if len(schema.frame_shape) > 1:
         skip_without_convolution()
 
 
@@ -301,7 +302,7 @@ def test_manual_update_is_chosen_for_built_in_networks(kind):
     assert chosen_for(own, num_threads=2, batch_size=128) is EagerUpdate
     assert chosen_for(own, num_threads=3) is ManualUpdate
     assert chosen_for(own, num_threads=3, batch_size=128) is EagerUpdate
-    in_bfloat16 = ManualUpdate if len(schema.frame_shape) == 2 else EagerUpdate
+    in_bfloat16 = ManualUpdate if len(schema.frame_shape) > 1 else EagerUpdate
     assert chosen_for(own, bfloat16="on") is in_bfloat16
 
 
@@ -337,7 +338,8 @@ def test_unsupported_networks_use_autograd(monkeypatch):
     narrow, images = NetworkConfig(hidden=7, width=0.125), make_schema(*PIXELS[0])  # 4 channels do not fill a vector.
     assert chosen_for(make_network(narrow, images, seed=1)) is EagerUpdate
     own = NetworkConfig(hidden=7, width=0.25)
-    assert chosen_for(make_network(own, make_schema(4, "float32", (84, 84)), seed=1)) is EagerUpdate
+    large = make_schema(4, "uint8", (200, 84))
+    assert chosen_for(make_network(own, large, seed=1)) is EagerUpdate  # Its features are pooled.
     assert chosen_for(nn.Sequential(nn.Flatten(), nn.Linear(5, NUM_ACTIONS))) is EagerUpdate
     monkeypatch.setattr(pixel_torso, "load_convolution", lambda: None)  # no compiler, or another processor
     assert chosen_for(make_network(own, images, seed=1)) is EagerUpdate

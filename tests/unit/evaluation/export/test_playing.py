@@ -1,6 +1,7 @@
 """Tests that the model card's code plays the environment as the policy does, with torch and with ONNX."""
 
 import re
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -50,6 +51,25 @@ class Grid(Game):
     action_space = spaces.MultiDiscrete(np.array([[2, 2], [2, 2]]), start=np.array([[1, 0], [0, 5]]))
 
 
+class Camera(Game):
+    observation_space = spaces.Dict(
+        {
+            "camera": COLOR,
+            "large": spaces.Box(0, 255, (150, 40), np.uint8),
+            "cells": spaces.Box(0, 10, (7, 7, 3), np.uint8),
+            "planes": spaces.Box(0, 1, (6, 6, 4), bool),
+            "arm": spaces.Box(-1.0, 1.0, (3,)),
+            "task": spaces.Text(5),
+            "goal": spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiBinary(3)]),
+            "ram": spaces.Box(0, 9, (4,), np.uint8),
+        }
+    )
+
+
+class Cells(Game):
+    observation_space = spaces.Box(0, 10, (7, 7, 3), np.uint8)
+
+
 class Switches(Game):
     observation_space = spaces.Box(0, 255, (40, 40, 1), np.uint8)
     action_space = spaces.MultiBinary(3)
@@ -60,6 +80,14 @@ class Arm(Game):
 
     def __init__(self, length=1.0):
         assert length == 2.0
+
+
+class Eye(Arm):
+    observation_space = COLOR
+
+
+class Robot(Arm):
+    observation_space = Camera.observation_space
 
 
 class Masked(Game):
@@ -118,6 +146,13 @@ def play_bare(run, env):
         (own("Switches"), Switches),
         (own("Arm", args={"length": 2.0}), lambda: Arm(2.0)),
         (own("Masked"), Masked),
+        (own("Camera"), Camera),
+        (replace(own("Camera"), image_size=0, image_crop="2:44,0:38"), Camera),
+        (own("Cells", vector_stack=3), Cells),
+        (EnvironmentConfig(id="CartPole-v1", vector_stack=3), lambda: gymnasium.make("CartPole-v1")),
+        (replace(own("Grid"), grayscale=True), Grid),
+        (own("Eye", args={"length": 2.0}), lambda: Eye(2.0)),
+        (own("Robot", args={"length": 2.0}), lambda: Robot(2.0)),
     ],
     ids=lambda value: value.id.rpartition(":")[2] if isinstance(value, EnvironmentConfig) else "",
 )
