@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 # Plain C without Python.h, loaded by apexreplay/native.py. Without a compiler, torch computes the convolutions.
-NAME, SOURCE = "apex.dqn.kernels._convolution", "apex/dqn/kernels/convolution.c"
+NAME, SOURCE = "apex.algorithms.kernels._convolution", "apex/algorithms/kernels/convolution.c"
 
 macros = [("APEX_SOURCE", f'"{sha256(Path(SOURCE).read_bytes()).hexdigest()}"')]
 setup(ext_modules=[Extension(NAME, [SOURCE], define_macros=macros, extra_compile_args=["-O3"], optional=True)])

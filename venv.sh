@@ -75,7 +75,7 @@ ensure_venv() {
   local root=$1 extra=${2:-} venv=$1/.venv python what update=yes
   local stamp=$venv/.installed unfinished=$venv/.unfinished log=$venv/install.log
   # The stamp includes the path, because a moved virtual environment does not work.
-  what="$(cat "$root/pyproject.toml" "$root/constraints.txt" "$root/setup.py" "$root"/apex/dqn/kernels/*.c "$root"/apexreplay/{pyproject.toml,setup.py,frames/*.c} <(echo "$root") | sha256sum | cut -d ' ' -f 1)"
+  what="$(cat "$root/pyproject.toml" "$root/constraints.txt" "$root/setup.py" "$root"/apex/algorithms/kernels/*.c "$root"/apexreplay/{pyproject.toml,setup.py,frames/*.c} <(echo "$root") | sha256sum | cut -d ' ' -f 1)"
   # The extra dev contains the extra docs.
   grep -qsx -e "$what $extra" -e "$what ${extra/#docs/dev}" "$stamp" && [[ -x $venv/bin/python ]] && return
 

@@ -126,7 +126,6 @@ class Schema:
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
         """Returns the schema from a result of `to_dict` or its JSON. Raises ValueError if a field is missing."""
-        saved = {"parts": (), **saved}  # Schemas of versions before 0.3 have no parts.
         missing = [field.name for field in fields(cls) if field.name not in saved]
         if missing:
             raise ValueError(f"the schema lacks {', '.join(missing)}: an older version of this package wrote it")

@@ -110,7 +110,7 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Sized:
 
 def bytes_per_transition(config: Config, schema: Schema) -> int:
     """Returns bytes of frames per transition, rounded up: an estimate for LZ4 images, else exact for a full segment."""
-    if schema.has_images:
+    if schema.has_images and schema.codec == "lz4":
         pixels = sum(prod(part.shape) for part in schema.all_parts if part.is_image)
         others = sum(part.num_bytes for part in schema.all_parts if not part.is_image)
         return _divide_up(LZ4_BYTES * pixels, LZ4_PIXELS) + others

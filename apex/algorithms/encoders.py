@@ -6,11 +6,11 @@ Axes: B batch, S stacked frames, H height, W width, C channels, D numbers of a p
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from apex.algorithms.kernels.pixel_convolution import PixelConvolution
 from apex.schema import Part, Schema
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride of each layer for images [DQN]
@@ -78,17 +78,15 @@ def channels_first(images: Tensor) -> Tensor:
     return images if images.dim() == 4 else images.permute(0, 1, 4, 2, 3).flatten(1, 2)
 
 
-def convolutions(
-    channels: int, height: int, width: int, scale: float, first: Any = nn.Conv2d
-) -> tuple[list[nn.Module], int]:
-    """Returns the layers of `CONVOLUTIONS` for images [B, channels, height, width], and their number of features.
+def convolutions(channels: int, height: int, width: int, scale: float) -> tuple[list[nn.Module], int]:
+    """Returns the layers of `CONVOLUTIONS` for images uint8[B, channels, height, width], and their number of features.
 
-    scale: factor on the channels. first: makes the first layer.
+    scale: factor on the channels.
     """
     layers: list[nn.Module] = []
     for outputs, kernel, stride in CONVOLUTIONS:
         outputs = max(1, round(outputs * scale))
-        layers += [(nn.Conv2d if layers else first)(channels, outputs, kernel, stride), nn.ReLU()]
+        layers += [(nn.Conv2d if layers else PixelConvolution)(channels, outputs, kernel, stride), nn.ReLU()]
         channels, height, width = outputs, (height - kernel) // stride + 1, (width - kernel) // stride + 1
     if max(height, width) > MOST_SIDE:
         height, width = min(height, MOST_SIDE), min(width, MOST_SIDE)
@@ -114,7 +112,7 @@ class _Image(_PartEncoder):
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8[B, S, H, W] or [B, S, H, W, C] -> [B, features]."""
-        features: Tensor = self.layers(channels_first(images).float().mul_(1 / 255))
+        features: Tensor = self.layers(channels_first(images))
         return features
 
     def code(self, x: str, name: str) -> str:

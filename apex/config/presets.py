@@ -107,6 +107,19 @@ NARROW = replace(
     evaluator=replace(ATARI.evaluator, episodes=10),  # not 2, because the scores of single games differ by about 5
 )
 
+# Images of other environments, without a GPU. Often larger and in colour, so that an update takes longer, but simpler
+# to learn than Atari: smaller batches, a sooner start, and evaluations that are more frequent.
+IMAGE = replace(
+    NARROW,
+    environment=EnvironmentConfig(clip_rewards=False),
+    # Few steps a second, so longer segments would arrive late. Rewards of more steps would hide those of simple tasks.
+    actor=replace(NARROW.actor, num_actors=8, segment_length=25, n_step=2),
+    replay=replace(NARROW.replay, capacity=100_000, min_size_to_sample=2_000),
+    # No random shifts: a position in the image may have to be compared with another part of the observation.
+    learner=replace(NARROW.learner, batch_size=32, learning_rate_warmup=500, target_period=200, random_shift=0),
+    evaluator=replace(NARROW.evaluator, period_seconds=15.0, num_envs=10),
+)
+
 # Observations that are vectors of a few numbers. The values are not from the paper, whose DQN plays only Atari: small
 # networks, a short target period, frequent publications and unclipped rewards.
 VECTOR = Config(
@@ -280,5 +293,5 @@ def preset_for(kind: EnvironmentKind, environment_id: str, *, gpu: Callable[[], 
     elif kind == "atari" and name.lower().startswith("pong"):
         base = PONG
     else:
-        base = ATARI if gpu() else NARROW
+        base = ATARI if gpu() else NARROW if kind == "atari" else IMAGE
     return replace(base, environment=replace(base.environment, id=environment_id))

@@ -46,8 +46,7 @@ class EnvironmentConfig(Branch):
     id: Annotated[str, Meta(min_length=1)] = "ALE/Pong-v5"  # Atari game, Gymnasium id or module:factory; selects preset
     args: dict[str, Any] = field(default_factory=dict)  # arguments of gymnasium.make or the factory; not for Atari
     frame_skip: PositiveInt = 4  # Atari: emulator frames per step; the last two are max-pooled [DQN]
-    frame_stack: Annotated[int, Meta(ge=1, le=16)] = 4  # images: frames in one observation [DQN]
-    vector_stack: Annotated[int, Meta(ge=1, le=16)] = 1  # without images: newest observations that the agent sees
+    frame_stack: Annotated[int, Meta(ge=0, le=16)] = 0  # newest frames that the agent sees; 0: Atari 4 [DQN], others 1
     image_size: Annotated[int, Meta(ge=0, le=512)] = (
         0  # height and width in pixels; 0: Atari 84 [DQN], others unchanged
     )
@@ -66,6 +65,11 @@ class EnvironmentConfig(Branch):
         check_arguments("environment.args", self.args)
         problem = f"environment.image_size must be 0 or from 8 to 512, got {self.image_size}"
         require_setting(not 0 < self.image_size < 8, problem)
+
+    @property
+    def atari_stack(self) -> int:
+        """Frames of an Atari game that the agent sees."""
+        return self.frame_stack or 4
 
     @property
     def atari_size(self) -> int:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from apex.algorithms.custom_network import CustomNetwork, seeded
 from apex.algorithms.encoders import Encoder, channels_first, convolutions
+from apex.algorithms.kernels.pixel_convolution import scale
 from apex.config import NetworkConfig
-from apex.dqn.kernels.pixel_convolution import PixelConvolution, scale
 from apex.schema import Schema
 
 BALANCED_BIAS = 0.1  # added to the biases of hidden layers by initialization balanced
@@ -132,7 +132,7 @@ def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
         encoder = Encoder(schema, width=config.width, units=config.body_hidden)
         return QNetwork(config, encoder, encoder.num_features, num_actions, hidden)
     height, width, channels = (*schema.frame_shape, 1)[:3]
-    layers, num_features = convolutions(schema.stack * channels, height, width, config.width, PixelConvolution)
+    layers, num_features = convolutions(schema.stack * channels, height, width, config.width)
     return PixelQNetwork(config, nn.Sequential(*layers), num_features, num_actions, hidden)
 
 

@@ -56,7 +56,7 @@ class AtariEnvironment:
         self._seeds: NDArray[np.int64] | None = np.array(seeds, np.int64)
         size = config.atari_size
         self._games = _start(
-            config, game, self.num_envs, num_threads, img_height=size, img_width=size, stack_num=config.frame_stack
+            config, game, self.num_envs, num_threads, img_height=size, img_width=size, stack_num=config.atari_stack
         )
         self._num_actions: int = self._games.single_action_space.n
         self._lives: NDArray[np.int32] = np.zeros(self.num_envs, np.int32)

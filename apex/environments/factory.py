@@ -53,7 +53,7 @@ def describe(
         return Schema(
             frame_shape=(config.atari_size, config.atari_size),
             frame_dtype="uint8",
-            stack=config.frame_stack,
+            stack=config.atari_stack,
             num_actions=len(action_names(config, game)),
             n_step=n_step,
             codec="lz4",
@@ -96,7 +96,7 @@ def read_forms(config: EnvironmentConfig) -> tuple[gymnasium.Space[Any], Observa
         with _one(config) as env:
             return env.observation_space, read_observations(env, config), read_actions(env, config)
     screen = AtariEnv(game, full_action_space=config.full_action_space)
-    gray = replace(config, grayscale=True, image_size=config.atari_size)
+    gray = replace(config, grayscale=True, image_size=config.atari_size, frame_stack=config.atari_stack)
     return screen.observation_space, read_observations(screen, gray), read_actions(screen, config)
 
 

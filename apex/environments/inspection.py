@@ -53,7 +53,7 @@ class Inspector:
         environment, n_step = config.environment, config.actor.n_step
         if atari_game(environment.id) is not None:  # ALE starts neither threads nor processes for this.
             return describe(environment, n_step, report)
-        seen = attrgetter("id", "args", "image_size", "image_crop", "grayscale", "frame_stack", "vector_stack")
+        seen = attrgetter("id", "args", "image_size", "image_crop", "grayscale", "frame_stack")
         key = json.dumps(seen(environment))
         if key not in self._found:
             subject = f"environment.id {environment.id!r}"

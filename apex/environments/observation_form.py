@@ -48,7 +48,7 @@ class _Reader(NamedTuple):
 
 def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> ObservationForm:
     """Returns the form of an environment's observations; raises UsageError if the space is not supported."""
-    space, subject = env.observation_space, f"environment.id {config.id!r}"
+    space, subject, stack = env.observation_space, f"environment.id {config.id!r}", config.frame_stack or 1
     require(0 not in (space.shape or ()), f"{subject} has empty observations: {space}")
     leaves = list(_leaves(space))
     texts = [keys for keys, leaf in leaves if isinstance(leaf, spaces.Text)]
@@ -66,10 +66,9 @@ def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -
         remedy = "return fewer values, or images as uint8 [height, width] or [height, width, channels]"
         require(num_values <= MAX_VALUES, f"{problem}, but 1 ... {MAX_VALUES:,} are supported", remedy=remedy)
         code = "spaces.flatten(env.observation_space, x).astype(np.float32)"
-        return ObservationForm((num_values,), "float32", config.vector_stack, _vector_reader(space), code)
+        return ObservationForm((num_values,), "float32", stack, _vector_reader(space), code)
     readers = [_read_part(keys, leaf, config) for keys, leaf in leaves]
     parts = tuple(reader.part for reader in readers)
-    stack = config.frame_stack if any(part.is_image for part in parts) else config.vector_stack
     ignored = [f"the text of {' and '.join(map(_name, texts))} is ignored"] if texts else []
     change = "; ".join([*ignored, *(reader.change for reader in readers if reader.change)])
     num_bytes = sum(part.num_bytes for part in parts)

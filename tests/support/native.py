@@ -2,7 +2,7 @@
 
 import pytest
 
-from apex.dqn.kernels.convolution import load_convolution
+from apex.algorithms.kernels.convolution import load_convolution
 
 
 def skip_without_convolution():

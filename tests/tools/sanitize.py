@@ -24,8 +24,8 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno
 FLAGS = ("-shared", "-fPIC", "-g", "-O1", *SANITIZERS)
 LIBRARIES = {"gcc": "libasan.so", "clang": "libclang_rt.asan-x86_64.so"}  # must be loaded before Python
 EXCEPTIONS = "libstdc++.so.6"  # Loaded later, as by torch, its exceptions would abort the process.
-LOOPS = ("apex/dqn/kernels/convolution.c", "apexreplay/frames/decompress.c")
-TESTS = ("unit/dqn/kernels", "unit/dqn/manual_backward", "unit/apexreplay/frames", "fuzz")
+LOOPS = ("apex/algorithms/kernels/convolution.c", "apexreplay/frames/decompress.c")
+TESTS = ("unit/algorithms/kernels", "unit/dqn/manual_backward", "unit/apexreplay/frames", "fuzz")
 # Python itself leaks, and libraries that the sanitizer was not built into define symbols twice.
 OPTIONS = "detect_leaks=0:detect_odr_violation=0:abort_on_error=1:verify_asan_link_order=0"
 

@@ -26,7 +26,7 @@ def install(tmp_path):
         "pyproject.toml",
         "constraints.txt",
         "setup.py",
-        "apex/dqn/kernels/a.c",
+        "apex/algorithms/kernels/a.c",
         "apexreplay/frames/a.c",
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)

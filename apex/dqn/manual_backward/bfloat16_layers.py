@@ -11,8 +11,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from apex.dqn.kernels.convolution import PACKED_CHANNELS, call, load_convolution
-from apex.dqn.kernels.pixel_convolution import PixelConvolution
+from apex.algorithms.kernels.convolution import PACKED_CHANNELS, call, load_convolution
+from apex.algorithms.kernels.pixel_convolution import PixelConvolution
 from apex.dqn.manual_backward.layers import relu_backward
 from apex.dqn.manual_backward.pixel_torso import CONVOLUTIONS_IN_BODY, flatten_images
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from apex.algorithms.encoders import channels_first
-from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, call, load_convolution
-from apex.dqn.kernels.pixel_convolution import convolve, output_size, weight_gradient
+from apex.algorithms.kernels.convolution import KERNEL, LANES, STRIDE, call, load_convolution
+from apex.algorithms.kernels.pixel_convolution import convolve, output_size, weight_gradient
 from apex.dqn.manual_backward.layers import relu_backward
 
 CONVOLUTIONS_IN_BODY = (0, 2, 4)  # indices of the convolutions in the body; ReLUs lie between them

@@ -17,11 +17,11 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from apex.algorithms.kernels.convolution import find_convolution
 from apex.command_line import choose_preset, parse_config
 from apex.config import Config, flatten
 from apex.config.arguments import reader_may_leave
 from apex.config.presets import DEFAULT, PRESETS
-from apex.dqn.kernels.convolution import find_convolution
 from apex.environments.inspection import Inspector
 from apex.launch.preflight import checks
 from apex.launch.preflight.fit import require_keys, size_beside

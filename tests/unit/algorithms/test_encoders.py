@@ -53,7 +53,7 @@ def test_parts_are_found_again_in_the_bytes_of_a_frame():
     values = draw_values(np.random.default_rng(0))
     frames = pack(values)
     assert frames.shape == (3, *SCHEMA.observation_shape)
-    found = split(frames, SCHEMA)
+    found = split(frames, SCHEMA.parts)
     assert list(found) == list(values)
     for name, expected in values.items():
         assert np.array_equal(found[name].numpy(), expected), name

@@ -74,13 +74,13 @@ CONTROL_PIXELS = replace(CONTROL, dpg=replace(CONTROL.dpg, normalize_observation
         ("network.hidden", 512),
         ("network.dueling", True),
         ("environment.frame_skip", 4),
-        ("environment.frame_stack", 4),
         ("environment.clip_rewards", True),
     ],
 )
 def test_the_paper_preset_has_the_values_of_the_paper(setting, value):
     assert flatten(PRESETS["paper"].config)[setting] == value
-    assert PRESETS["paper"].config.environment.atari_size == 84
+    environment = PRESETS["paper"].config.environment
+    assert (environment.atari_size, environment.atari_stack) == (84, 4)
 
 
 def test_the_narrow_preset_differs_from_pong_in_few_settings():

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from apex.algorithms.kernels.pixel_convolution import PixelConvolution
 from apex.algorithms.optimizers import Adam, CenteredRMSProp
 from apex.algorithms.parameters import flatten_parameters, load_parameters
 from apex.config import NetworkConfig
-from apex.dqn.kernels.pixel_convolution import PixelConvolution
 from apex.dqn.manual_backward.bfloat16_layers import (
     LAST,
     Bfloat16Convolution,

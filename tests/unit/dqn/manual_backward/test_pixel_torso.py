@@ -7,7 +7,7 @@ import torch
 from support.native import skip_without_convolution
 from torch import nn
 
-from apex.dqn.kernels.pixel_convolution import PixelConvolution
+from apex.algorithms.kernels.pixel_convolution import PixelConvolution
 from apex.dqn.manual_backward.pixel_torso import PixelTorso, convolution_layer, supports
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}

@@ -13,9 +13,9 @@ import torch
 from support.native import skip_without_convolution
 from torch import nn
 
-from apex.dqn.kernels import convolution
-from apex.dqn.kernels.convolution import find_convolution, load_convolution
-from apex.dqn.kernels.pixel_convolution import PixelConvolution
+from apex.algorithms.kernels import convolution
+from apex.algorithms.kernels.convolution import find_convolution, load_convolution
+from apex.algorithms.kernels.pixel_convolution import PixelConvolution
 from apexreplay import native
 
 pytestmark = pytest.mark.usefixtures("one_thread")

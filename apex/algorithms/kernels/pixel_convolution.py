@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, call, load_convolution
+from apex.algorithms.kernels.convolution import KERNEL, LANES, STRIDE, call, load_convolution
 
 
 def scale(observation: Tensor) -> Tensor:
