@@ -18,6 +18,7 @@ BENCHES = {  # name of the benchmark -> module, whose main(argv) measures
     "learner": "bench.learner",
     "learning": "bench.learning.command",
     "leases": "bench.leases",
+    "observations": "bench.observations",
     "peer_actor": "bench.peer_actor",
     "peers": "bench.peer_table",
     "replay": "bench.replay",
