@@ -45,11 +45,19 @@ class Step(NamedTuple):
     life_lost: NDArray[np.bool_]  # [E]  a life was lost, and the game continues
     final_observation: Array  # frame_dtype[E, S, *F]  last state of episodes that ended; other rows: arbitrary
     failed: NDArray[np.bool_] | None = None  # [E]  the environment failed and was started again; None: no failures
+    skipped: NDArray[np.bool_] | None = None  # [E]  the step played nothing and only began an episode; None: nowhere
     played: Array | None = None  # [E] or [E, K]  executed actions; None: the chosen actions were executed
     action_mask: NDArray[np.bool_] | None = None  # [E, A]  actions allowed in `observation`; None: no masks
     final_mask: NDArray[np.bool_] | None = None  # [E, A]  actions allowed in `final_observation`
     # number of an environment whose episode ended -> the metrics that it reported, by name
     metrics: Mapping[int, Mapping[str, float]] = {}
+
+    @property
+    def unplayed(self) -> NDArray[np.bool_] | None:
+        """Where the step is no transition, bool[E]: `failed` or `skipped`; None: nowhere."""
+        if self.failed is None or self.skipped is None:
+            return self.skipped if self.failed is None else self.failed
+        return self.failed | self.skipped
 
 
 class Parameters(NamedTuple):

@@ -65,7 +65,7 @@ class EpisodeScores(ScoreSums):
         self._score += step.reward
         self._length += 1
         finished = step.terminated | step.truncated
-        ended = finished if step.failed is None else finished | step.failed
+        ended = finished if step.unplayed is None else finished | step.unplayed
         if ended.any():
             games = [
                 ActorScores(self._streams[i].actor_id, 1, float(self._score[i]), int(self._length[i]))

@@ -30,7 +30,7 @@ class _Row(NamedTuple):
     state_value: NDArray[np.float32]  # bootstrap value of s_t
     final_value: NDArray[np.float32]  # bootstrap value of s_{t+1}, if that is the last state of a truncated episode
     next_mask: NDArray[np.uint8]  # [E, bytes]  actions allowed in s_{t+1}, packed
-    taken: NDArray[np.bool_]  # False: the environment failed in this step, so the step becomes no transition
+    taken: NDArray[np.bool_]  # False: the step was not played, so it becomes no transition
     frame: NDArray[np.int64]  # index of the newest frame of s_t, counted from the stream's beginning
     depth: NDArray[np.int64]  # number of real frames in s_t's stack; the others are zero
 
@@ -46,7 +46,8 @@ class SegmentBuilder:
     Every step of every episode becomes exactly one transition. Transitions whose n-step window is still open at a cut
     (the newest n - 1 at most) are left for the next cut. A life loss that counts as terminal closes windows with
     discount 0, but the game continues, with its frames and stacks. A failed step becomes no transition: the previous
-    step is the last of its episode, and bootstraps from the state in which the failed step was taken.
+    step is the last of its episode, and bootstraps from the state in which the failed step was taken. A skipped step,
+    which only begins an episode, becomes none either.
     """
 
     def __init__(
@@ -108,10 +109,11 @@ class SegmentBuilder:
                 raise ValueError("an episode was truncated: pass final_value, the value of its final observation")
             final_value = np.zeros(self._num_streams, np.float32)
         reward = step.reward.astype(np.float64) * self._environment.reward_scale
-        failed = np.zeros(self._num_streams, np.bool_) if step.failed is None else step.failed.copy()
-        if self._rows and step.failed is not None:
+        unplayed = step.unplayed
+        dropped = np.zeros(self._num_streams, np.bool_) if unplayed is None else unplayed.copy()
+        if self._rows and unplayed is not None:
             before = self._rows[-1]
-            cut_off = failed & ~(before.terminated | before.truncated)
+            cut_off = dropped & ~(before.terminated | before.truncated)
             before.truncated[cut_off] = True
             before.final_value[cut_off] = state_value[cut_off]
         ended = step.terminated | step.truncated
@@ -119,13 +121,13 @@ class SegmentBuilder:
             _Row(
                 action=action.copy(),
                 reward=np.clip(reward, -1.0, 1.0) if self._environment.clip_rewards else reward,
-                terminated=step.terminated | (step.life_lost & self._environment.life_loss_terminates) | failed,
+                terminated=step.terminated | (step.life_lost & self._environment.life_loss_terminates) | dropped,
                 truncated=step.truncated.copy(),
                 value=value.copy(),
                 state_value=state_value.copy(),
                 final_value=np.where(bootstrapped, final_value, np.float32(0)),
                 next_mask=self._next_mask(step, ended),
-                taken=~failed,
+                taken=~dropped,
                 frame=self._frame,
                 depth=self._depth,
             )
@@ -136,7 +138,7 @@ class SegmentBuilder:
         for frames, frame in zip(self._frames, self._compress(step.observation), strict=True):
             frames.append(frame)
         self._frame = self._frame + 1 + ended
-        self._depth = np.where(ended | failed, 1, np.minimum(self._depth + 1, self._schema.stack))
+        self._depth = np.where(ended | dropped, 1, np.minimum(self._depth + 1, self._schema.stack))
         self._num_steps += 1
 
     def cut(self, state_value: NDArray[np.float32]) -> list[Cut]:

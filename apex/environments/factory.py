@@ -15,11 +15,13 @@ import ale_py
 import gymnasium
 import numpy as np
 from ale_py.env import AtariEnv
+from gymnasium.vector import VectorEnv
 
 from apex.config import EnvironmentConfig
 from apex.config.presets import EnvironmentKind
 from apex.environments.action_form import ActionForm, read_actions
 from apex.environments.atari import AtariEnvironment, action_names
+from apex.environments.batched import BatchedEnvironment, make_batch, spaces_of
 from apex.environments.foreign import environment_modules
 from apex.environments.interface import VectorEnvironment
 from apex.environments.mujoco import prepare, require_picture, uses_mujoco
@@ -59,9 +61,13 @@ def describe(
             codec="lz4",
         )
     with _one(config) as env:
-        games = SyncVectorEnvironment(config, lambda i: env, [0], is_trial=True)
+        games: VectorEnvironment
+        if isinstance(env, VectorEnv):
+            games = BatchedEnvironment(config, env, 0, is_trial=True)
+        else:
+            games = SyncVectorEnvironment(config, lambda i: env, [0], is_trial=True)
         games.reset()
-        form, actions = read_observations(env, config), read_actions(env, config)
+        form, actions = _read_forms(env, config)
         schema = Schema(
             frame_shape=form.shape,
             frame_dtype=form.dtype,
@@ -90,11 +96,14 @@ def kind(config: EnvironmentConfig, schema: Schema | None = None) -> Environment
 
 
 def read_forms(config: EnvironmentConfig) -> tuple[gymnasium.Space[Any], ObservationForm, ActionForm]:
-    """Returns the observation space of an environment as `gymnasium.make` creates it, and the forms of both spaces."""
+    """Returns the observation space of an environment as `gymnasium.make` creates it, and the forms of both spaces.
+
+    Of a vector environment, those of one of its environments.
+    """
     game = _atari_game(config)
     if game is None:
         with _one(config) as env:
-            return env.observation_space, read_observations(env, config), read_actions(env, config)
+            return spaces_of(env).observation_space, *_read_forms(env, config)
     screen = AtariEnv(game, full_action_space=config.full_action_space)
     gray = replace(config, grayscale=True, image_size=config.atari_size, frame_stack=config.atari_stack)
     return screen.observation_space, read_observations(screen, gray), read_actions(screen, config)
@@ -105,14 +114,26 @@ def make_environment(
 ) -> VectorEnvironment:
     """Creates `num_envs` environments, whose seeds are derived from `seed`.
 
-    The same seed and actions give the same games. The game of environment i does not depend on `num_envs`.
+    The same seed and actions give the same games. The game of environment i does not depend on `num_envs`, unless the
+    factory makes a `gymnasium.vector.VectorEnv`.
     `num_threads`: threads of the Atari emulators, 0 for one per core; the caller's thread steps all other environments.
     """
     seeds = [int(word) >> 1 for word in np.random.SeedSequence(seed).generate_state(num_envs)]  # 31 bits, ALE's range.
     game = _atari_game(config)
     if game is not None:
         return AtariEnvironment(config, game, seeds, num_threads=num_threads, pictures=pictures)
-    return SyncVectorEnvironment(config, lambda i: _make(config, pictures=pictures and i == 0, plays=True), seeds)
+    first = _make(config, pictures=pictures, plays=True, num_envs=num_envs)
+    if isinstance(first, VectorEnv):
+        return BatchedEnvironment(config, first, seeds[0])
+    made: list[gymnasium.Env[Any, Any]] = [first]
+    return SyncVectorEnvironment(
+        config, lambda i: made.pop() if made else _make(config, pictures=pictures and i == 0, plays=True), seeds
+    )
+
+
+def _read_forms(env: Any, config: EnvironmentConfig) -> tuple[ObservationForm, ActionForm]:
+    single = spaces_of(env)
+    return read_observations(single, config), read_actions(single, config)
 
 
 @contextmanager
@@ -128,14 +149,18 @@ def _one(config: EnvironmentConfig) -> Iterator[gymnasium.Env[Any, Any]]:
             log.warning("%s: raised %s (in its close). Ignored", config.id, describe_exception(error))
 
 
-def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = False) -> gymnasium.Env[Any, Any]:
-    """Creates one environment, to play (`plays`) or only to inspect; raises UsageError with the reason if it fails."""
+def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = False, num_envs: int = 1) -> Any:
+    """Creates one environment, to play (`plays`) or only to inspect; raises UsageError with the reason if it fails.
+
+    Or creates a vector environment of `num_envs` environments, if that is what the factory makes.
+    """
     _, colon, name = config.id.partition(":")
     options = {**config.args, **({"render_mode": "rgb_array"} if pictures else {})}
     env: Any
     try:
         if colon and name.isidentifier():  # Otherwise it is Gymnasium's form module:Name-v0.
-            env = find_factory("environment.id", config.id, gymnasium.Env)(**options)
+            factory = find_factory("environment.id", config.id, gymnasium.Env)
+            env = make_batch(config, factory, options, num_envs)
         else:
             for module in environment_modules(config.id):
                 require_trusted("environment.id", config.id, module)
@@ -154,7 +179,7 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
         problem = f"environment.id {config.id!r} cannot be created{mode}: {describe_exception(error)}"
         needs = isinstance(error, TypeError) and "argument" in str(error)
         raise UsageError(problem, "--env-arg NAME=VALUE sets an argument" if needs else "") from error
-    if not isinstance(env, gymnasium.Env):
+    if not isinstance(env, gymnasium.Env | VectorEnv):
         raise UsageError(f"environment.id {config.id!r} returned {type(env).__name__}", "return a gymnasium.Env")
     for name in ("observation_space", "action_space"):
         space = getattr(env, name, None)
@@ -162,7 +187,7 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
         require(isinstance(space, gymnasium.Space), problem, remedy=f"set self.{name} in __init__")
     problem = f"environment.id {config.id!r} cannot be drawn: its render_mode is {env.render_mode!r}, not 'rgb_array'"
     require(not pictures or env.render_mode == "rgb_array", problem)
-    if pictures and uses_mujoco(config.id):
+    if pictures and isinstance(env, gymnasium.Env) and uses_mujoco(config.id):
         require_picture(env, config.id)
     return env
 

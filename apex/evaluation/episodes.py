@@ -96,8 +96,8 @@ def play(
                 if not missing[i]:
                     environment.rest(int(i))
             scores[i], lengths[i] = 0.0, 0
-        if step.failed is not None:
-            scores[step.failed], lengths[step.failed] = 0.0, 0
+        if step.unplayed is not None:
+            scores[step.unplayed], lengths[step.unplayed] = 0.0, 0
     return games
 
 

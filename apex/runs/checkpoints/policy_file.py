@@ -28,8 +28,9 @@ from apex.schema import Schema
 from apexreplay.files.atomic_files import replace_file, seal, unseal
 from apexreplay.files.sealed_folder import naming
 
-FORMAT = 4  # increased when older versions cannot read new files
-WITHOUT_ACTIONS = 3  # format without actions in the schema: all actions are discrete, without masks
+FORMAT = 5  # increased when older versions cannot read new files
+WITHOUT_PARTS = 4  # format whose images, of any environment, were gray and four in a stack
+WITHOUT_ACTIONS = 3  # also without actions in the schema: all actions are discrete, without masks
 WITHOUT_SEAL = 2  # also without actions; its SHA-256 was computed in another way and is not checked
 BEFORE = "best-before.safetensors"
 
@@ -148,7 +149,7 @@ def _read(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
 
 
 def _decode_policy(data: bytes) -> tuple[PolicyInfo, dict[str, Tensor]]:
-    metadata, tensors = decode(data, FORMAT, WITHOUT_ACTIONS, WITHOUT_SEAL)
+    metadata, tensors = decode(data, FORMAT, WITHOUT_PARTS, WITHOUT_ACTIONS, WITHOUT_SEAL)
     if metadata["format"] == str(WITHOUT_SEAL):
         fields = {"names": json.loads(metadata.get("names", "{}"))} | json.loads(metadata["policy"])
     else:
@@ -157,8 +158,12 @@ def _decode_policy(data: bytes) -> tuple[PolicyInfo, dict[str, Tensor]]:
             raise ValueError("the SHA-256 of its tensors differs from the recorded one")
     config = from_saved({name: fields[name] for name in Config.field_types() if name in fields})
     schema = fields["schema"]
-    if metadata["format"] != str(FORMAT):
+    if metadata["format"] in (str(WITHOUT_ACTIONS), str(WITHOUT_SEAL)):
         schema = {**schema, "action_size": 0, "masked": False}
+    if metadata["format"] != str(FORMAT):
+        schema = {**schema, "parts": ()}
+        environment = dataclasses.replace(config.environment, frame_stack=schema["stack"], grayscale=True)
+        config = dataclasses.replace(config, environment=environment)
     games = fields.get("games")
     info = PolicyInfo(
         schema=Schema.from_dict(schema),

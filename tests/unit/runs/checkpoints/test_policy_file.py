@@ -95,16 +95,20 @@ def test_a_policy_with_a_flipped_bit_is_refused(tmp_path):
         read_policy(tmp_path / BEST)
 
 
-@pytest.mark.parametrize("file_format", ["2", "3"])
-def test_older_policy_format_has_discrete_actions_without_masks(tmp_path, file_format):
+@pytest.mark.parametrize("file_format", ["2", "3", "4"])
+def test_older_policy_formats_have_gray_images_and_no_parts(tmp_path, file_format):
     network, info = make_policy()
     fields = info.to_dict()
-    del fields["schema"]["action_size"], fields["schema"]["masked"]
+    missing = ("parts",) if file_format == "4" else ("parts", "action_size", "masked")
+    fields["schema"] = {name: value for name, value in fields["schema"].items() if name not in missing}
+    fields["environment"] |= {"frame_stack": 4}
+    del fields["environment"]["grayscale"]
     sealed = seal({**fields, "names": {}, "sha256": digest_of(dict(network.state_dict()))}).decode()
-    old = {"format": file_format, "policy": sealed if file_format == "3" else json.dumps(fields), "names": "{}"}
+    old = {"format": file_format, "policy": sealed if file_format != "2" else json.dumps(fields), "names": "{}"}
     safetensors.torch.save_file(network.state_dict(), tmp_path / BEST, old)
     loaded_info, agent = read_policy(tmp_path / BEST)
-    assert loaded_info == info
+    played = dataclasses.replace(info.environment, frame_stack=info.schema.stack, grayscale=True)
+    assert loaded_info == dataclasses.replace(info, config=dataclasses.replace(info.config, environment=played))
     assert same(dict(agent.network.state_dict()), dict(network.state_dict()))
 
 

@@ -1,0 +1,222 @@
+"""Plays a `gymnasium.vector.VectorEnv`, whose environments are stepped by one call, such as those of EnvPool."""
+
+from collections.abc import Callable, Mapping
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import iterate
+from numpy.typing import NDArray
+
+from apex.config import EnvironmentConfig
+from apex.environments import answers
+from apex.environments.action_form import read_actions
+from apex.environments.answers import ScaleCheck
+from apex.environments.fault_budget import FaultBudget
+from apex.environments.observation_form import read_observations
+from apex.types import Step
+from apexreplay.errors import UsageError, require
+from apexreplay.item_kinds import Array
+
+FPS = 30  # steps per second for pictures, if the environment has no render_fps
+MODES = {mode.value: mode for mode in AutoresetMode}
+
+
+def spaces_of(env: Any) -> Any:
+    """Returns an object with the spaces of an environment, or of one environment of a vector environment."""
+    if not isinstance(env, VectorEnv):
+        return env
+    return SimpleNamespace(observation_space=env.single_observation_space, action_space=env.single_action_space)
+
+
+def make_batch(config: EnvironmentConfig, factory: Callable[..., Any], options: dict[str, Any], num_envs: int) -> Any:
+    """Returns the environment that the factory makes; if it is a vector environment, one of `num_envs` environments."""
+    number = {"num_envs": num_envs}
+    takes_number = "num_envs" in signature(factory).parameters and "num_envs" not in options
+    env = factory(**options, **(number if takes_number else {}))
+    if isinstance(env, VectorEnv) and env.num_envs != num_envs:
+        problem = f"environment.id {config.id!r} makes {env.num_envs} environments instead of {num_envs}"
+        env.close()
+        try:
+            env = factory(**{**options, **number})
+        except TypeError as error:
+            raise UsageError(problem, "let the function have the argument num_envs") from error
+        require(env.num_envs == num_envs, problem, remedy="make as many as the argument num_envs says")
+    return env
+
+
+class BatchedEnvironment:
+    """A VectorEnvironment of a vector environment, with any autoreset mode.
+
+    SAME_STEP: the last observation of an episode is in `info["final_obs"]`. DISABLED: ended environments are reset at
+    once. NEXT_STEP: the first observation comes with the next step, which plays nothing there: it is `skipped`. If all
+    episodes end in one step, that next step is made at once.
+
+    The games depend on the seed of the first environment only. A fault ends the process, because the other environments
+    cannot continue without it.
+    """
+
+    def __init__(self, config: EnvironmentConfig, env: Any, seed: int, *, is_trial: bool = False) -> None:
+        """Takes over `env`, and closes it at the end. `is_trial`: a fault raises UsageError."""
+        self.num_envs = int(env.num_envs)
+        self._env = env
+        self._seed: int | None = seed % 2**31
+        metadata = env.metadata or {}
+        mode = metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        self._mode = MODES.get(str(getattr(mode, "value", mode)), AutoresetMode.NEXT_STEP)
+        self.fps = float(metadata.get("render_fps") or FPS)
+        single = spaces_of(env)
+        self._form, self._actions = read_observations(single, config), read_actions(single, config)
+        self._is_plain = isinstance(single.observation_space, spaces.Box) and self._form.dtype == "float32"
+        self._acts_plainly = isinstance(single.action_space, spaces.Discrete) and single.action_space.start == 0
+        self._observation: Array = np.zeros((self.num_envs, self._form.stack, *self._form.shape), self._form.dtype)
+        self._mask: NDArray[np.bool_] | None = None
+        self._skips: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
+        self._is_trial = is_trial
+        self._budget = FaultBudget(config.id, self.num_envs, is_trial=is_trial)
+        self._scale = ScaleCheck(config.id, clip_rewards=config.clip_rewards)
+
+    @property
+    def action_mask(self) -> NDArray[np.bool_] | None:
+        """See VectorEnvironment."""
+        return self._mask
+
+    def reset(self) -> Array:
+        """See VectorEnvironment."""
+        seed, self._seed = self._seed, None
+        raw, info = self._call("reset", lambda: self._env.reset(seed=seed))
+        observation = np.zeros_like(self._observation)
+        self._write(raw, observation, np.ones(self.num_envs, np.bool_))
+        self._skips = np.zeros(self.num_envs, np.bool_)
+        self._mask = self._read_masks(info)
+        self._observation = observation
+        return observation
+
+    def step(self, actions: Array) -> Step:
+        """See VectorEnvironment."""
+        self._actions.check(actions)
+        self._budget.step()
+        converted = actions if self._acts_plainly else np.stack([self._actions.convert(action) for action in actions])
+        raw, rewards, *flags, info = self._call("step", lambda: self._env.step(converted))
+        skipped, self._skips = self._skips, np.zeros(self.num_envs, np.bool_)
+        terminated, truncated = (np.asarray(flag, np.bool_) & ~skipped for flag in flags)
+        truncated &= ~terminated
+        reward = np.array([answers.read_reward(each) for each in np.asarray(rewards)], np.float32)
+        reward[skipped] = 0.0
+        ended = terminated | truncated
+        metrics = {i: answers.read_metrics(self._info_of(info, i)) for i in np.flatnonzero(ended).tolist()}
+        final_mask = mask = self._read_masks(info)
+        observation = np.empty_like(self._observation)
+        observation[:, :-1] = self._observation[:, 1:]
+        if not ended.any() or self._mode != AutoresetMode.SAME_STEP:
+            self._write(raw, observation, skipped)
+        final_observation = observation
+        if ended.any():
+            final_observation = observation.copy()
+            if self._mode == AutoresetMode.SAME_STEP:
+                self._write(raw, observation, ended | skipped)
+                final_observation[~ended] = observation[~ended]
+                for i in np.flatnonzero(ended).tolist():
+                    answers.write_frame(self._form.to_frame(_row(info["final_obs"], i)), final_observation[i])
+                final_mask = self._read_masks(info.get("final_info", {}), ended)
+            elif self._mode == AutoresetMode.DISABLED:
+                raw, info = self._call("reset", lambda: self._env.reset(options={"reset_mask": ended.copy()}))
+                self._write(raw, observation, ended, only=ended)
+                mask = self._read_masks(info, ended, mask)
+            elif ended.all():
+                raw, *_, info = self._call("step", lambda: self._env.step(converted))
+                self._write(raw, observation, ended)
+                mask = self._read_masks(info)
+            else:
+                self._skips = ended
+        self._scale.check(observation[0, -1], float(reward[0]))
+        self._observation, self._mask = observation, mask
+        return Step(
+            observation,
+            reward,
+            terminated,
+            truncated,
+            np.zeros(self.num_envs, np.bool_),
+            final_observation,
+            skipped=skipped if skipped.any() else None,
+            action_mask=mask,
+            final_mask=final_mask,
+            metrics=metrics,
+        )
+
+    def rest(self, i: int) -> None:
+        """See VectorEnvironment. The environment is stepped with the others nevertheless."""
+
+    def picture(self) -> NDArray[np.uint8]:
+        """See VectorEnvironment."""
+        pictures = self._call("render", self._env.render)
+        if pictures is None or not len(pictures):
+            raise RuntimeError("no picture: create the environment with pictures=True")
+        return np.asarray(pictures[0])
+
+    def close(self) -> None:
+        """See VectorEnvironment."""
+        self._env.close()
+
+    def _call(self, name: str, call: Any) -> Any:
+        """Returns the result of `call`; raises UsageError in a trial, else EnvironmentFailure, if it fails."""
+        try:
+            return call()
+        except (Exception, SystemExit) as error:
+            failure = self._budget.failure(0, error, f"in its {name}")
+            raise (UsageError(failure.problem, failure.remedy) if self._is_trial else failure) from error
+
+    def _write(
+        self, raw: Any, stacks: Array, begins: NDArray[np.bool_], *, only: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Writes the newest frames of all environments, or of those in `only`; those that begin get empty stacks."""
+        if self._is_plain and only is None and self._form.stack == 1:
+            frames = np.asarray(raw).reshape(stacks.shape)
+            answers.check_finite(frames.reshape(-1))
+            stacks[:] = frames
+            return
+        for i, row in enumerate(iterate(self._env.observation_space, raw)):
+            if only is None or only[i]:
+                if begins[i]:
+                    stacks[i] = 0
+                answers.write_frame(self._form.to_frame(row), stacks[i])
+
+    def _read_masks(
+        self, info: Any, only: NDArray[np.bool_] | None = None, others: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.bool_] | None:
+        """Returns the action masks in the info of all environments, bool[E, A]; None if it has none.
+
+        `only`: those that have one; the others get the rows of `others`, or all actions.
+        """
+        if not (isinstance(info, Mapping) and answers.MASK in info):
+            return others
+        masks = np.ones((self.num_envs, self._actions.num_actions), np.bool_) if others is None else others.copy()
+        for i in range(self.num_envs) if only is None else np.flatnonzero(only).tolist():
+            given = np.asarray(_row(info[answers.MASK], i))
+            if given.any():  # A terminal state may allow no action.
+                masks[i] = answers.read_mask({answers.MASK: given}, masks.shape[1])
+        return masks
+
+    def _info_of(self, info: Any, i: int) -> dict[str, Any]:
+        """Returns the info of the last step of environment i."""
+        if not isinstance(info, Mapping):
+            return {}
+        ends = info.get("final_info") if self._mode == AutoresetMode.SAME_STEP else info
+        found: Any = ends if isinstance(ends, Mapping) else {}
+        return {
+            name: _row(value, i)
+            for name, value in found.items()
+            if not str(name).startswith("_") and np.all(_row(found.get(f"_{name}", True), i))
+        }
+
+
+def _row(batch: Any, i: int) -> Any:
+    """Returns the value of environment i in a batch: an array, or a mapping or tuple of batches."""
+    if isinstance(batch, Mapping):
+        return {key: _row(part, i) for key, part in batch.items() if not str(key).startswith("_")}
+    if isinstance(batch, tuple):
+        return tuple(_row(part, i) for part in batch)
+    return batch if isinstance(batch, bool) else batch[i]

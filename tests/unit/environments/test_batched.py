@@ -1,0 +1,195 @@
+"""Vector environments, with each autoreset mode, give the transitions of their environments played one by one."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from apex.acting.segment_builder import SegmentBuilder
+from apex.config import ActorConfig, EnvironmentConfig
+from apex.environments.batched import BatchedEnvironment
+from apex.environments.factory import describe, make_environment
+from apex.environments.sync_vector import SyncVectorEnvironment
+from apex.errors import EnvironmentFailure
+from apex.evaluation.episodes import play
+from apex.schema import unpack_mask
+from apexreplay.errors import UsageError
+from apexreplay.frame_blob import read_table
+
+NUM_ENVS, NUM_STEPS = 3, 40
+NUMBERS = spaces.Box(0, 100, (3,), np.float32)
+OBSERVATIONS = {
+    "vector": NUMBERS,
+    "dict": spaces.Dict({"numbers": NUMBERS, "image": spaces.Box(0, 255, (40, 40, 3), np.uint8)}),
+}
+
+
+class Walk(gymnasium.Env):
+    """Episodes of 1 to 4 steps, which end in both ways. Everything shown says where it comes from."""
+
+    action_space = spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
+
+    def __init__(self, number=0, kind="vector", masked=True, fails_at=None, render_mode=None):
+        self.number, self.kind, self.masked, self.fails_at = number, kind, masked, fails_at
+        self.observation_space, self.render_mode = OBSERVATIONS[kind], render_mode
+        self.episode = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode += 1
+        self.t = 0
+        return self.show()
+
+    def step(self, action):
+        self.t += 1
+        if self.episode == self.fails_at:
+            raise OSError("lost")
+        over = self.t == 1 + (self.number + self.episode) % 4
+        is_time_limit = self.episode % 2 == 0
+        observation, info = self.show()
+        if over:
+            info |= {"is_success": self.number == 1, "metrics": {"length": self.t}}
+        reward = 100.0 * self.number + 10 * self.t + int(action)
+        return observation, reward, over and not is_time_limit, over and is_time_limit, info
+
+    def show(self):
+        numbers = np.array([self.number, self.episode, self.t], np.float32)
+        info = {"action_mask": np.array([1, self.t % 2], np.int8)} if self.masked else {}
+        image = np.full((40, 40, 3), 10 * self.number + self.t, np.uint8)
+        return (numbers if self.kind == "vector" else {"numbers": numbers, "image": image}), info
+
+    def render(self):
+        return np.full((2, 2, 3), self.number, np.uint8)
+
+
+def make_walks(num_envs, mode="NextStep", render_mode=None, **options):
+    walks = [lambda i=i: Walk(i, render_mode=render_mode, **options) for i in range(num_envs)]
+    return SyncVectorEnv(walks, autoreset_mode=AutoresetMode(mode))
+
+
+def make_three():
+    return make_walks(3)
+
+
+def make_another_number(num_envs=3):
+    return make_walks(2)
+
+
+def here(name, **args):
+    return EnvironmentConfig(id=f"{__name__}:{name}", args=args, clip_rewards=False)
+
+
+def choose(observation, schema):
+    """The second action in every second step, when it is allowed."""
+    numbers = np.ascontiguousarray(observation[:, -1])
+    numbers = numbers[:, :12].view(np.float32) if schema.parts else numbers
+    return numbers[:, 2].astype(np.int64) % 2
+
+
+def transitions_of(games, schema, environment):
+    """Plays, and returns the transitions of each environment: numbers, mask, and the frames of both stacks."""
+    builder = SegmentBuilder(ActorConfig(n_step=2), environment, schema, NUM_ENVS)
+    found = [[] for _ in range(NUM_ENVS)]
+    observation, zeros = games.reset(), np.zeros(NUM_ENVS, np.float32)
+    builder.begin(observation)
+    for _ in range(NUM_STEPS):
+        step = games.step(choose(observation, schema))
+        builder.append(choose(observation, schema), zeros, zeros, step, zeros)
+        observation = step.observation
+        for cut in builder.cut(zeros):
+            table = read_table(cut.blob)
+            frames = [cut.blob[start:stop] for start, stop in pairwise(table)]
+            for row in cut.records:
+                stacks = [
+                    tuple(frames[int(row[name]) - int(depth) + 1 : int(row[name]) + 1])
+                    for name, depth in (("frame", row["depth"]), ("next_frame", row["next_depth"]))
+                ]
+                mask = unpack_mask(row["next_mask"], 2).tolist() if schema.masked else []
+                numbers = [float(row[name]) for name in ("n_step_return", "discount", "action")]
+                # Terminal states have no mask that matters.
+                found[cut.stream_index].append((numbers, mask if row["discount"] else [], *stacks))
+    return found
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("kind", OBSERVATIONS)
+@pytest.mark.parametrize("mode", [mode.value for mode in AutoresetMode])
+def test_transitions_are_those_of_environments_played_one_by_one(mode, kind, masked, stack):
+    environment = replace(here("make_walks", mode=mode, kind=kind, masked=masked), frame_stack=stack)
+    schema = replace(describe(environment, 2), n_step=2)
+    batched = make_environment(environment, NUM_ENVS, seed=1)
+    assert isinstance(batched, BatchedEnvironment)
+    alone = SyncVectorEnvironment(
+        replace(here("Walk", kind=kind, masked=masked), frame_stack=stack), lambda i: Walk(i, kind, masked), range(3)
+    )
+    assert schema.masked is masked
+    expected = transitions_of(alone, schema, environment)
+    for found, twin in zip(transitions_of(batched, schema, environment), expected, strict=True):
+        # With NEXT_STEP, some steps only begin episodes.
+        assert len(found) > NUM_STEPS // 2
+        assert found == twin[: len(found)]
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in AutoresetMode])
+def test_games_have_the_scores_and_metrics_of_their_environments(mode):
+    games = play(
+        make_environment(here("make_walks", mode=mode), 3, seed=1), lambda x, mask: np.zeros(len(x), np.int64), 12
+    )
+    expected = play(SyncVectorEnvironment(here("Walk"), Walk, range(3)), lambda x, mask: np.zeros(len(x), np.int64), 12)
+    by_score = [sorted(each, key=lambda game: (game.score, game.length)) for each in (games, expected)]
+    assert by_score[0] == by_score[1]
+    assert {game.metrics["success"] for game in games} == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in AutoresetMode])
+def test_a_single_environment_begins_its_next_episode_in_the_same_step(mode):
+    games = make_environment(here("make_walks", mode=mode), 1, seed=1)
+    games.reset()
+    for _ in range(10):
+        step = games.step(np.zeros(1, np.int64))
+        assert step.skipped is None
+        assert (step.observation[0, -1, 2] == 0) == bool(step.terminated[0] | step.truncated[0])
+        assert step.final_observation[0, -1, 2] > 0
+
+
+def test_pictures_show_the_first_environment():
+    games = make_environment(here("make_walks"), 2, seed=1, pictures=True)
+    games.reset()
+    assert (games.picture().shape, games.fps) == ((2, 2, 3), 7.0)
+    games.close()
+
+
+@pytest.mark.parametrize("name", ["make_three", "make_another_number"])
+def test_a_factory_that_makes_another_number_is_refused(name):
+    with pytest.raises(UsageError, match=r"makes [23] environments instead of") as refused:
+        make_environment(here(name), 5, seed=1)
+    assert "num_envs" in refused.value.remedy
+
+
+def test_a_fault_ends_the_process_and_a_trial():
+    games = make_environment(here("make_walks", fails_at=2), 2, seed=1)
+    games.reset()
+    games.step(np.zeros(2, np.int64))
+    games.step(np.zeros(2, np.int64))
+    games.step(np.zeros(2, np.int64))
+    with pytest.raises(EnvironmentFailure, match=re.escape("OSError: lost")):
+        games.step(np.zeros(2, np.int64))
+    with pytest.raises(UsageError, match="ValueError: bad"):
+        describe(here("make_broken"), 3)
+
+
+def make_broken(num_envs):
+    walks = make_walks(num_envs)
+
+    def reset(**options):
+        raise ValueError("bad")
+
+    walks.reset = reset
+    return walks
