@@ -12,7 +12,16 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from apex.config.validation import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Seed, checked, from_text
+from apex.config.validation import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Seed,
+    checked,
+    did_you_mean,
+    from_text,
+)
 from apex.errors import ConfigError
 from apexreplay.errors import require
 
@@ -40,6 +49,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError with the mistake and the command that lists the options."""
         raise ConfigError(message, f"run {self.prog} --help for a list of options")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raises ConfigError unless the option has this choice; argparse suggests no similar one."""
+        choices = [str(each) for each in action.choices or ()]
+        if choices and value not in (action.choices or ()):
+            name = "/".join(action.option_strings) or str(action.metavar or action.dest)
+            remedy = did_you_mean(str(value), choices)
+            raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}", remedy)
 
     def print_help(self, file: Any = None) -> None:
         """Prints the options; a closed pipe is not an error. Within `collect_options`, collects their names instead."""
@@ -90,6 +107,7 @@ def check_out(path: Path, *suffixes: str, option: str = "--out") -> None:
     require(path.suffix.lower() in suffixes, f"{option} must end in {' or '.join(suffixes)}, got {path}")
     require(path.parent.is_dir(), f"{option} {path}: there is no folder {path.parent}", remedy="create it")
     require(not path.is_dir(), f"{option} must be a file, but {path} is a folder")
+    require(os.access(path.parent, os.W_OK), f"{option} {path}: the folder is not writable", remedy="choose another")
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from apex.config import (
 from apex.config.validation import did_you_mean, require_setting
 
 # The kind of an environment, by its observations and actions. "image": also among other parts. "grid": all others that
-# are not vectors. "continuous" has vectors and continuous actions; "continuous-image", any other observations.
-EnvironmentKind = Literal["atari", "image", "grid", "vector", "continuous", "continuous-image"]
+# are not vectors. "continuous" has vectors and continuous actions.
+EnvironmentKind = Literal["atari", "image", "grid", "vector", "continuous", "continuous-image", "continuous-grid"]
 
 
 class Preset(NamedTuple):
@@ -228,6 +228,23 @@ CONTROL = Config(
     checkpoint=CheckpointConfig(period=1_000),
 )
 
+# The same with grids and other parts of observations, which are not normalized.
+CONTROL_GRID = replace(
+    CONTROL,
+    replay=replace(CONTROL.replay, samples_per_insert=16.0),  # an update takes several times as long as with vectors
+    learner=replace(CONTROL.learner, batch_size=128),
+    dpg=replace(CONTROL.dpg, normalize_observations=False),
+)
+
+# The same with images: DrQ-v2 (Yarats et al. 2021) has three frames in a stack and shifts of 4 pixels too.
+CONTROL_IMAGE = replace(
+    CONTROL_GRID,
+    environment=replace(CONTROL.environment, frame_stack=3),
+    replay=ReplayConfig(capacity=100_000, min_size_to_sample=2_000, samples_per_insert=16.0, inserts_wait=True),
+    learner=replace(CONTROL_GRID.learner, batch_size=64, learning_rate=5e-4, random_shift=4),
+    evaluator=replace(VECTOR.evaluator, period_seconds=30.0, episodes=10, num_envs=10),
+)
+
 PENDULUM = replace(
     CONTROL,
     environment=replace(CONTROL.environment, reward_scale=0.1),
@@ -275,23 +292,26 @@ def preset(name: str, **changes: Any) -> Config:
 def preset_for(kind: EnvironmentKind, environment_id: str, *, gpu: Callable[[], bool]) -> Config:
     """Returns the configuration for an environment if the user chose no preset. `gpu()`: whether the learner has a GPU.
 
-    Pong, CartPole-v1, LunarLander and Pendulum have configurations of their own. Other image environments use ATARI
-    with a GPU, else NARROW: two cores make one or two updates per second with ATARI, and 70 to 80 with NARROW. Other
-    vector environments use VECTOR; other environments with continuous actions use CONTROL. VECTOR and CONTROL have no
-    stop score, because each environment has its own scale of scores.
+    Pong, CartPole-v1, LunarLander and Pendulum have configurations of their own. Other Atari games use ATARI with a
+    GPU, else NARROW: two cores make one or two updates per second with ATARI, and 70 to 80 with NARROW. Other images
+    use ATARI or IMAGE, grids GRID, and other vector environments VECTOR. With continuous actions, they use
+    CONTROL_IMAGE, CONTROL_GRID and CONTROL. None of these has a stop score, because each environment has its own scale
+    of scores.
     """
     name = environment_id.rpartition("/")[2]
     if kind == "continuous":
         own = {"Pendulum": PENDULUM, "LunarLanderContinuous": LUNARLANDER_CONTINUOUS}
         base = own.get(name.rpartition("-")[0], CONTROL)
-    elif kind == "continuous-image":
-        base = replace(CONTROL, dpg=replace(CONTROL.dpg, normalize_observations=False))
+    elif kind in ("continuous-image", "continuous-grid"):
+        base = CONTROL_IMAGE if kind == "continuous-image" else CONTROL_GRID
     elif kind == "grid":
         base = GRID
     elif kind == "vector":  # CartPole-v0 ends episodes after 200 steps, so its score cannot reach 475.
         base = LUNARLANDER if name.startswith("LunarLander-") else CARTPOLE if name == "CartPole-v1" else VECTOR
     elif kind == "atari" and name.lower().startswith("pong"):
         base = PONG
+    elif kind == "atari":
+        base = ATARI if gpu() else NARROW
     else:
-        base = ATARI if gpu() else NARROW if kind == "atari" else IMAGE
+        base = replace(ATARI, environment=IMAGE.environment) if gpu() else IMAGE
     return replace(base, environment=replace(base.environment, id=environment_id))

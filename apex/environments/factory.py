@@ -91,7 +91,7 @@ def kind(config: EnvironmentConfig, schema: Schema | None = None) -> Environment
         return "atari"
     schema = schema or describe(config, 1)
     if schema.action_size:
-        return "continuous" if schema.is_vector else "continuous-image"
+        return "continuous" if schema.is_vector else "continuous-image" if schema.has_images else "continuous-grid"
     return "image" if schema.has_images else "vector" if schema.is_vector else "grid"
 
 
@@ -107,6 +107,14 @@ def read_forms(config: EnvironmentConfig) -> tuple[gymnasium.Space[Any], Observa
     screen = AtariEnv(game, full_action_space=config.full_action_space)
     gray = replace(config, grayscale=True, image_size=config.atari_size, frame_stack=config.atari_stack)
     return screen.observation_space, read_observations(screen, gray), read_actions(screen, config)
+
+
+def makes_batches(config: EnvironmentConfig) -> bool:
+    """Returns whether the factory makes vector environments."""
+    if _atari_game(config) is not None:
+        return False
+    with _one(config) as env:
+        return isinstance(env, VectorEnv)
 
 
 def make_environment(
@@ -137,7 +145,7 @@ def _read_forms(env: Any, config: EnvironmentConfig) -> tuple[ObservationForm, A
 
 
 @contextmanager
-def _one(config: EnvironmentConfig) -> Iterator[gymnasium.Env[Any, Any]]:
+def _one(config: EnvironmentConfig) -> Iterator[gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]]:
     """Creates one environment to inspect, and closes it afterwards."""
     env = _make(config)
     try:

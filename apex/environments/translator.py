@@ -48,6 +48,8 @@ class Translator:
         except (BadAnswerError, LookupError, TypeError, ValueError) as error:
             problem = f"{describe_type(observation)} is not an observation of {self._id}, whose space is {self._space}"
             remedy = "pass what env.reset or env.step returned; Policy.act takes prepared observations"
+            if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], Mapping):
+                remedy = "env.reset returns the observation and an info: pass the first of them"
             raise UsageError(f"{problem}: {error}", remedy) from error
         self._stacks = stacks
         return stacks.copy(), is_one

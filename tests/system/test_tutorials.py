@@ -48,20 +48,30 @@ def test_the_tutorial_environment_is_trained_evaluated_and_filmed(tmp_path):
     assert summary["episodes"] == summary["metrics"]["success"]["games"] == 20
     assert "actor_metrics/success" in RunHistory(RunFolder.open(tmp_path / "runs/corridor")).tags("actor")
     assert (tmp_path / "corridor.mp4").stat().st_size > 1_000
-    script = python_of("environment.md", 2).replace(
+    script = python_of("environment.md", 1).replace(
         'run={"max_minutes": 1}', 'run={"max_updates": 20, "tensorboard": False}, evaluator={"enabled": False}'
     )
     (tmp_path / "script.py").write_text(script)
     subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=200)
 
 
-def test_the_wrapper_for_small_images_is_accepted(tmp_path):
-    grid = python_of("environment.md").replace("class Corridor", "class Grid")
-    grid = grid.replace("Box(0, 1, (10,), np.float32)", "Box(0, 255, (7, 7, 3), np.uint8)")
-    grid = grid.replace("np.eye(10, dtype=np.float32)[self.field]", "np.full((7, 7, 3), self.field, np.uint8)")
-    (tmp_path / "grid.py").write_text(grid)
-    (tmp_path / "cells.py").write_text(python_of("environment.md", 1))
-    assert 'id = "cells:Cells"' in type_apex(tmp_path, ["train", "--env", "cells:Cells", "--print-config"])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["Colour", "Camera", "Grid", "Planes"])
+def test_each_kind_of_observations_is_trained_exported_and_resumed(tmp_path, name):
+    shutil.copy(ROOT / "examples/observations.py", tmp_path)
+    one = ["--single-process", "--name", "one"]
+    type_apex(tmp_path, ["train", "--env", f"observations:{name}", *one, "--max-updates", "3"])
+    type_apex(tmp_path, ["train", "--resume", "runs/one", "--single-process", "--max-updates", "5"])
+    type_apex(tmp_path, ["export", "runs/one", "--onnx"])
+    summary = json.loads(type_apex(tmp_path, ["evaluate", "runs/one", "--episodes", "2", "--json"]).splitlines()[-1])
+    assert (summary["episodes"], summary["updates"]) == (2, 5)
+
+
+@pytest.mark.timeout(300)
+def test_a_vector_environment_is_trained(tmp_path):
+    (tmp_path / "batched.py").write_text(python_of("../guide/families.md"))
+    (train,) = commands_of("../guide/families.md")
+    type_apex(tmp_path, [*train, *SHORT])
 
 
 @pytest.mark.timeout(300)

@@ -1,8 +1,9 @@
 """Code of the model card that plays the environment with exported weights, without this package."""
 
 from apex.config import EnvironmentConfig
-from apex.environments.factory import atari_game, read_forms
+from apex.environments.factory import atari_game, makes_batches, read_forms
 from apex.runs.checkpoints.policy_file import PolicyInfo
+from apexreplay.errors import require
 
 # The tests run this code unchanged.
 SETUP = """\
@@ -50,6 +51,8 @@ def write_setup(info: PolicyInfo) -> tuple[str, str]:
     """
     schema, config = info.schema, info.environment
     _, form, actions = read_forms(config)
+    problem = f"{config.id} makes vector environments, for which there is no example"
+    require(not makes_batches(config), problem)
     is_one = schema.is_vector and schema.stack == 1 and not info.config.network.factory
     shape = [1, *(schema.frame_shape if is_one else schema.observation_shape)]
     template = (

@@ -9,7 +9,11 @@ from apex.config.presets import (
     ATARI,
     CARTPOLE,
     CONTROL,
+    CONTROL_GRID,
+    CONTROL_IMAGE,
     DEFAULT,
+    GRID,
+    IMAGE,
     LUNARLANDER,
     LUNARLANDER_CONTINUOUS,
     NARROW,
@@ -44,7 +48,7 @@ def test_the_paper_preset_is_the_default_with_360_actors():
     assert PRESETS["paper"].config == replace(Config(), actor=ActorConfig(num_actors=360))
 
 
-CONTROL_PIXELS = replace(CONTROL, dpg=replace(CONTROL.dpg, normalize_observations=False))  # only vectors have it
+OWN_IMAGES_ON_GPU = replace(ATARI, environment=EnvironmentConfig(clip_rewards=False))
 
 
 @pytest.mark.parametrize(
@@ -118,16 +122,18 @@ def test_pong_is_narrow_and_cartpole_ends_when_solved():
         ("atari", "PongNoFrameskip-v4", PONG, PONG),
         ("atari", "pong", PONG, PONG),
         ("atari", "ALE/Breakout-v5", ATARI, NARROW),
-        ("image", "CarRacing-v3", ATARI, NARROW),
-        ("image", "my.games:pong", ATARI, NARROW),
-        ("image", "Pong3D-v0", ATARI, NARROW),  # not the Atari game
+        ("image", "CarRacing-v3", OWN_IMAGES_ON_GPU, IMAGE),
+        ("image", "my.games:pong", OWN_IMAGES_ON_GPU, IMAGE),
+        ("image", "Pong3D-v0", OWN_IMAGES_ON_GPU, IMAGE),  # not the Atari game
         ("vector", "CartPole-v1", CARTPOLE, CARTPOLE),
         ("vector", "LunarLander-v3", LUNARLANDER, LUNARLANDER),
         ("vector", "LunarLander-v2", LUNARLANDER, LUNARLANDER),
         ("continuous", "Pendulum-v1", PENDULUM, PENDULUM),
         ("continuous", "LunarLanderContinuous-v3", LUNARLANDER_CONTINUOUS, LUNARLANDER_CONTINUOUS),
         ("continuous", "HalfCheetah-v5", CONTROL, CONTROL),
-        ("continuous-image", "CarRacing-v3", CONTROL_PIXELS, CONTROL_PIXELS),
+        ("continuous-image", "CarRacing-v3", CONTROL_IMAGE, CONTROL_IMAGE),
+        ("continuous-grid", "my.robots:Arm", CONTROL_GRID, CONTROL_GRID),
+        ("grid", "MiniGrid-Empty-8x8-v0", GRID, GRID),
     ],
 )
 def test_an_environment_gets_the_preset_of_its_kind(kind, environment_id, on_gpu, without):

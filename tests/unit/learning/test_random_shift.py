@@ -5,6 +5,7 @@ import pytest
 
 from apex.config import Config, LearnerConfig
 from apex.learning.random_shift import RandomShift
+from apex.schema import Part
 
 BATCH, STACK, HEIGHT, WIDTH = 40, 3, 7, 5
 
@@ -66,3 +67,26 @@ def test_shifts_differ_from_batch_to_batch():
     shift.apply(first)
     shift.apply(second)
     assert not np.array_equal(first, second)
+
+
+def test_only_images_of_a_frame_with_parts_are_shifted():
+    parts = (Part("x", "float32", (2,)), Part("camera", "uint8", (36, 40, 3)), Part("cells", "uint8", (7, 7)))
+    size = sum(part.num_bytes for part in parts)
+    stacks = np.random.default_rng(0).integers(0, 256, (2, 3, 2, size), np.uint8)
+    before = stacks.copy()
+    RandomShift(2, np.random.default_rng(1), parts).apply(stacks)
+    assert np.array_equal(stacks[..., :8], before[..., :8])
+    assert np.array_equal(stacks[..., -49:], before[..., -49:])
+    images = before[..., 8:-49].reshape(2, 3, 2, 36, 40, 3).copy()
+    RandomShift(2, np.random.default_rng(1)).apply(images)
+    assert np.array_equal(stacks[..., 8:-49].reshape(images.shape), images)
+    assert not np.array_equal(stacks, before)
+
+
+def test_all_channels_of_an_image_move_together():
+    gray = np.random.default_rng(0).integers(0, 256, (2, 3, 2, 36, 40), np.uint8)
+    colour = np.stack([gray, 255 - gray], -1)
+    RandomShift(2, np.random.default_rng(1)).apply(gray)
+    RandomShift(2, np.random.default_rng(1)).apply(colour)
+    assert np.array_equal(colour[..., 0], gray)
+    assert np.array_equal(colour[..., 1], 255 - gray)
