@@ -151,7 +151,7 @@ VECTOR = Config(
 GRID = replace(
     VECTOR,
     replay=ReplayConfig(capacity=100_000, min_size_to_sample=1_000, samples_per_insert=8.0, inserts_wait=True),
-    learner=replace(VECTOR.learner, batch_size=64, learning_rate=5e-4),
+    learner=replace(VECTOR.learner, batch_size=64, learning_rate=3e-4),  # with 5e-4, units became dormant
     network=NetworkConfig(hidden=128, body_hidden=64),
 )
 
