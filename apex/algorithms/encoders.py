@@ -67,7 +67,8 @@ def split(frames: Tensor | Mapping[str, Tensor], parts: Sequence[Part]) -> Mappi
         if part.dtype == "bool":
             values = _bits(values).flatten(-2)[..., : prod(part.shape)]
         elif part.dtype != "uint8":
-            values = values.contiguous().view(getattr(torch, part.dtype))
+            # `contiguous` would keep the strides of a single frame, which may not be multiples of the size.
+            values = values.clone(memory_format=torch.contiguous_format).view(getattr(torch, part.dtype))
         found[part.name] = values.reshape(*frames.shape[:-1], *part.shape)
         start += part.num_bytes
     return found

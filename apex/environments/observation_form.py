@@ -51,8 +51,8 @@ def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -
     space, subject, stack = env.observation_space, f"environment.id {config.id!r}", config.frame_stack or 1
     require(0 not in (space.shape or ()), f"{subject} has empty observations: {space}")
     leaves = list(_leaves(space))
-    texts = [keys for keys, leaf in leaves if isinstance(leaf, spaces.Text)]
-    leaves = [(keys, leaf) for keys, leaf in leaves if not isinstance(leaf, spaces.Text)]
+    texts = [keys for keys, leaf in leaves if _is_text(leaf)]
+    leaves = [(keys, leaf) for keys, leaf in leaves if not _is_text(leaf)]
     for keys, leaf in leaves:
         problem = f"{subject} has observations whose {_name(keys) or 'value'} is a {type(leaf).__name__}"
         remedy = f"leave it out or convert it: {WRAPPERS}; then give module:function, which returns the wrapped game"
@@ -101,6 +101,11 @@ def _leaves(
             yield from _leaves(part, (*keys, key))
     else:
         yield keys, space
+
+
+def _is_text(space: spaces.Space[Any]) -> bool:
+    """Whether the values are texts: of `spaces.Text`, or of a space of the user, such as MiniGrid's missions."""
+    return space.dtype is not None and space.dtype.kind == "U"
 
 
 def _name(keys: tuple[Any, ...]) -> str:

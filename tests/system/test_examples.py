@@ -28,7 +28,7 @@ OUTPUTS = {
 
 
 def test_there_is_no_other_example():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OUTPUTS, "c51.py", *ADAPTERS}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OUTPUTS, "c51.py", "observations.py", *ADAPTERS}
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

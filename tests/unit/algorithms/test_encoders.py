@@ -45,14 +45,19 @@ def draw_values(rng, size=3):
 def pack(values):
     """Returns the bytes of frames, uint8[B, S, F], one value after the other."""
     flat = {name: array.reshape(*array.shape[:2], -1) for name, array in values.items()}
-    rows = [np.packbits(v, -1, "little") if v.dtype == bool else v.view(np.uint8) for v in flat.values()]
+    rows = [
+        np.packbits(v, -1, "little") if v.dtype == bool else np.ascontiguousarray(v).view(np.uint8)
+        for v in flat.values()
+    ]
     return torch.from_numpy(np.concatenate(rows, -1))
 
 
-def test_parts_are_found_again_in_the_bytes_of_a_frame():
-    values = draw_values(np.random.default_rng(0))
+@pytest.mark.parametrize(("size", "stack"), [(3, 2), (1, 2), (1, 1), (3, 1)])
+def test_parts_are_found_again_in_the_bytes_of_a_frame(size, stack):
+    values = {name: array[:, :stack] for name, array in draw_values(np.random.default_rng(0), size).items()}
     frames = pack(values)
-    assert frames.shape == (3, *SCHEMA.observation_shape)
+    assert frames.shape == (size, stack, SCHEMA.frame_shape[0])
+    assert frames.shape[2] % 4  # so that the strides of a single frame are no multiples of 4
     found = split(frames, SCHEMA.parts)
     assert list(found) == list(values)
     for name, expected in values.items():

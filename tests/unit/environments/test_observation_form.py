@@ -151,6 +151,25 @@ def test_a_number_that_is_not_finite_is_refused():
         read(space).to_frame({**sample(space), "x": np.array([0, np.inf], np.float32)})
 
 
+class Mission(gymnasium.Space):
+    """A space of the user, whose values are texts."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+
+def test_texts_of_any_space_are_ignored():
+    space = spaces.Dict({"image": spaces.Box(0, 9, (7, 7, 3), np.uint8), "mission": Mission()})
+    form = read(space)
+    assert form.change == "the text of mission is ignored"
+    assert [part.name for part in form.parts] == ["image"]
+    observation = {"image": sample(space["image"]), "mission": "go"}
+    assert np.array_equal(form.to_frame(observation), observation["image"].reshape(-1))
+
+
 def test_unusual_numbers_of_channels_are_refused():
     with pytest.raises(UsageError, match=r"images of shape \[40, 50, 5\].*1, 3 or 4 channels"):
         read(spaces.Box(0, 255, (40, 50, 5), np.uint8))
