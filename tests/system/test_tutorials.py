@@ -59,12 +59,11 @@ def test_the_tutorial_environment_is_trained_evaluated_and_filmed(tmp_path):
 @pytest.mark.parametrize("name", ["Colour", "Camera", "Grid", "Planes"])
 def test_each_kind_of_observations_is_trained_exported_and_resumed(tmp_path, name):
     shutil.copy(ROOT / "examples/observations.py", tmp_path)
-    one = ["--single-process", "--name", "one"]
-    type_apex(tmp_path, ["train", "--env", f"observations:{name}", *one, "--max-updates", "3"])
-    type_apex(tmp_path, ["train", "--resume", "runs/one", "--single-process", "--max-updates", "5"])
+    type_apex(tmp_path, ["train", "--env", f"observations:{name}", *SHORT, "--max-updates", "20", "--name", "one"])
+    type_apex(tmp_path, ["train", "--resume", "runs/one", "--max-updates", "30"])
     type_apex(tmp_path, ["export", "runs/one", "--onnx"])
-    summary = json.loads(type_apex(tmp_path, ["evaluate", "runs/one", "--episodes", "2", "--json"]).splitlines()[-1])
-    assert (summary["episodes"], summary["updates"]) == (2, 5)
+    type_apex(tmp_path, ["evaluate", "runs/one", "--episodes", "2"])
+    assert RunFolder.open(tmp_path / "runs/one").end.kind == "updates"
 
 
 @pytest.mark.timeout(300)

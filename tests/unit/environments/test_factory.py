@@ -261,7 +261,7 @@ def test_schema_of_vectors_is_a_raw_stack_of_one(name, shape, num_actions):
 
 
 def test_schema_of_images_is_that_of_an_atari_game():
-    schema = describe(make_config(here(Pictures), image_size=84, grayscale=True), 3)
+    schema = describe(make_config(here(Pictures), image_size=84, grayscale=True, frame_stack=4), 3)
     assert (schema.frame_shape, schema.frame_dtype, schema.stack, schema.codec) == ((84, 84), "uint8", 4, "lz4")
     assert kind(make_config(here(Pictures))) == "image"
 
@@ -653,7 +653,7 @@ def test_images_are_grayscale_resized_and_stacked(env):
             image = np.rint(image[..., :3] @ weights).astype(np.uint8)
         return cv2.resize(image, (84, 84), interpolation=cv2.INTER_AREA).astype(int)
 
-    first, steps = play(make(here(env), 1, image_size=84, grayscale=True), np.zeros((7, 1), np.int64))
+    first, steps = play(make(here(env), 1, image_size=84, grayscale=True, frame_stack=4), np.zeros((7, 1), np.int64))
     assert (first[0, :3] == 0).all()
     stacks = [step.observation[0] for step in steps]
     stacks[5] = steps[5].final_observation[0]  # The last step of the episode.

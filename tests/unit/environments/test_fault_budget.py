@@ -381,6 +381,6 @@ def test_large_images_are_resized():
             return np.full(self.shape, 200, np.uint8)
 
     FACTORY.make = Huge
-    first = make(NAME, 1, image_size=84, grayscale=True).reset()
+    first = make(NAME, 1, image_size=84, grayscale=True, frame_stack=4).reset()
     assert first.shape == (1, 4, 84, 84)
     assert (first[0, -1] == 200).all()

@@ -71,7 +71,7 @@ def test_refuses_values_that_do_not_fit_the_network(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"format":"4"', b'"format":"5"', "format.* 5, .*format 4"),
+        (b'"format":"5"', b'"format":"6"', "format.* 6, .*format 5"),
         (b'"__metadata__"', b'"__metadaten_"', "best.safetensors cannot be read: "),
         (b"hidden", b"hidaen", "best.safetensors.*changed"),
         (b"seal", b"sael", '"seal"'),
