@@ -86,16 +86,19 @@ class Policy:
         observation, _ = env.reset()
         observation, reward, *_ = env.step(policy(observation))
 
-    Of images, the network sees the last S frames, so call `reset` when an episode begins. An Atari game is played as
-    `gymnasium.make("ALE/Pong-v5")` shows it. Training also takes the maximum of the last two frames of the emulator,
+    If the network sees the last S > 1 frames, as of Atari, call `reset` when an episode begins. An Atari game is played
+    as `gymnasium.make("ALE/Pong-v5")` shows it. Training also takes the maximum of the last two frames of the emulator,
     which only `make_environment` does.
 
     `act` and `q_values` take prepared observations, as `prepare` and the environment of `make_environment` return them:
 
     - vectors: float32[D], the environment's observation, flattened as by `gymnasium.spaces.flatten` (a Discrete is
       one-hot). Nothing is normalised.
-    - images and Atari: uint8[S, H, W], the last S gray frames of H x W pixels, the newest last, with zeros before an
-      episode's first frame.
+    - images and grids: uint8[H, W] or [H, W, C]; of Atari, gray.
+    - dictionaries and other observations of several parts: uint8[F], their bytes as `info.schema.parts` lists them.
+
+    With S > 1 stacked frames, as for Atari, they have one more axis in front: [S, ...], the newest frame last, with
+    zeros before an episode's first frame.
     """
 
     def __init__(self, info: PolicyInfo, agent: Agent, *, path: Path, epsilon: float = 0.0, seed: int = 0) -> None:
@@ -120,13 +123,13 @@ class Policy:
         return self._translator.convert(self._choose(batch, mask), is_one=is_one)
 
     def reset(self) -> None:
-        """Forgets the frames of the previous episode. Only policies of images remember frames."""
+        """Forgets the frames of the previous episode. Only policies that see several frames remember them."""
         self._translator.reset()
 
     def prepare(self, observation: Any) -> Array:
         """Converts an observation of the environment, or a batch, to the format that the network was trained on.
 
-        For images, adds it to the frames since `reset`.
+        If the network sees several frames, adds it to those since `reset`.
         """
         batch, is_one = self._translator.prepare(observation)
         one = batch if self.info.schema.stack > 1 else batch[:, 0]
@@ -251,4 +254,5 @@ def require_fit(path: Path, info: PolicyInfo) -> None:
 
 def _interface(schema: Schema) -> str:
     shape = ", ".join(map(str, schema.observation_shape))
-    return f"{schema.frame_dtype}[{shape}] and {schema.actions}"
+    seen = schema.observations if schema.parts else f"{schema.frame_dtype}[{shape}]"
+    return f"{seen} and {schema.actions}"

@@ -10,6 +10,7 @@ from apex.config.arguments import Parser, positive_float
 from apex.launch.terminal.view import show_once
 from apex.runs.live import find_route
 from apex.transport.curve.key_store import Keys, read_keys
+from apex.transport.hello import has_address
 from apex.transport.messages.control import StatusRequest, decode_answer
 from apex.transport.messages.run_status import RunStatus
 from apex.types import Role
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         remedy = "check the address, and give the --keys of the run if it has any"
         if arguments.learner is None:
             remedy = "for a run elsewhere or with keys, give --learner and --keys"
+        elif not has_address(route):
+            remedy = f"the host name {route.host!r} cannot be resolved: check it"
         print(f"{text}; {remedy}", file=sys.stderr)
         return NEIGHBOUR_GONE
     if arguments.json:

@@ -145,11 +145,18 @@ def greet(
     return None
 
 
-def _absence(route: Route) -> Waiting:
-    """Returns what a program waits for whose learner does not answer."""
+def has_address(route: Route) -> bool:
+    """Returns whether the learner's host name can be resolved."""
     try:
         socket.getaddrinfo(route.host, route.port)
     except (OSError, UnicodeError):
+        return False
+    return True
+
+
+def _absence(route: Route) -> Waiting:
+    """Returns what a program waits for whose learner does not answer."""
+    if not has_address(route):
         return Waiting("host_name", route.host)
     return Waiting("welcome_with_keys" if route.keys else "welcome_without_keys", route.endpoint)
 

@@ -24,7 +24,7 @@ from apex.config import (
     to_dict,
     tree,
 )
-from apex.config.arguments import Parser
+from apex.config.arguments import Parser, check_out
 from apex.config.presets import ATARI, CARTPOLE, NARROW, PONG, PRESETS, VECTOR
 from apex.environments.inspection import Inspector
 from apex.runtime import gpu
@@ -348,3 +348,14 @@ def test_a_closed_pipe_is_no_error(option):
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_misspelled_choice_is_answered_with_the_nearest():
+    with pytest.raises(UsageError, match=r"--preset must be one of cartpole, .*'cartpol'; did you mean cartpole\?"):
+        parse_config(["--preset", "cartpol"], prog="apex train")
+
+
+def test_a_page_in_a_folder_without_permission_is_refused_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(UsageError, match="the folder is not writable"):
+        check_out(tmp_path / "page.html", ".html")

@@ -201,3 +201,10 @@ def test_prepared_frames_begin_anew_after_a_reset():
     shown = [policy.prepare(frame)[:, 0, 0].tolist() for frame in frames]
     policy.reset()
     assert [*shown, policy.prepare(frames[0])[:, 0, 0].tolist()] == [[0, 10], [10, 20], [20, 30], [0, 10]]
+
+
+def test_the_pair_that_reset_returns_is_answered_with_what_to_pass():
+    policy = make_policy(environment_of("float64", "discrete"))
+    with pytest.raises(UsageError) as error:
+        policy(Pair("float64", "discrete").reset(seed=1))
+    assert "the observation and an info: pass the first" in error.value.remedy
