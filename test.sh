@@ -15,7 +15,7 @@ unset PYTHONDONTWRITEBYTECODE # Tests start hundreds of programs; without byteco
 
 # The learning code, in which an error could go unnoticed, and the tests that cover each of its statements and branches.
 LEARNING=(apexreplay/{files/file_lock,frame_blob,rate_limiter,types,'store/*'}
-  apex/{types,schema,config/{tree,dpg,algorithm_choice,codec},sizing,acting/segment_builder,'algorithms/*','algorithms/kernels/*'}
+  apex/{types,config/{tree,dpg,algorithm_choice,codec},sizing,acting/segment_builder,'algorithms/*','algorithms/kernels/*'}
   apex/dqn/{algorithm,autograd_update,losses,networks,target_forward,'manual_backward/*'}
   apex/{dpg/{algorithm,networks,update},runtime/importer})
 TESTS_OF_LEARNING=(tests/unit/{algorithms,config,dpg,dqn,test_command_line.py,test_sizing.py} tests/unit/acting/test_segment_builder.py

@@ -3,6 +3,7 @@
 Axes: B batch, S stacked frames, H height, W width, C channels, D numbers of a part, K indices of a part.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
@@ -95,12 +96,12 @@ def convolutions(channels: int, height: int, width: int, scale: float) -> tuple[
     return [*layers, nn.Flatten()], channels * height * width
 
 
-class _PartEncoder(nn.Module):
+class _PartEncoder(nn.Module, ABC):
     """The encoder of one part."""
 
+    @abstractmethod
     def code(self, x: str, name: str) -> str:
         """Returns the features of the expression `x` as exported code. `name`: of this module in the state dict."""
-        raise NotImplementedError
 
 
 class _Image(_PartEncoder):

@@ -9,6 +9,7 @@ from support.builders import VECTORS
 from torch.nn import functional
 
 from apex.algorithms.encoders import Encoder, channels_first, convolutions, split
+from apex.algorithms.exported import ENCODERS
 from apex.schema import Part
 
 PARTS = (
@@ -77,6 +78,24 @@ def test_every_part_changes_the_features():
     before = encoder(pack(values))
     for name, array in draw_values(np.random.default_rng(3)).items():
         assert not torch.equal(encoder(pack({**values, name: array})), before), name
+
+
+@pytest.mark.parametrize("parts", [PARTS, (), (Part("large", "uint8", (150, 140)),), (PARTS[0],)])
+def test_exported_code_computes_the_same_features(parts):
+    """The code of `apex export`, run as it is; `()`: a single grid, which is no dictionary."""
+    shape = (sum(part.num_bytes for part in parts),) if parts else (5, 5)
+    schema = replace(SCHEMA, frame_shape=shape, parts=parts)
+    encoder = Encoder(schema, width=0.25, units=8)
+    frames = torch.randint(256, (3, *schema.observation_shape), dtype=torch.uint8)
+    if parts == PARTS:
+        frames = pack(draw_values(np.random.default_rng(5)))
+    w = {f"body.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    names = {"torch": torch, "F": functional, "w": w}
+    names["linear"] = lambda name, x: functional.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
+    exec(ENCODERS, names)
+    found = split(frames, parts)
+    features = eval(encoder.code("body"), names | {"x": found if parts else found["observation"]})
+    torch.testing.assert_close(features, encoder(frames))
 
 
 def test_categories_are_one_hot_vectors_times_a_matrix():
