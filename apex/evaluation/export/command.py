@@ -130,6 +130,7 @@ def to_onnx(network: nn.Module, schema: Schema, output: str = "q") -> tuple[byte
         raise UsageError(f"--onnx: {error}", f"install onnx and onnxruntime: {remedy('export')}") from error
     rng = np.random.default_rng(0)
     try:
+        network = _TakesTensors(network, schema)
         data = _write_onnx(network, output, _observations(schema, 2, rng))
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
         batches = [_observations(schema, size, rng) for size in BATCHES]
@@ -139,7 +140,7 @@ def to_onnx(network: nn.Module, schema: Schema, output: str = "q") -> tuple[byte
     largest, num_differing = 0.0, 0
     for batch, found in zip(batches, outputs, strict=True):
         with torch.inference_mode():
-            expected = _TakesTensors(network, list(batch))(*batch.values()).numpy()
+            expected = network(*batch.values()).numpy()
         difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else np.inf
         if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
             problem = f"the outputs of the ONNX network differ from torch by {difference:g} for a batch of {len(found)}"
@@ -150,17 +151,17 @@ def to_onnx(network: nn.Module, schema: Schema, output: str = "q") -> tuple[byte
 
 
 class _TakesTensors(nn.Module):
-    """Calls a network with the parts of an observation, each given as a tensor of its own."""
+    """Calls a network with the parts of an observation, each given as a tensor of its own, or with the only array."""
 
-    def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, network: nn.Module, schema: Schema) -> None:
         super().__init__()
         self.network = network
-        self._names = names
+        self._names = [part.name for part in schema.parts]
 
     def forward(self, *parts: torch.Tensor) -> torch.Tensor:
         """Returns the output of the network."""
-        is_whole = self._names == ["observation"]  # Custom networks without parts take an array.
-        output: torch.Tensor = self.network(parts[0] if is_whole else dict(zip(self._names, parts, strict=True)))
+        named = dict(zip(self._names, parts, strict=True)) if self._names else parts[0]
+        output: torch.Tensor = self.network(named)
         return output
 
 
@@ -171,7 +172,7 @@ def _write_onnx(network: nn.Module, output: str, example: dict[str, torch.Tensor
         warnings.simplefilter("ignore")
         path = Path(folder) / ONNX
         torch.onnx.export(
-            _TakesTensors(network, list(example)),
+            network,
             tuple(example.values()),
             path,
             input_names=list(example),
