@@ -61,8 +61,6 @@ class EnvironmentConfig(Branch):
 
     def check_relations(self) -> None:
         check_arguments("environment.args", self.args)
-        problem = f"environment.image_size must be 0 or from 8 to 512, got {self.image_size}"
-        require_setting(not 0 < self.image_size < 8, problem)
 
     @property
     def atari_stack(self) -> int:
