@@ -7,7 +7,7 @@ Axes: B batch, A discrete actions, K values of a continuous action, S stacked fr
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from math import prod
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,6 +130,12 @@ class Schema:
         if missing:
             raise ValueError(f"the schema lacks {', '.join(missing)}: an older version of this package wrote it")
         parts = tuple(Part(name, dtype, tuple(shape), most) for name, dtype, shape, most in saved["parts"])
+        for part in parts:
+            sized = part.dtype in get_args(PartDtype) and all(type(size) is int and size > 0 for size in part.shape)
+            if not (sized and str(part.name).isprintable() and type(part.most) is int):
+                raise ValueError(f"{part} is no part of an observation")
+        if parts and tuple(saved["frame_shape"]) != (sum(part.num_bytes for part in parts),):
+            raise ValueError(f"the parts of a frame do not have its {saved['frame_shape']} bytes")
         return cls(**{**saved, "frame_shape": tuple(saved["frame_shape"]), "parts": parts})
 
 

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(arguments: Any, folder: str, stop: Stop) -> Figures:
-    """Returns the scores of the final policies in new games, the seconds of the runs, and bytes per transition."""
+    """Returns the scores of the best and the last policies in new games, seconds of runs, and bytes per transition."""
     allow(["examples.observations"])
     figures: Figures = {}
     for name in arguments.tasks:
@@ -63,7 +63,9 @@ def measure(arguments: Any, folder: str, stop: Stop) -> Figures:
             begun = monotonic()
             done = apex.train(replace(config, seed=seed, run=run))
             figures[f"{name}_{seed}_seconds"] = monotonic() - begun
-            figures[f"{name}_{seed}_score"] = apex.evaluate(done, episodes=EPISODES, seed=seed, checkpoint="last").mean
+            for checkpoint in ("best", "last"):
+                played = apex.evaluate(done, episodes=EPISODES, seed=seed, checkpoint=checkpoint)
+                figures[f"{name}_{seed}_{checkpoint}"] = played.mean
     return figures
 
 
@@ -104,18 +106,20 @@ def lz4_bytes(observation: Any) -> int:
 
 def show(figures: Figures) -> None:
     """Prints the figures as a table."""
-    print("task     bytes  LZ4 of raw  ratio  seed: score in seconds")
+    print("task     bytes  LZ4 of raw  ratio  seed: scores of the best and of the last policy, seconds of the run")
     for name, task in TASKS.items():
-        if f"{name}_bytes" in figures:
-            stored, raw = figures[f"{name}_bytes"], figures[f"{name}_lz4_bytes"]
-            seeds = [key.split("_")[1] for key in figures if key.startswith(name) and key.endswith("score")]
-            scores = [
-                f"{seed}: {figures[f'{name}_{seed}_score']:.2f} in {figures[f'{name}_{seed}_seconds']:.0f}"
-                for seed in seeds
-            ]
-            print(
-                f"{name:8} {stored:5.0f}  {raw:10.0f}  {stored / raw:5.2f}  {', '.join(scores)}  (best {task.best:g})"
-            )
+        if f"{name}_bytes" not in figures:
+            continue
+        stored, raw = figures[f"{name}_bytes"], figures[f"{name}_lz4_bytes"]
+        seeds = [key.split("_")[1] for key in figures if key.startswith(name) and key.endswith("seconds")]
+        scores = [
+            f"{seed}: {best:.2f}, {last:.2f}, {seconds:.0f} s"
+            for seed in seeds
+            for best, last, seconds in [[figures[f"{name}_{seed}_{what}"] for what in ("best", "last", "seconds")]]
+        ]
+        print(
+            f"{name:8} {stored:5.0f}  {raw:10.0f}  {stored / raw:5.2f}  {'; '.join(scores)} (possible: {task.best:g})"
+        )
 
 
 if __name__ == "__main__":

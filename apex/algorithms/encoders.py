@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +33,8 @@ class Encoder(nn.Module):
         super().__init__()
         self._parts = schema.parts
         self._names = [part.name for part in schema.all_parts]
-        self._encoders = [_make(part, schema.stack, width, units) for part in schema.all_parts]
-        self.encoders = nn.ModuleList(self._encoders)  # A ModuleDict accepts no names with dots.
+        # A ModuleDict accepts no names with dots.
+        self.encoders = nn.ModuleList(_make(part, schema.stack, width, units) for part in schema.all_parts)
         with torch.no_grad():
             example = torch.zeros(1, *schema.observation_shape, dtype=getattr(torch, schema.frame_dtype))
             self.num_features = self(example).shape[1]
@@ -41,15 +42,15 @@ class Encoder(nn.Module):
     def code(self, name: str) -> str:
         """Returns the features of `x` as an expression of exported code. `name`: of this module in the state dict."""
         features = [
-            encode.code(f"x[{part!r}]" if self._parts else "x", f"{name}.encoders.{i}")
-            for i, (encode, part) in enumerate(zip(self._encoders, self._names, strict=True))
+            cast(_PartEncoder, encode).code(f"x[{part!r}]" if self._parts else "x", f"{name}.encoders.{i}")
+            for i, (encode, part) in enumerate(zip(self.encoders, self._names, strict=True))
         ]
         return features[0] if len(features) == 1 else f"torch.cat([{', '.join(features)}], 1)"
 
     def forward(self, observation: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Returns float [B, num_features]."""
         parts = split(observation, self._parts)
-        features = [encode(parts[name]) for encode, name in zip(self._encoders, self._names, strict=True)]
+        features = [encode(parts[name]) for encode, name in zip(self.encoders, self._names, strict=True)]
         return features[0] if len(features) == 1 else torch.cat(features, 1)
 
 
@@ -76,7 +77,7 @@ def split(frames: Tensor | Mapping[str, Tensor], parts: Sequence[Part]) -> Mappi
 
 
 def channels_first(images: Tensor) -> Tensor:
-    """Returns images [..., S, H, W] or [..., S, H, W, C], five axes at most, as [..., S * C, H, W]."""
+    """Returns arrays [B, S, H, W] or [B, S, H, W, C] as [B, S * C, H, W]."""
     return images if images.dim() == 4 else images.permute(0, 1, 4, 2, 3).flatten(1, 2)
 
 

@@ -34,6 +34,7 @@ MAX_EPISODES = 10_000  # maximum episodes of one evaluation, because one message
 
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
+ImageSize = Annotated[int, Meta(ge=8, le=512)]
 Crop = Annotated[str, Meta(pattern=r"^(\d+:\d+,\d+:\d+)?$"), "give TOP:BOTTOM,LEFT:RIGHT in pixels"]
 Format = Literal["auto", "on", "off"]
 TensorboardPort = Annotated[Port, "use --run.no-tensorboard to start none"]
@@ -47,7 +48,7 @@ class EnvironmentConfig(Branch):
     args: dict[str, Any] = field(default_factory=dict)  # arguments of gymnasium.make or the factory; not for Atari
     frame_skip: PositiveInt = 4  # Atari: emulator frames per step; the last two are max-pooled [DQN]
     frame_stack: Annotated[int, Meta(ge=0, le=16)] = 0  # newest frames that the agent sees; 0: Atari 4 [DQN], others 1
-    image_size: Annotated[int, Meta(ge=0, le=512)] = 0  # height, width in pixels; 0: Atari 84 [DQN], others unchanged
+    image_size: ImageSize | None = None  # height and width in pixels; none: Atari 84 [DQN], others unchanged
     image_crop: Crop = ""  # rows and columns of images to keep, such as 34:194,0:160; empty: all. Not for Atari
     grayscale: bool = False  # convert images to gray. Atari always [DQN]
     noop_max: NonNegativeInt = 30  # Atari: episodes start with a random number of no-ops below this [DQN]; 0: none

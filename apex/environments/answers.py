@@ -83,6 +83,13 @@ def shorten(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def read_picture(picture: Any) -> NDArray[np.uint8]:
+    """Returns a rendered picture; raises BadAnswerError unless it is uint8[H, W, 3]."""
+    if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
+        raise BadAnswerError(f"rendered {describe_type(picture)}, expected uint8[H, W, 3]")
+    return picture
+
+
 def has_mask(info: Any) -> bool:
     """Returns whether `info` has an action mask."""
     return isinstance(info, dict) and MASK in info

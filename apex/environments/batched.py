@@ -1,9 +1,9 @@
 """Plays a `gymnasium.vector.VectorEnv`, whose environments are stepped by one call, such as those of EnvPool."""
 
 from collections.abc import Callable, Mapping
-from inspect import signature
+from inspect import Parameter, signature
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from apex.config import EnvironmentConfig
 from apex.environments import answers
 from apex.environments.action_form import read_actions
-from apex.environments.answers import ScaleCheck
+from apex.environments.answers import BadAnswerError, ScaleCheck
 from apex.environments.fault_budget import FaultBudget
 from apex.environments.observation_form import read_observations
+from apex.environments.sync_vector import DEFAULT_FPS
 from apex.types import Step
-from apexreplay.errors import UsageError, require
+from apexreplay.errors import UsageError
 from apexreplay.item_kinds import Array
 
-FPS = 30  # steps per second for pictures, if the environment has no render_fps
 MODES = {mode.value: mode for mode in AutoresetMode}
 
 
@@ -34,18 +34,20 @@ def spaces_of(env: Any) -> Any:
 
 def make_batch(config: EnvironmentConfig, factory: Callable[..., Any], options: dict[str, Any], num_envs: int) -> Any:
     """Returns the environment that the factory makes; if it is a vector environment, one of `num_envs` environments."""
-    number = {"num_envs": num_envs}
-    takes_number = "num_envs" in signature(factory).parameters and "num_envs" not in options
-    env = factory(**options, **(number if takes_number else {}))
-    if isinstance(env, VectorEnv) and env.num_envs != num_envs:
-        problem = f"environment.id {config.id!r} makes {env.num_envs} environments instead of {num_envs}"
+    parameters = signature(factory).parameters
+    takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+    env = factory(**{**options, **({"num_envs": num_envs} if "num_envs" in parameters else {})})
+    if takes_any and isinstance(env, VectorEnv) and env.num_envs != num_envs:
         env.close()
-        try:
-            env = factory(**{**options, **number})
-        except TypeError as error:
-            raise UsageError(problem, "let the function have the argument num_envs") from error
-        require(env.num_envs == num_envs, problem, remedy="make as many as the argument num_envs says")
+        env = factory(**{**options, "num_envs": num_envs})
+    if isinstance(env, VectorEnv) and env.num_envs != num_envs:
+        env.close()
+        problem = f"environment.id {config.id!r} makes {env.num_envs} environments instead of {num_envs}"
+        raise UsageError(problem, "make as many as the argument num_envs of the function says")
     return env
+
+
+Answer = TypeVar("Answer")
 
 
 class BatchedEnvironment:
@@ -67,7 +69,7 @@ class BatchedEnvironment:
         metadata = env.metadata or {}
         mode = metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self._mode = MODES.get(str(getattr(mode, "value", mode)), AutoresetMode.NEXT_STEP)
-        self.fps = float(metadata.get("render_fps") or FPS)
+        self.fps = float(metadata.get("render_fps") or DEFAULT_FPS)
         single = spaces_of(env)
         self._form, self._actions = read_observations(single, config), read_actions(single, config)
         self._is_plain = isinstance(single.observation_space, spaces.Box) and self._form.dtype == "float32"
@@ -86,8 +88,17 @@ class BatchedEnvironment:
 
     def reset(self) -> Array:
         """See VectorEnvironment."""
+        return self._call("reset", self._reset)
+
+    def step(self, actions: Array) -> Step:
+        """See VectorEnvironment."""
+        self._actions.check(actions)
+        self._budget.step()
+        return self._call("step", lambda: self._step(actions))
+
+    def _reset(self) -> Array:
         seed, self._seed = self._seed, None
-        raw, info = self._call("reset", lambda: self._env.reset(seed=seed))
+        raw, info = self._env.reset(seed=seed)
         observation = np.zeros_like(self._observation)
         self._write(raw, observation, np.ones(self.num_envs, np.bool_))
         self._skips = np.zeros(self.num_envs, np.bool_)
@@ -95,12 +106,16 @@ class BatchedEnvironment:
         self._observation = observation
         return observation
 
-    def step(self, actions: Array) -> Step:
-        """See VectorEnvironment."""
-        self._actions.check(actions)
-        self._budget.step()
+    def _step(self, actions: Array) -> Step:
         converted = actions if self._acts_plainly else np.stack([self._actions.convert(action) for action in actions])
-        raw, rewards, *flags, info = self._call("step", lambda: self._env.step(converted))
+        answer = self._env.step(converted)
+        if not (isinstance(answer, tuple) and len(answer) == 5):
+            raise BadAnswerError(f"returned {answers.describe_type(answer)}, expected five values")
+        raw, rewards, *flags, info = answer
+        for values in (rewards, *flags):
+            if np.shape(values) != (self.num_envs,):
+                found = answers.describe_type(np.asarray(values))
+                raise BadAnswerError(f"returned rewards or flags {found}, expected one for each environment")
         skipped, self._skips = self._skips, np.zeros(self.num_envs, np.bool_)
         terminated, truncated = (np.asarray(flag, np.bool_) & ~skipped for flag in flags)
         truncated &= ~terminated
@@ -122,12 +137,14 @@ class BatchedEnvironment:
                 for i in np.flatnonzero(ended).tolist():
                     answers.write_frame(self._form.to_frame(_row(info["final_obs"], i)), final_observation[i])
                 final_mask = self._read_masks(info.get("final_info", {}), ended)
+                if mask is not None and final_mask is None:
+                    raise BadAnswerError(f"returned no {answers.MASK!r} in final_info, although info has one")
             elif self._mode == AutoresetMode.DISABLED:
-                raw, info = self._call("reset", lambda: self._env.reset(options={"reset_mask": ended.copy()}))
+                raw, info = self._env.reset(options={"reset_mask": ended.copy()})
                 self._write(raw, observation, ended, only=ended)
                 mask = self._read_masks(info, ended, mask)
             elif ended.all():
-                raw, *_, info = self._call("step", lambda: self._env.step(converted))
+                raw, *_, info = self._env.step(converted)
                 self._write(raw, observation, ended)
                 mask = self._read_masks(info)
             else:
@@ -152,21 +169,18 @@ class BatchedEnvironment:
 
     def picture(self) -> NDArray[np.uint8]:
         """See VectorEnvironment."""
-        pictures = self._call("render", self._env.render)
-        if pictures is None or not len(pictures):
-            raise RuntimeError("no picture: create the environment with pictures=True")
-        return np.asarray(pictures[0])
+        return self._call("render", lambda: answers.read_picture(self._env.render()[0]))
 
     def close(self) -> None:
         """See VectorEnvironment."""
         self._env.close()
 
-    def _call(self, name: str, call: Any) -> Any:
+    def _call(self, name: str, call: Callable[[], Answer]) -> Answer:
         """Returns the result of `call`; raises UsageError in a trial, else EnvironmentFailure, if it fails."""
         try:
             return call()
         except (Exception, SystemExit) as error:
-            failure = self._budget.failure(0, error, f"in its {name}")
+            failure = self._budget.failure(None, error, f"in its {name}")
             raise (UsageError(failure.problem, failure.remedy) if self._is_trial else failure) from error
 
     def _write(

@@ -52,9 +52,10 @@ class FaultBudget:
             message = "%s. Ending its episode and creating the environment again (fault %d in this process)"
             log.warning(message, failure, self.num_faults, exc_info=error)
 
-    def failure(self, i: int, error: BaseException, where: str = "") -> EnvironmentFailure:
-        """Returns an EnvironmentFailure that describes the fault."""
-        subject = f"{self._name}: environment {i} of {self._num_envs}"
+    def failure(self, i: int | None, error: BaseException, where: str = "") -> EnvironmentFailure:
+        """Returns an EnvironmentFailure that describes the fault of environment i; None: of all in a batch."""
+        who = f"environment {i} of {self._num_envs}" if i is not None else f"the batch of {self._num_envs} environments"
+        subject = f"{self._name}: {who}"
         remedy = error.remedy if isinstance(error, BadAnswerError) else ""
         return EnvironmentFailure(f"{subject} {self._describe(error, where)}", remedy)
 

@@ -204,12 +204,13 @@ def _image_reader(name: str, space: spaces.Box, config: EnvironmentConfig) -> _R
             steps.append((lambda x: cv2.cvtColor(np.ascontiguousarray(x), to_gray), code))
             shape = shape[:2]
             changes.append("converted to grayscale")
-        size = (config.image_size, config.image_size)
-        if config.image_size and shape[:2] != size:
+        side = config.image_size
+        if side is not None and shape[:2] != (side, side):
+            size = (side, side)
             code = f"cv2.resize(np.ascontiguousarray({{}}), {size}, interpolation=cv2.INTER_AREA)"
             steps.append((lambda x: cv2.resize(np.ascontiguousarray(x), size, interpolation=cv2.INTER_AREA), code))
             shape = (*size, *shape[2:])
-            changes.append(f"resized to {size[0]} x {size[0]}")
+            changes.append(f"resized to {side} x {side}")
         cv2.setNumThreads(1)  # because images are small, and other processes use the other cores
     if shape[2:] == (1,):
         shape = shape[:2]

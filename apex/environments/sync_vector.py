@@ -133,10 +133,10 @@ class SyncVectorEnvironment:
             raise self._budget.failure(0, missing) from error
         except Exception as error:
             raise self._budget.failure(0, error, "in its render") from error
-        if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
-            problem = f"rendered {answers.describe_type(picture)}, expected uint8[H, W, 3]"
-            raise self._budget.failure(0, BadAnswerError(problem))
-        return picture
+        try:
+            return answers.read_picture(picture)
+        except BadAnswerError as error:
+            raise self._budget.failure(0, error) from error
 
     def close(self) -> None:
         """See VectorEnvironment."""

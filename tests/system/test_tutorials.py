@@ -70,7 +70,8 @@ def test_each_kind_of_observations_is_trained_exported_and_resumed(tmp_path, nam
 def test_a_vector_environment_is_trained(tmp_path):
     (tmp_path / "batched.py").write_text(python_of("../guide/families.md"))
     (train,) = commands_of("../guide/families.md")
-    type_apex(tmp_path, [*train, *SHORT])
+    type_apex(tmp_path, [*train, *SHORT, "--name", "one"])
+    assert RunFolder.open(tmp_path / "runs/one").end.kind == "updates"
 
 
 @pytest.mark.timeout(300)

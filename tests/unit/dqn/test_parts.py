@@ -95,3 +95,20 @@ def test_a_schema_with_parts_survives_json():
     assert saved == MIXED
     assert saved.observations == "4 x camera 36 x 40 x 3 uint8, arm 3 uint8"
     assert (saved.has_images, saved.is_vector) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parts": [["arm", "object", [3], 9]]},
+        {"parts": [["arm", "uint8", [-3], 9]]},
+        {"parts": [["arm", "uint8", [3.0], 9]]},
+        {"parts": [["arm", "uint8", [3], "9"]]},
+        {"parts": [["arm\x1b", "uint8", [3], 9]]},
+        {"parts": [["arm", "uint8", [3]]]},
+        {"frame_shape": [3]},
+    ],
+)
+def test_a_schema_whose_parts_do_not_fit_is_refused(change):
+    with pytest.raises(ValueError, match=r"part|unpack|values"):
+        Schema.from_dict({**MIXED.to_dict(), **change})

@@ -173,7 +173,7 @@ def test_a_factory_that_makes_another_number_is_refused(name):
     assert "num_envs" in refused.value.remedy
 
 
-def test_a_fault_ends_the_process_and_a_trial():
+def test_a_fault_ends_the_process():
     games = make_environment(here("make_walks", fails_at=2), 2, seed=1)
     games.reset()
     games.step(np.zeros(2, np.int64))
@@ -181,15 +181,102 @@ def test_a_fault_ends_the_process_and_a_trial():
     games.step(np.zeros(2, np.int64))
     with pytest.raises(EnvironmentFailure, match=re.escape("OSError: lost")):
         games.step(np.zeros(2, np.int64))
-    with pytest.raises(UsageError, match="ValueError: bad"):
-        describe(here("make_broken"), 3)
 
 
-def make_broken(num_envs):
-    walks = make_walks(num_envs)
+class Broken(gymnasium.vector.VectorEnv):
+    """Returns a wrong answer to the third step, or cannot be reset."""
 
-    def reset(**options):
-        raise ValueError("bad")
+    single_observation_space, single_action_space = NUMBERS, spaces.Discrete(2)
 
-    walks.reset = reset
-    return walks
+    def __init__(self, num_envs, answer, mode="NextStep"):
+        self.num_envs, self.answer, self.num_steps = num_envs, answer, 0
+        self.observation_space = gymnasium.vector.utils.batch_space(NUMBERS, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.metadata = {"autoreset_mode": mode}
+
+    def reset(self, *, seed=None, options=None):
+        if self.answer == "reset":
+            raise ValueError("bad")
+        return np.zeros((self.num_envs, 3), np.float32), {}
+
+    def step(self, actions):
+        self.num_steps += 1
+        zeros = np.zeros((self.num_envs, 3), np.float32)
+        rewards, flags = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
+        if self.num_steps < 3:
+            return zeros, rewards, flags, flags, {}
+        return {
+            "four": (zeros, rewards, flags, {}),
+            "shape": (zeros[:, :2], rewards, flags, flags, {}),
+            "nan": (zeros + np.nan, rewards, flags, flags, {}),
+            "reward": (zeros, rewards + np.inf, flags, flags, {}),
+            "rewards": (zeros, 0.0, flags, flags, {}),
+            "final": (zeros, rewards, ~flags, flags, {}),
+        }[self.answer]
+
+    def render(self):
+        return (np.zeros((2, 2), np.uint8),)
+
+
+def make_wrong(num_envs, answer="nan", mode="NextStep", render_mode=None):
+    games = Broken(num_envs, answer, mode)
+    games.render_mode = render_mode
+    return games
+
+
+@pytest.mark.parametrize(
+    ("answer", "mode", "named"),
+    [
+        ("reset", "NextStep", r"ValueError: bad .*in its reset"),
+        ("four", "NextStep", r"tuple of 4, expected five values .*in its step"),
+        ("shape", "NextStep", r"cannot reshape"),
+        ("nan", "NextStep", r"not finite"),
+        ("reward", "NextStep", r"reward inf, which is not finite"),
+        ("rewards", "NextStep", r"float64\[\], expected one for each environment"),
+        ("final", "SameStep", r"KeyError: 'final_obs'"),
+    ],
+)
+def test_a_wrong_answer_is_named_in_a_trial_and_in_a_run(answer, mode, named):
+    config = here("make_wrong", answer=answer, mode=mode)
+
+    def play_three(games, schema=None):
+        games.reset()
+        for _ in range(3):
+            games.step(np.zeros(games.num_envs, np.int64))
+
+    with pytest.raises(UsageError, match=named):
+        describe(config, 3, play=play_three)
+    with pytest.raises(EnvironmentFailure, match=f"the batch of 2 environments .*{named}"):
+        play_three(make_environment(config, 2, seed=1))
+
+
+def test_a_wrong_picture_is_named():
+    games = make_environment(here("make_wrong"), 2, seed=1, pictures=True)
+    with pytest.raises(EnvironmentFailure, match=r"rendered uint8\[2, 2\], expected uint8\[H, W, 3\]"):
+        games.picture()
+
+
+def test_masks_of_a_last_state_must_not_be_missing():
+    games = make_environment(here("make_walks", mode="SameStep"), 2, seed=1)
+    step = games._env.step
+
+    def without_final_info(actions):
+        *answer, info = step(actions)
+        info.pop("final_info", None)
+        return (*answer, info)
+
+    games._env.step = without_final_info
+    games.reset()
+    with pytest.raises(EnvironmentFailure, match="no 'action_mask' in final_info"):
+        list(map(games.step, [np.zeros(2, np.int64)] * 5))
+
+
+def make_failing_with_a_number(**options):
+    if "num_envs" in options:
+        raise TypeError("unrelated")
+    return make_walks(1, **options)
+
+
+def test_an_error_of_the_factory_is_not_taken_for_a_missing_argument():
+    with pytest.raises(UsageError, match="cannot be created: TypeError: unrelated"):
+        make_environment(here("make_failing_with_a_number"), 2, seed=1)

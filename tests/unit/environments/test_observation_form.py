@@ -34,7 +34,7 @@ def sample(space, seed=1):
     return space.sample()
 
 
-def test_the_parts_of_an_observation_are_found_again_in_the_bytes_of_its_frame():
+def test_the_bytes_of_a_frame_are_those_of_the_parts():
     form, observation = read(ROOM), sample(ROOM)
     assert [(part.name, part.dtype, part.shape, part.most) for part in form.parts] == [
         ("arm", "float32", (4,), 255),

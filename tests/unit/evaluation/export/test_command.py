@@ -193,7 +193,7 @@ def test_card_has_training_score_interface_and_settings(tmp_path):
         "float32 [batch, 6]",
         "Q = V + A",
         "-1 ... 1;",
-        "| environment.image_size | 44 | 0 |",
+        "| environment.image_size | 44 | none |",
         "| network.width | 0.5 | 1.0 |",
     ):
         assert text in card, text

@@ -147,7 +147,7 @@ def play_bare(run, env):
         (own("Arm", args={"length": 2.0}), lambda: Arm(2.0)),
         (own("Masked"), Masked),
         (own("Camera"), Camera),
-        (replace(own("Camera"), image_size=0, image_crop="2:44,0:38"), Camera),
+        (replace(own("Camera"), image_size=None, image_crop="2:44,0:38"), Camera),
         (replace(own("Cells"), frame_stack=3), Cells),
         (EnvironmentConfig(id="CartPole-v1", frame_stack=3), lambda: gymnasium.make("CartPole-v1")),
         (replace(own("Grid"), grayscale=True), Grid),
