@@ -26,9 +26,12 @@ from apex.transport.timing import REPORT_SECONDS
 from apex.types import Role
 from apexreplay.client.reliable_sender import Outlet, Receipts, ReliableSender
 from apexreplay.process.lifecycle import Stop
+from apexreplay.process.spawn import lower_priority
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apexreplay.transport.sockets import open_context
 from apexreplay.types import Stream
+
+NICENESS = 10  # if inserts wait for samples: the learner is then the bottleneck, and needs the CPU time more
 
 
 class WorkerTask(NamedTuple):
@@ -61,7 +64,7 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
         link = connect(outlets, receipts)
         actor = make_actor(config, schema, environment, streams, link=link, parameters=task.shared, rng=rng)
         try:
-            explore(stop, actor, task.reports, task.number)
+            explore(stop, actor, task.reports, task.number, niceness=NICENESS if config.replay.inserts_wait else 0)
         finally:
             environment.close()
 
@@ -110,8 +113,11 @@ def acts_in_bfloat16(config: Config, schema: Schema, *, has_bfloat16: bool) -> b
     return config.actor.bfloat16 == "on" or (config.actor.bfloat16 == "auto" and pays)
 
 
-def explore(stop: Stop, actor: Actor, reports: WorkerReports, worker: int) -> None:
-    """Acts until `stop` is requested. Reports scores once a second and at the end; `worker`: number of this worker."""
+def explore(stop: Stop, actor: Actor, reports: WorkerReports, worker: int, niceness: int = 0) -> None:
+    """Acts until `stop` is requested. Reports scores once a second and at the end; `worker`: number of this worker.
+
+    Until the actor first waits for receipts, it is the bottleneck of the run. From then on, it has the `niceness`.
+    """
     actor.begin()
     figures, report_at = reports.figures[worker], time.monotonic() + REPORT_SECONDS
     while not stop.poll():
@@ -123,6 +129,9 @@ def explore(stop: Stop, actor: Actor, reports: WorkerReports, worker: int) -> No
             figures[1] += now - began
             if not actor.num_steps:
                 time.sleep(0.01)  # The first parameters have not arrived yet.
+            elif niceness:
+                lower_priority(niceness)
+                niceness = 0
         if now >= report_at:
             report_at = now + REPORT_SECONDS
             _report_scores(actor, reports, worker)

@@ -122,7 +122,6 @@ def guard(order: Order, lifeline: Lifeline) -> Ending:
                 ends_run=True,
                 stuck_seconds=order.stuck_seconds,
                 crash_budget=0.0,  # The driver has the budget, and orders the program again.
-                niceness=order.niceness,
             )
             return supervise([program], stop, logs=home)
         finally:

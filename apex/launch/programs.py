@@ -13,7 +13,7 @@ from apex.transport.hello import local_host
 from apex.types import Role
 
 PYTHON = (sys.executable, "-u", "-P", "-m")  # See `find_package`.
-NICE = 10  # niceness of programs that only observe the run or are not the bottleneck
+NICE = 10  # niceness of programs that only observe the run
 
 
 def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[Program]:
@@ -49,7 +49,6 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
         role="actor",
         command=(*_command(config, Role.ACTOR), *allow_options()),
         grace_seconds=2.0,
-        niceness=actor_niceness(config),
         ready=lambda: not watch.ending,
     )
     where = ("--logdir", folder.tensorboard, "--host", run.tensorboard_bind, "--port", run.tensorboard_port)
@@ -68,14 +67,6 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
         *([evaluator] if config.evaluator.enabled else []),
         *([] if run.head else [actor]),
     ]
-
-
-def actor_niceness(config: Config) -> int:
-    """Returns the niceness of the actors. If inserts wait for samples, the learner is the bottleneck.
-
-    The actors then get the CPU time that the learner leaves idle.
-    """
-    return NICE if config.replay.inserts_wait else 0
 
 
 def _command(config: Config, role: Role, **options: OptionValue) -> tuple[str, ...]:

@@ -38,10 +38,8 @@ def spawn(
 
     def before_exec() -> None:
         belong_to(parent, ends_by)
-        os.nice(niceness)
         if niceness:
-            with suppress(OSError):  # With autogroups, niceness applies only within a session.
-                Path("/proc/self/autogroup").write_text(str(niceness))
+            lower_priority(niceness)
         if cores:
             os.sched_setaffinity(0, cores)
 
@@ -55,6 +53,13 @@ def spawn(
         start_new_session=True,
         preexec_fn=before_exec,
     )
+
+
+def lower_priority(niceness: int) -> None:
+    """Makes this process, and its whole session where Linux groups sessions, leave CPU time to others."""
+    os.nice(niceness)
+    with suppress(OSError):  # With autogroups, niceness applies only within a session.
+        Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 def belong_to(parent: int, ends_by: signal.Signals = signal.SIGKILL) -> None:

@@ -16,7 +16,6 @@ from apex.config import Config, from_dict, to_dict
 from apex.config.role_command import module_command, role_command
 from apex.facts import Ending, Failure, FailureKind, LogEntry, UnitEvent, UnitEventKind
 from apex.launch.engine import RayEngine
-from apex.launch.programs import actor_niceness
 from apex.launch.ray.cluster import make_actor_host, make_head
 from apex.launch.ray.order import Order, Report
 from apex.launch.ray.unit import Place
@@ -116,7 +115,6 @@ class Fleet:
             name,
             name,
             arguments=module_command(command),
-            niceness=actor_niceness(self.config),
             stuck_seconds=self.config.run.stuck_seconds,
         )
 

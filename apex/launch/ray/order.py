@@ -19,7 +19,6 @@ class Order:
     keys: dict[str, str]  # file name -> text of the key file
     arguments: tuple[str, ...] = ()  # arguments after `python -m`; empty if this host runs the head
     stuck_seconds: float = 0.0
-    niceness: int = 0  # above 0: the program leaves CPU time to others
     run: dict[str, object] | None = None  # configuration of the run; None if this host does not run the head
     begun: bool = False  # whether the run has started before, so that its run folder must exist
     cores: int = 0  # number of CPU cores that the head is sized for; 0: all cores of this host

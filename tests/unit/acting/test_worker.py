@@ -40,6 +40,25 @@ def test_scores_are_kept_while_the_socket_is_full():
     assert run_worker_once(scores, lambda worker, part: False) == scores
 
 
+@pytest.mark.parametrize(("niceness", "expected"), [(0, []), (7, [(7, 3)])])
+def test_an_actor_leaves_cpu_time_to_others_once_it_has_waited_for_receipts(monkeypatch, niceness, expected):
+    stop, lowered, steps = Stop(), [], []
+    actor = SimpleNamespace(begin=list, end=list, num_steps=0, scores=ScoreSums())
+
+    def step():
+        acted = (False, True, True, False, False)[len(steps)]
+        steps.append(acted)
+        actor.num_steps += acted
+        if len(steps) == 5:
+            stop.request()
+        return acted
+
+    actor.step = step
+    monkeypatch.setattr("apex.acting.worker.lower_priority", lambda value: lowered.append((value, len(steps) - 1)))
+    explore(stop, actor, SimpleNamespace(figures=np.zeros((1, 2))), 0, niceness=niceness)
+    assert lowered == expected
+
+
 @pytest.mark.parametrize(
     ("setting", "width", "has_bfloat16", "expected"),
     [

@@ -99,13 +99,6 @@ def test_an_evaluator_whose_score_ends_the_run_is_not_nice(tmp_path):
     assert [role for role, program in programs.items() if program.niceness] == ["tensorboard"]
 
 
-def test_actors_are_nice_if_they_wait_for_the_learner(tmp_path):
-    waiting = ReplayConfig(samples_per_insert=8.0, inserts_wait=True)
-    for replay, niceness in ((ReplayConfig(samples_per_insert=8.0), 0), (waiting, 10)):
-        folder = make_folder(tmp_path / str(niceness))
-        assert programs_of(folder, replay=replay)["actor"].niceness == niceness
-
-
 def test_evaluator_and_tensorboard_can_be_left_out(tmp_path):
     folder = make_folder(tmp_path)
     programs = programs_of(folder, evaluator=EvaluatorConfig(enabled=False), run=RunConfig(tensorboard=False))

@@ -2,7 +2,6 @@
 
 import json
 import types
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -168,16 +167,6 @@ def test_the_head_is_placed_first_and_actors_get_its_learners_address(scene):
     arguments = scene.order(1)["arguments"]
     assert arguments[:3] == ["apex.actor", "--learner", "10.0.0.0:22003"]
     assert arguments[-4:] == ["--processes", "4", "--envs", "16"]
-
-
-@pytest.mark.parametrize(("inserts_wait", "niceness"), [(False, 0), (True, 10)])
-def test_actors_leave_cpu_time_to_the_learner_if_their_inserts_wait(scene, inserts_wait, niceness):
-    replay = replace(scene.config.replay, samples_per_insert=8.0, inserts_wait=inserts_wait)
-    scene.fleet.config = replace(scene.config, replay=replay)
-    scene.place(0)
-    scene.begin_training()
-    scene.place(1)
-    assert scene.order(1)["niceness"] == niceness
 
 
 def test_a_lost_unit_is_reported_while_it_waits_and_joins_again(training):
