@@ -115,8 +115,14 @@ IMAGE = replace(
     # Few steps a second, so longer segments would arrive late. Rewards of more steps would hide those of simple tasks.
     actor=replace(NARROW.actor, num_actors=8, segment_length=25, n_step=2),
     replay=replace(NARROW.replay, capacity=100_000, min_size_to_sample=2_000),
-    # No random shifts: a position in the image may have to be compared with another part of the observation.
-    learner=replace(NARROW.learner, batch_size=32, learning_rate_warmup=500, target_period=200, random_shift=0),
+    learner=replace(
+        NARROW.learner,
+        batch_size=32,
+        learning_rate_warmup=500,
+        centered_gradients=False,  # With them, balanced units never see how bright an image is.
+        target_period=200,
+        random_shift=0,  # A position in the image may have to be compared with another part of the observation.
+    ),
     evaluator=replace(NARROW.evaluator, period_seconds=15.0, num_envs=10),
 )
 

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +16,7 @@ from apex.algorithms.graph_update import place
 from apex.algorithms.optimizers import make_optimizer, restore_optimizer
 from apex.algorithms.parameters import flatten_parameters
 from apex.config import LearnerConfig, NetworkConfig
+from apex.config.presets import IMAGE
 from apex.dqn.autograd_update import EagerUpdate, make_update
 from apex.dqn.manual_backward import pixel_torso
 from apex.dqn.manual_backward.layers import VectorTorso
@@ -123,6 +125,21 @@ def test_centered_gradients_lack_each_units_mean(kind):
         if own.dim() > 1:
             expected = expected - expected.flatten(1).mean(1).view(-1, *[1] * (own.dim() - 1))
         torch.testing.assert_close(after.grad.double(), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_the_preset_for_images_learns_how_bright_an_image_is():
+    skip_without_convolution()
+    schema = make_schema(1, "uint8", (36, 36, 3))
+    online, target = (place(make_network(IMAGE.network, schema, seed=seed), CPU) for seed in (1, 2))
+    config = replace(IMAGE.learner, learning_rate_warmup=0)
+    update = ManualUpdate(config, online, target.requires_grad_(False), make_optimizer(config, online.parameters()))
+    bright = torch.arange(32) % 2
+    stacks = (200 * bright.to(torch.uint8)).reshape(1, 32, 1, 1, 1, 1).expand(2, 32, *schema.observation_shape)
+    zeros = torch.zeros(32)
+    batch = DeviceBatch(stacks.contiguous(), zeros.long(), bright.float(), zeros, zeros + 1, None)
+    for _ in range(100):
+        updated = update(batch)
+    assert updated.td_errors.abs().max() < 0.25
 
 
 @pytest.mark.parametrize("aside", [False, True])
