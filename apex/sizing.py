@@ -25,6 +25,7 @@ TRANSITIONS_PER_ACTOR = 1_000
 LZ4_BYTES, LZ4_PIXELS = 1_400, 84 * 84
 STEPS_PER_EPISODE = 8  # assumed minimum of the average length; each episode adds one frame, that of its final state
 
+DPG_THREADS = 2  # one for the critics, one for target values and policy
 SAMPLES_PER_THREAD = 8  # minimum samples of a batch per thread; an estimate, not measured
 # A batch size chosen here has 32 samples per thread, so that an update takes about as long on any number of cores.
 SMALLEST_BATCH, LARGEST_BATCH = 64, 512
@@ -185,6 +186,8 @@ def _size_learner(
         most = min(LARGEST_BATCH if on_gpu else on_cores, LARGEST_BATCH, config.replay.min_size_to_sample)
         batch_size = 1 << (most.bit_length() - 1)
     threads = 1 if on_gpu else max(1, min(left, batch_size // SAMPLES_PER_THREAD))  # GPU: 1 to launch kernels
+    if schema.action_size and config.algorithm in ("", "dpg"):
+        threads = min(threads, DPG_THREADS)
     cause = _choose_format(config, machine, schema)
     chosen = replace(
         learner,

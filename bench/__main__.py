@@ -11,6 +11,7 @@ from apexreplay.process.lifecycle import reports_errors
 BENCHES = {  # name of the benchmark -> module, whose main(argv) measures
     "actor": "bench.actor",
     "compare": "bench.compare",
+    "confirmation": "bench.confirmation",
     "connections": "bench.connections",
     "curve": "bench.curve_encryption",
     "device": "bench.device",

@@ -215,7 +215,7 @@ CONTROL = Config(
     environment=DPG.environment,
     actor=ActorConfig(num_actors=16, n_step=3, segment_length=25, parameters_period=20),
     replay=ReplayConfig(capacity=1_000_000, min_size_to_sample=5_000, samples_per_insert=64.0, inserts_wait=True),
-    learner=replace(DPG.learner, learning_rate=1e-3, publish_period=5, publish_seconds=0.0, num_threads=1),
+    learner=replace(DPG.learner, learning_rate=1e-3, publish_period=5, publish_seconds=0.0),
     dpg=DpgConfig(
         policy_units=256,
         policy_units_2=256,
@@ -255,6 +255,7 @@ PENDULUM = replace(
     CONTROL,
     environment=replace(CONTROL.environment, reward_scale=0.1),
     replay=replace(CONTROL.replay, capacity=100_000, min_size_to_sample=1_000),
+    learner=replace(CONTROL.learner, num_threads=1),  # the networks are too small to gain from a second thread
     dpg=replace(CONTROL.dpg, policy_units=64, policy_units_2=64, critic_units=64, critic_units_2=64),
     evaluator=replace(VECTOR.evaluator, num_envs=100),
     run=RunConfig(stop_score=-200.0),
@@ -265,7 +266,7 @@ LUNARLANDER_CONTINUOUS = replace(
     environment=replace(CONTROL.environment, id="LunarLanderContinuous-v3"),
     actor=replace(CONTROL.actor, n_step=5, segment_length=50),
     replay=replace(CONTROL.replay, capacity=200_000, samples_per_insert=6.0),  # as for the discrete one
-    learner=replace(CONTROL.learner, batch_size=128),
+    learner=replace(CONTROL.learner, batch_size=128, num_threads=1),
     dpg=replace(CONTROL.dpg, policy_units=128, policy_units_2=128, critic_units=128, critic_units_2=128),
     evaluator=replace(VECTOR.evaluator, period_seconds=10.0, num_envs=100),
     run=LUNARLANDER.run,

@@ -99,5 +99,13 @@ class DpgAlgorithm:
     ) -> Update:
         """Returns the gradient step: on a GPU a CUDA graph, unless only some updates change the policy."""
         config = self.config
-        update = DpgUpdate(config.learner, config.dpg, cast(ActorCritic, online), cast(ActorCritic, target), optimizer)
+        update = DpgUpdate(
+            config.learner,
+            config.dpg,
+            cast(ActorCritic, online),
+            cast(ActorCritic, target),
+            optimizer,
+            # The modules of a custom network may not be made for two threads.
+            in_background=device.type == "cpu" and config.learner.num_threads > 1 and not config.network.factory,
+        )
         return GraphUpdate(update) if device.type == "cuda" and config.dpg.policy_period == 1 else update

@@ -45,6 +45,13 @@ class ActorCritic(nn.Module):
         action: Tensor = self.policy(self.prepare(observation))
         return action
 
+    def first_value(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Returns the first critic's values of prepared observations and actions, float32[B]."""
+        if isinstance(self.critics, Critics):
+            return self.critics.first(observation, action)
+        value: Tensor = self.critics(observation, action)[0]
+        return value
+
     def trained_by_critics(self) -> list[nn.Parameter]:
         """Returns the parameters of critics and encoder."""
         return [*self.critics.parameters(), *(self.encoder.parameters() if self.encoder is not None else ())]
@@ -131,6 +138,11 @@ class Critics(nn.Module):
         value: Tensor = self.output(torch.relu(self.hidden2(hidden)))
         return value.squeeze(2)
 
+    def first(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Returns what `forward` returns of the first critic, float32[B]."""
+        hidden = self._activation(self.hidden1.first(torch.cat([observation.flatten(1), action], 1)))
+        return self.output.first(torch.relu(self.hidden2.first(hidden))).squeeze(1)
+
 
 class Layers(nn.Module):
     """C linear layers, one for each critic, with the initialization of `nn.Linear`."""
@@ -144,6 +156,10 @@ class Layers(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """float32[C, B, num_inputs] -> float32[C, B, num_outputs]."""
         return torch.baddbmm(self.bias, inputs, self.weight)
+
+    def first(self, inputs: Tensor) -> Tensor:
+        """float32[B, num_inputs] -> float32[B, num_outputs] of the first layer."""
+        return torch.addmm(self.bias[0], inputs, self.weight[0])
 
 
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}

@@ -4,7 +4,10 @@ See Horgan et al. 2018, section 3.2 and appendix D. The optional `dpg.*` extensi
 2018).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +19,8 @@ from apex.algorithms.optimizers import clip_gradients, step_where_finite
 from apex.config import DpgConfig, LearnerConfig
 from apex.dpg.networks import ActorCritic
 
+Result = TypeVar("Result")
+
 SATURATED = 0.97  # Actions with a larger absolute value count as saturated: the gradient of tanh is near 0 there.
 
 
@@ -23,7 +28,8 @@ class DpgUpdate(Update):
     """The gradient step, executed operation by operation.
 
     The gradients of policy and critics are computed at the same parameters; both are applied, or neither is. Only every
-    `policy_period`th step, beginning with the first, changes the policy.
+    `policy_period`th step, beginning with the first, changes the policy. A second thread, if any, computes the target
+    values and the gradient of the policy, which do not depend on the critics' gradient.
     """
 
     def __init__(
@@ -33,8 +39,13 @@ class DpgUpdate(Update):
         online: ActorCritic,
         target: ActorCritic,
         optimizer: torch.optim.Optimizer,
+        *,
+        in_background: bool = False,
     ) -> None:
-        self.torch_threads = max(1, learner.num_threads)
+        """`in_background`: target values and the gradient of the policy are computed on a second thread."""
+        self.torch_threads = max(1, learner.num_threads // 2 if in_background else learner.num_threads)
+        threads = (self.torch_threads,)
+        self._thread = ThreadPoolExecutor(1, "policy", torch.set_num_threads, threads) if in_background else None
         self._learner = learner
         self._config = config
         self._online = online
@@ -47,15 +58,19 @@ class DpgUpdate(Update):
 
     def __call__(self, batch: DeviceBatch) -> Updated:
         """Updates the online network if losses and gradients are finite."""
-        observation = self._online.prepare(batch.stacks[0])
-        q = self._online.critics(observation, batch.action)
-        delta = self._target_values(batch) - q
-        loss, norm = self._differentiate_critics(delta, batch.weights)
-        finite = torch.isfinite(loss) & torch.isfinite(norm)
         for parameter in self._policy_parameters:
             parameter.grad = None  # The optimizer skips parameters without gradient.
+        target = self._begin(partial(self._target_values, batch, self._draw_noise(batch.action)))
+        observation = self._online.prepare(batch.stacks[0])
+        policy = None
         if self._num_steps % self._config.policy_period == 0:
-            policy_loss, policy_norm = self._differentiate_policy(observation.detach(), batch.weights)
+            policy = self._begin(partial(self._differentiate_policy, observation.detach(), batch.weights))
+        q = self._online.critics(observation, batch.action)
+        delta = target() - q
+        loss, norm = self._differentiate_critics(delta, batch.weights)
+        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        if policy is not None:
+            policy_loss, policy_norm = policy()
             finite &= torch.isfinite(policy_loss) & torch.isfinite(policy_norm)
         self._num_steps += 1
         step_where_finite(finite, self._optimizer)
@@ -71,16 +86,23 @@ class DpgUpdate(Update):
         }
         return Updated(td_errors, finite, figures)
 
-    @torch.no_grad()
-    def _target_values(self, batch: DeviceBatch) -> Tensor:
+    def _begin(self, compute: Callable[[], Result]) -> Callable[[], Result]:
+        """Returns a function that returns the result. Without a second thread, that function computes it."""
+        return compute if self._thread is None else self._thread.submit(compute).result
+
+    def _draw_noise(self, action: Tensor) -> Tensor:
+        """Returns the noise of the target policy's actions, here and not on the second thread, for the same order."""
+        config = self._config
+        noise = torch.randn_like(action).mul_(config.target_noise) if config.target_noise else torch.zeros_like(action)
+        return noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
+
+    @torch.no_grad()  # here, because a second thread does not inherit this mode
+    def _target_values(self, batch: DeviceBatch, noise: Tensor) -> Tensor:
         """Returns n_step_return + discount * min_c Q-_c(s', mu-(s') + noise), float32[B]; "-": target network."""
         check_rows(len(batch.action), n_step_return=batch.n_step_return, discount=batch.discount)
-        config, target = self._config, self._target
+        target = self._target
         observation = target.prepare(batch.stacks[1])
-        action = target.policy(observation)
-        if config.target_noise:
-            noise = torch.randn_like(action).mul_(config.target_noise)
-            action = (action + noise.clamp_(-config.target_noise_clip, config.target_noise_clip)).clamp_(-1.0, 1.0)
+        action = (target.policy(observation) + noise).clamp_(-1.0, 1.0)
         bootstrap = target.critics(observation, action).amin(0)
         value: Tensor = n_step_target(batch.n_step_return, batch.discount, bootstrap)
         return value
@@ -97,7 +119,7 @@ class DpgUpdate(Update):
         """
         action = self._online.policy(observation)
         played = action.detach().requires_grad_()
-        value = self._online.critics(observation, played)[0]
+        value = self._online.first_value(observation, played)
         (slope,) = torch.autograd.grad(value.sum(), played)
         if bound := self._config.action_gradient_clip:
             slope = slope.clamp(-bound, bound)

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from apex.config import Config
 from apex.environments import factory
 from apex.environments.interface import VectorEnvironment
 from apex.errors import EnvironmentFailure
+from apex.evaluation.confirmation import judge, looks
 from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, metrics_of, play, summarize
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.status import EvaluatorStatus
@@ -23,6 +24,7 @@ from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
 
 log = logging.getLogger("apex")
 
+REST = 9.0  # least time between evaluations, as a multiple of the last one's: at most a tenth of the time
 REST_SECONDS = 5.0  # pause after a confirmed score, which ends the run; leaves the CPU to the run's other programs
 
 
@@ -47,6 +49,16 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float, /) -> None:
         """Blocks for `seconds`."""
+
+
+class Played(NamedTuple):
+    """Games, and whose they are."""
+
+    parameters: Parameters
+    seed: int
+    num_envs: int
+    games: list[Episode]
+    confirmed: bool = False  # whether the games confirm the stop score
 
 
 class Evaluator:
@@ -77,6 +89,7 @@ class Evaluator:
         self._clock = clock
         self._wait = Wait("evaluator", clock.monotonic)
         self._start_at = clock.monotonic()
+        self._has_failed = False  # whether the last evaluation's games did not confirm its score
         self._num_plays = 0
         self._has_made = False  # an environment; then a later failure is not a mistake in the settings
         self.num_evaluations = 0
@@ -101,11 +114,15 @@ class Evaluator:
             self._wait.on(Waiting("newer_parameters"))
             return False
         self._wait.over()
-        self._start_at = self._clock.monotonic() + self._config.period_seconds
+        began = self._clock.monotonic()
+        self._start_at = began + self._config.period_seconds
         try:
             self._evaluate(parameters, stop)
         except EnvironmentFailure:  # The actors' environments are not affected.
             log.exception("evaluation of update %d failed; the run continues", parameters.version)
+        if self._stop_score is None:  # Otherwise, the run waits for evaluations.
+            ended = self._clock.monotonic()
+            self._start_at = max(self._start_at, ended + REST * (ended - began))
         return True
 
     def status(self) -> EvaluatorStatus:
@@ -113,72 +130,108 @@ class Evaluator:
         return EvaluatorStatus(waiting=self._wait.waiting, num_evaluations=self.num_evaluations)
 
     def _evaluate(self, parameters: Parameters, stop: Stop) -> None:
-        """Plays games and keeps the result. If the mean reaches the stop score, plays new games to confirm the score.
+        """Plays games and keeps the result. If the mean reaches the stop score, the newest parameters play new games.
 
-        In that case, keeps only the result of the new games. Does not confirm a score once training has ended, because
-        it ends nothing then, and the games may take longer than the run waits. Keeps nothing if a stop was requested
-        or if training has ended with other parameters.
+        In that case, keeps only the result of the new games, because the score of the first is biased by selection.
+        If these did not confirm it, the next evaluation has no such games, because its policy would hardly be newer.
+        Does not confirm a score once training has ended, because it ends nothing then, and the games may take longer
+        than the run waits. Keeps nothing if a stop was requested or if training has ended with other parameters.
         """
-        config, since, goal = self._config, self._clock.monotonic(), self._stop_score
-        final = self._learner.final
+        since, goal, final = self._clock.monotonic(), self._stop_score, self._learner.final
+        had_failed, self._has_failed = self._has_failed, False
+
+        def is_over(version: int) -> bool:
+            return stop.poll() or final() not in (None, version)
+
+        played = self._play(parameters, [self._config.episodes], lambda: is_over(parameters.version))
+        reached = goal is not None and bool(played.games) and summarize(played.games).mean >= goal
+        if goal is not None and reached and not had_failed and not stop.poll() and final() is None:
+            played = self._confirm(played, goal, stop)
+        if not is_over(played.parameters.version):
+            self._keep(played, self._clock.monotonic() - since)
+
+    def _confirm(self, first: Played, goal: float, stop: Stop) -> Played:
+        """Returns new games of the newest parameters, and whether they confirm the goal.
+
+        Returns the first games if the run or its training ends meanwhile.
+        """
+        counts = looks(self._config.confirm_episodes)
 
         def is_over() -> bool:
-            return stop.poll() or final() not in (None, parameters.version)
+            return stop.poll() or self._learner.final() is not None
 
-        load_parameters(self._agent.network, parameters.values)
-        seed, played = self._play(config.episodes, is_over)
-        reached = goal is not None and bool(played) and summarize(played).mean >= goal
-        confirms = reached and not is_over() and final() is None
-        if confirms:
-            # The first games' score is biased by selection.
-            confirmation = self._play(config.confirm_episodes, lambda: stop.poll() or final() is not None)
-            confirms = final() is None
-            seed, played = confirmation if confirms else (seed, played)
+        def verdict(games: Sequence[Episode]) -> bool | None:
+            return judge([game.score for game in games], goal, counts[-1])
+
+        newest = self._learner.newest(0.0) or first.parameters
+        played = self._play(newest, counts, is_over, lambda games: verdict(games) is not None)
         if is_over():
-            return
-        summary = summarize(played)
+            return first
+        confirmed = bool(verdict(played.games))
+        self._has_failed = not confirmed
+        return played._replace(confirmed=confirmed)
+
+    def _keep(self, played: Played, seconds: float) -> None:
+        """Keeps the result of the games."""
+        config, summary = self._config, summarize(played.games)
         low, high = summary.interval or (None, None)
         result = EvaluationResult(
-            updates=parameters.version,
+            updates=played.parameters.version,
             mean=summary.mean,
             median=summary.median,
             low=low,
             high=high,
             length=summary.length,
             episodes=summary.episodes,
-            scores=[game.score for game in played],
-            confirmed=confirms and goal is not None and low is not None and low >= goal,
+            scores=[game.score for game in played.games],
+            confirmed=played.confirmed,
             epsilon=config.epsilon,
-            seed=seed,
-            num_envs=min(config.num_envs, summary.episodes),
-            seconds=self._clock.monotonic() - since,
-            metrics={name: metric.mean for name, metric in metrics_of(played).items()},
+            seed=played.seed,
+            num_envs=played.num_envs,
+            seconds=seconds,
+            metrics={name: metric.mean for name, metric in metrics_of(played.games).items()},
         )
         # The score of an untrained policy is luck.
         is_best = result.updates > 0 and (self.best is None or result.mean >= self.best)
         if is_best:
             self.best = result.mean
         self.num_evaluations += 1
-        self._learner.keep(result, parameters if is_best else None)
+        self._learner.keep(result, played.parameters if is_best else None)
         if result.confirmed:
             self._start_at = max(self._start_at, self._clock.monotonic() + REST_SECONDS)
 
-    def _play(self, episodes: int, stop: Callable[[], bool]) -> tuple[int, list[Episode]]:
-        """Returns a new seed, and the games played with it. Raises UsageError if the first environment cannot start."""
+    def _play(
+        self,
+        parameters: Parameters,
+        counts: Sequence[int],
+        is_over: Callable[[], bool],
+        is_enough: Callable[[Sequence[Episode]], bool] = lambda games: False,
+    ) -> Played:
+        """Plays as many games as one of `counts`, the first that `is_enough`, with a new seed.
+
+        Plays fewer if `is_over` becomes True. Raises UsageError if the first environment cannot start.
+        """
+        load_parameters(self._agent.network, parameters.values)
         self._num_plays += 1  # `apex evaluate` uses number 0, so that its games differ from those that select a policy.
         seed = evaluation_seed(self._seed, self._num_plays, self._life)
+        num_envs = min(self._config.num_envs, counts[0])
         try:
-            environment = self._make_environment(min(self._config.num_envs, episodes), seed)
+            environment = self._make_environment(num_envs, seed)
         except UsageError as error:
             if self._has_made:
                 raise EnvironmentFailure(str(error)) from error
             raise
         self._has_made = True
+        games: list[Episode] = []
         try:
             policy = make_policy(self._agent, self._config.epsilon, np.random.default_rng(seed))
-            return seed, play(environment, policy, episodes, stop=stop)
+            for count in counts:
+                games += play(environment, policy, count - len(games), stop=is_over)
+                if is_over() or is_enough(games):
+                    break
         finally:
             environment.close()
+        return Played(parameters, seed, num_envs, games)
 
 
 def make_policy(agent: Agent, exploration: float, rng: np.random.Generator) -> ActFunction:

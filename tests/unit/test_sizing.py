@@ -179,6 +179,15 @@ def test_the_learner_uses_the_cores_of_waiting_actors(cores, samples_per_insert,
     assert sized(config(replay={**ratio, "inserts_wait": True}), machine(cores, gpu=True)).learner.num_threads == 1
 
 
+@pytest.mark.parametrize(
+    ("cores", "algorithm", "threads"), [(1, "", 1), (2, "", 2), (16, "dpg", 2), (16, "my:own", 13)]
+)
+def test_dpg_uses_at_most_two_threads(cores, algorithm, threads):
+    schema = replace(vectors(), num_actions=0, action_size=3)
+    tree = config(batch_size=256, replay={"samples_per_insert": 64.0, "inserts_wait": True})
+    assert sized(replace(tree, algorithm=algorithm), machine(cores), schema).learner.num_threads == threads
+
+
 @pytest.mark.parametrize(("capacity", "expected"), [(60_000, 60), (160_000, 128), (50_000, 50)])
 def test_the_capacity_limits_the_number_of_actors(capacity, expected):
     assert layout(sized(config(replay={"capacity": capacity}), machine(16)))[2] == expected

@@ -25,9 +25,9 @@ class EvaluationResult(Record, frozen=True, kw_only=True, omit_defaults=True):
     length: Number  # mean episode length in steps
     episodes: Annotated[int, Meta(ge=0, le=MAX_EPISODES)]
     scores: Annotated[list[Number], Meta(max_length=MAX_EPISODES)]
-    confirmed: bool  # whether the whole interval, of at least 100 new episodes, lies above the stop score
+    confirmed: bool  # whether these are new episodes that confirm the stop score
     epsilon: Number
-    seed: U31  # seed that reproduces these episodes if `num_envs` is the same
+    seed: U31  # of these episodes; with the same `num_envs`, the same first ones
     num_envs: Annotated[int, Meta(ge=1, le=MAX_EPISODES)]  # parallel environments
     seconds: Number  # duration of the evaluation
     metrics: Annotated[dict[Text, Number], Meta(max_length=MAX_METRICS)] = field(default_factory=dict)  # their means

@@ -1,6 +1,7 @@
 """Tests targets by hand, whole updates against a naive twin, and what an update must not change."""
 
 import copy
+import threading
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from support.dpg import SCHEMA, B, K, Twin, make_batch
 from torch import nn
 
 from apex.algorithms.optimizers import make_optimizer, set_learning_rate
-from apex.config import Config, DpgConfig, LearnerConfig
+from apex.config import Config, DpgConfig, LearnerConfig, NetworkConfig
 from apex.dpg.algorithm import DpgAlgorithm
 from apex.dpg.networks import ActorCritic
 from apex.dpg.update import DpgUpdate
@@ -128,6 +129,38 @@ def test_five_updates_equal_a_naive_twins(settings, norm):
         assert np.allclose(state[name].numpy(), expected, rtol=1e-3, atol=1e-4), name
 
 
+@pytest.mark.parametrize("settings", [{}, {"num_critics": 2, "target_noise": 0.2, "policy_period": 2}])
+def test_a_second_thread_changes_no_result(settings, monkeypatch):
+    threads = set()
+    whole = DpgUpdate._differentiate_policy
+
+    def spy(update, *arguments):
+        threads.add(threading.current_thread().name.rpartition("_")[0] or "main")
+        return whole(update, *arguments)
+
+    monkeypatch.setattr(DpgUpdate, "_differentiate_policy", spy)
+    states = []
+    for num_threads in (1, 2):
+        update, online, _, optimizer, _ = make_step(learner={"num_threads": num_threads}, **settings)
+        assert update.torch_threads == 1
+        torch.manual_seed(5)
+        errors = [update(make_batch(seed)).td_errors for seed in range(5)]
+        states.append([*errors, *contents(online, optimizer)])
+    assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
+    assert threads == {"main", "policy"}
+
+
+def test_a_custom_network_is_run_by_one_thread():
+    config = Config(
+        learner=LearnerConfig(num_threads=2),
+        network=NetworkConfig(factory=f"{__name__}:make_partly"),
+    )
+    algorithm = DpgAlgorithm(config, SCHEMA)
+    networks = algorithm.make_network(), algorithm.make_network()
+    update = algorithm.make_update(*networks, algorithm.make_optimizer(networks[0]), CPU)
+    assert update.torch_threads == 2
+
+
 def test_losses_of_policy_and_critics_do_not_mix():
     kept = {}
     for clip in (1e-9, 1.0):  # With the first value, the policy hardly learns.
@@ -208,6 +241,10 @@ class Partly(nn.Module):
 class PartlyCritic(Partly):
     def forward(self, *inputs):
         return super().forward(*inputs).T
+
+
+def make_partly(info):
+    return ActorCritic(Partly(3, K), PartlyCritic(3 + K, 1), None)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])

@@ -47,11 +47,14 @@ class Learner:
         self._stop = stop
         self._clock = clock
         self.final = lambda: None
+        self.newer = None  # the answer to a request that does not wait
         self.called_at = []
         self.results = []
         self.versions = []  # of the parameters that came with them
 
     def newest(self, timeout):
+        if not timeout:
+            return self.newer
         self.called_at.append(self._clock.now)
         if not self._entries:
             self._stop.request()
@@ -170,16 +173,33 @@ def test_nothing_is_confirmed_below_or_without_a_stop_score(scores, stop_score):
 def test_mean_at_the_stop_score_is_confirmed_by_new_games():
     trial = Trial(make_parameters(1), scores=[[10.0, 10.0], games(11.0, 1.0)], stop_score=10.0, num_envs=100)
     (result,) = trial.run()
-    assert (result.confirmed, result.mean, sorted(result.scores)) == (True, 11.0, sorted(games(11.0, 1.0)))
+    assert (result.confirmed, result.mean, sorted(result.scores)) == (True, 11.0, sorted(games(11.0, 1.0, 20)))
+    assert trial.made[1] == (20, result.seed)
 
 
-@pytest.mark.parametrize(("mean", "confirmed"), [(60.0, False), (480.0, False), (490.0, True)])
-def test_score_is_confirmed_if_its_interval_is_above_the_stop_score(mean, confirmed):
-    """The standard error of 100 games is 40 / 10 = 4, so the interval begins 8 below the mean."""
+@pytest.mark.parametrize(
+    ("mean", "confirmed", "episodes"), [(60.0, False, 20), (480.0, False, 100), (490.0, True, 100), (520.0, True, 20)]
+)
+def test_new_games_end_as_soon_as_they_decide(mean, confirmed, episodes):
+    """The standard error of 100 games is 40 / 10 = 4, so at the last look the interval begins 8 below the mean."""
     trial = Trial(make_parameters(1), scores=[[500.0] * 2, games(mean, 40.0)], stop_score=475.0, num_envs=100)
     (result,) = trial.run()
-    assert (result.mean, result.confirmed) == (mean, confirmed)
-    assert result.low == pytest.approx(mean - 8, abs=1)
+    assert (result.mean, result.confirmed, result.episodes) == (mean, confirmed, episodes)
+
+
+def test_the_newest_policy_is_confirmed():
+    trial = Trial(make_parameters(1, 0.0, 1.0), scores=[[11.0, 11.0], games(12.0, 1.0)], stop_score=10.0)
+    trial.learner.newer = make_parameters(7, 1.0, 0.0)
+    (result,) = trial.run()
+    assert (result.updates, result.confirmed, trial.learner.versions) == (7, True, [7])
+    assert [environment.actions[0] for environment in trial.environments] == [[1, 1], [0, 0]]
+
+
+def test_the_evaluation_after_a_failed_confirmation_has_none():
+    parameters = [make_parameters(version) for version in (1, 2, 3)]
+    scores = [[11.0, 11.0], games(9.0, 1.0), [11.0, 11.0], [11.0, 11.0], games(12.0, 1.0)]
+    results = Trial(*parameters, scores=scores, stop_score=10.0).run()
+    assert [(result.episodes, result.confirmed) for result in results] == [(20, False), (2, False), (20, True)]
 
 
 def test_fewer_than_100_confirming_games_are_refused():
@@ -221,6 +241,17 @@ def test_evaluations_start_one_period_apart():
     trial.run()
     starts = trial.learner.called_at
     assert [round(start - starts[0], 6) for start in starts] == [0.0, 60.0, 120.0]
+
+
+@pytest.mark.parametrize(("stop_score", "starts"), [(None, [0.0, 20.0, 40.0]), (99.0, [0.0, 3.0, 6.0])])
+def test_evaluations_take_at_most_a_tenth_of_the_time_unless_the_run_waits_for_a_score(stop_score, starts):
+    def take_two_seconds(trial):
+        trial.clock.now += 2.0
+
+    parameters = [make_parameters(version) for version in (1, 2)]
+    trial = Trial(*parameters, stop_score=stop_score, on_play=take_two_seconds, period_seconds=3.0)
+    trial.run()
+    assert [round(start - trial.learner.called_at[0], 6) for start in trial.learner.called_at] == starts
 
 
 @pytest.mark.parametrize(("period", "starts"), [(1.0, [0.0, 5.0, 6.0]), (60.0, [0.0, 60.0, 120.0])])
