@@ -12,7 +12,7 @@ from bench.insert_latency import measure_inserts
 
 @pytest.mark.programs
 def test_a_short_run_has_every_figure_and_leaves_nothing_behind(tmp_path):
-    bench = start(tmp_path, "snapshots", "--transitions", "2000", "--seconds", "2", "--json")
+    bench = start(tmp_path, "snapshots", "--transitions", "20000", "--seconds", "2", "--json")
     try:
         output, errors = bench.communicate(timeout=100)
     finally:
@@ -23,7 +23,7 @@ def test_a_short_run_has_every_figure_and_leaves_nothing_behind(tmp_path):
         p50, p999, longest = (figures[f"insert_{name}_ms{label}"] for name in ("p50", "p999", "longest"))
         assert 0 < p50 <= p999 <= longest
     assert figures["insert_p999_ms_more"] == figures["insert_p999_ms"] - figures["insert_p999_ms_without"]
-    assert figures["restored_transitions"] == 2_000
+    assert figures["restored_transitions"] == 20_000
     assert list(tmp_path.iterdir()) == []
 
 

@@ -542,6 +542,6 @@ def test_rest_shows_signs_of_life_and_ends_with_a_request(monkeypatch):
 
 @pytest.mark.no_cover
 def test_the_timing_of_a_small_store_has_every_figure(tmp_path):
-    figures = measure_snapshot(tmp_path / "snapshots", num_transitions=2_000, seconds=0.2)
-    assert figures["restored_transitions"] == 2_000
+    figures = measure_snapshot(tmp_path / "snapshots", num_transitions=20_000, seconds=0.2)
+    assert figures["restored_transitions"] == 20_000
     assert all(value > 0 for value in figures.values())
