@@ -38,7 +38,7 @@ COMMANDS = {
     "replay": Command("apex.replay", "start a replay server: --learner HOST"),
     "actor": Command("apex.actor", "start actors on this host: --learner HOST"),
     "evaluator": Command("apex.evaluator", "start an evaluator: --learner HOST"),
-    "cluster": Command("apex.cloud.cluster.command", "list, follow and resize clusters on EC2"),
+    "cluster": Command("apex.cloud.cluster.command", "list clusters on EC2 and their problems"),
     "completion": Command("apex.completion", "print a completion script for bash or zsh"),
     "host": Command("apex.cloud.host.command", "commands that systemd calls on the hosts of a cluster"),
 }

@@ -1,6 +1,6 @@
 # The hosts: one auto-scaling group for each kind, which replaces lost hosts. A new learner's host restores the run from
-# the bucket. Terraform sets the minimum and maximum size of a group. `apex cluster resize` changes the size, and the end
-# of the run sets it to 0.
+# the bucket. Terraform sets the minimum and maximum size of a group. The AWS CLI changes the size, and the end of the run
+# sets it to 0.
 
 locals {
   prefix = "apex-${var.name}"

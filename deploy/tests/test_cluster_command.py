@@ -6,7 +6,6 @@ The name of one is a prefix of the other's: pong, pong-1. Changes to one must no
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -54,10 +53,9 @@ def make_network(cluster: str) -> str:
 
 
 def launch(cluster: str) -> dict[str, str]:
-    """Creates the groups of a cluster, and the logs of their hosts; returns a host of each group."""
+    """Creates the groups of a cluster; returns a host of each group."""
     subnet, image = make_network(cluster), client("ec2").describe_images()["Images"][0]["ImageId"]
     for role in ROLES:
-        client("logs").create_log_group(logGroupName=f"/apex/{cluster}/{role}")
         name, specifications = f"apex-{cluster}-{role}", tagged(cluster, role, "instance")
         data = {"ImageId": image, "InstanceType": "c7i.2xlarge", "TagSpecifications": specifications}
         client("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
@@ -70,18 +68,7 @@ def launch(cluster: str) -> dict[str, str]:
             LaunchTemplate={"LaunchTemplateName": name, "Version": "$Latest"},
             Tags=[{**tag, "PropagateAtLaunch": True} for tag in tagged(cluster, role)],
         )
-        for host in hosts_of(cluster, role):
-            write_log(cluster, role, host)
     return {role: hosts_of(cluster, role)[0] for role in ROLES}
-
-
-def write_log(cluster: str, role: str, host: str) -> None:
-    """Writes two lines, a second after those of the previous role."""
-    logs, group = client("logs"), f"/apex/{cluster}/{role}"
-    logs.create_log_stream(logGroupName=group, logStreamName=host)
-    now = int(time.time() * 1000) - 60_000 + 1000 * ROLES.index(role)
-    events = [{"timestamp": now + 4000 * i, "message": f"{role} says {i}\x1b[2J"} for i in range(2)]
-    logs.put_log_events(logGroupName=group, logStreamName=host, logEvents=events)
 
 
 def hosts_of(cluster: str, role: str) -> list[str]:
@@ -115,22 +102,3 @@ def test_two_clusters_are_listed_side_by_side(apex: Apex) -> None:
     assert any(line.startswith(f"pong: learner {learner} is stopped") for line in lines)
     empty = [line for line in lines if line.startswith("pong:") and line.endswith(" 0")]
     assert [re.search("actor|learner", line)[0] for line in empty] == ["actor", "learner"]
-
-
-def test_the_lines_of_all_hosts_come_by_time(apex: Apex) -> None:
-    status, lines, _ = apex("tail", "pong", "--since", "1h")
-    assert status == 0
-    assert len(lines) == 10
-    assert lines == sorted(lines, key=lambda line: line[:20])
-    assert [line.split()[2] for line in lines[:2]] == ["learner", "evaluator"]
-    assert "\x1b" not in "".join(lines)
-    assert apex("tail", "pong", "--since", "1s") == (0, [], "")
-    only = apex("tail", "pong", "--since", "1h", "--role", "actor")[1]
-    assert {line.split()[3] for line in only} == set(hosts_of("pong", "actor"))
-
-
-def test_one_cluster_is_resized_within_its_bound(apex: Apex) -> None:
-    assert apex("resize", "pong", "--actors", "5")[0] == 0
-    assert len(hosts_of("pong", "actor")) == 5
-    assert apex("resize", "pong", "--actors", "7")[0] == 2
-    assert len(hosts_of("pong-1", "actor")) == 3

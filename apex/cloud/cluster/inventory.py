@@ -4,7 +4,6 @@ from datetime import datetime
 from typing import NamedTuple
 
 from apex.cloud.cluster.aws import OURS, Aws, Item, tags
-from apexreplay.errors import UsageError
 
 UP = ("pending", "running")
 GONE = ("shutting-down", "terminated")  # EC2 still lists such instances for an hour
@@ -23,9 +22,7 @@ class ClusterHost(NamedTuple):
 class AutoScalingGroup(NamedTuple):
     """The auto-scaling group of one kind of hosts."""
 
-    name: str
     desired: int
-    most: int  # maximum size
     in_service: int  # healthy hosts
     status: str  # AWS's status, such as "Delete in progress"; "" normally
     trouble: str  # AWS's reason why there are fewer hosts than desired; "" if there is none
@@ -61,15 +58,6 @@ def find_clusters(aws: Aws) -> dict[str, Cluster]:
     return clusters
 
 
-def require_cluster(aws: Aws, name: str) -> Cluster:
-    """Returns the cluster with that name. Raises UsageError with the names of all clusters if there is none."""
-    clusters = find_clusters(aws)
-    if name in clusters:
-        return clusters[name]
-    known = f"the region has {', '.join(clusters)}" if clusters else "the region has none"
-    raise UsageError(f"no cluster {name!r} in {aws.region}; {known}. For another region use --region")
-
-
 def problems(cluster: Cluster) -> list[str]:
     """Returns the problems of a cluster, each as a sentence."""
     if not cluster.hosts and not any(group.desired for group in cluster.groups.values()):
@@ -95,9 +83,7 @@ def _group(aws: Aws, item: Item) -> AutoScalingGroup:
     hosts = [(host["LifecycleState"], host["HealthStatus"]) for host in item["Instances"]]
     in_service = hosts.count(("InService", "Healthy"))
     return AutoScalingGroup(
-        name=item["AutoScalingGroupName"],
         desired=item["DesiredCapacity"],
-        most=item["MaxSize"],
         in_service=in_service,
         status=item.get("Status") or "",
         trouble=_trouble(aws, item["AutoScalingGroupName"]) if in_service < item["DesiredCapacity"] else "",
