@@ -120,11 +120,11 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing(programs):
 
 
 def stop(programs, name="train", signum=signal.SIGTERM):
-    """Stops a run by a signal. It must end within 10 s and leave no process."""
+    """Stops a run by a signal. It must end, also on a busy machine, within 60 s and leave no process."""
     programs.running[name].send_signal(signum)
     began = time.monotonic()
     assert programs.wait(name) == (130 if signum == signal.SIGINT else 0), programs.output(name)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
 
 

@@ -11,10 +11,11 @@ from bench.insert_latency import measure_inserts
 
 
 @pytest.mark.programs
+@pytest.mark.timeout(200)
 def test_a_short_run_has_every_figure_and_leaves_nothing_behind(tmp_path):
-    bench = start(tmp_path, "snapshots", "--transitions", "20000", "--seconds", "2", "--json")
+    bench = start(tmp_path, "snapshots", "--transitions", "20000", "--seconds", "8", "--json")
     try:
-        output, errors = bench.communicate(timeout=100)
+        output, errors = bench.communicate(timeout=180)
     finally:
         bench.kill()
     assert bench.returncode == 0, errors
