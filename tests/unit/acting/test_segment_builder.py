@@ -574,3 +574,20 @@ def test_stacks_of_segments_equal_the_observations_of_ale():
             following = final if ended[stream] else seen[last + 1]
             assert np.array_equal(rebuild(frames, record["frame"], record["depth"], 4), seen[t][stream])
             assert np.array_equal(rebuild(frames, record["next_frame"], record["next_depth"], 4), following[stream])
+
+
+@pytest.mark.parametrize(
+    ("failed", "skipped", "expected"),
+    [
+        (None, None, None),
+        ([True, False, False], None, [True, False, False]),
+        (None, [False, True, False], [False, True, False]),
+        ([True, False, False], [False, True, False], [True, True, False]),
+    ],
+)
+def test_steps_that_failed_or_were_skipped_are_unplayed(failed, skipped, expected):
+    none = np.zeros(3, np.bool_)
+    observation = np.zeros((3, 1, 2), np.float32)
+    given = {name: np.array(rows) for name, rows in (("failed", failed), ("skipped", skipped)) if rows}
+    unplayed = Step(observation, np.zeros(3, np.float32), none, none, none, observation, **given).unplayed
+    assert unplayed is None if expected is None else unplayed.tolist() == expected
