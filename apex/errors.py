@@ -75,8 +75,4 @@ class TrainingError(ApexError, RuntimeError):
 
 
 class AwsError(ApexError, RuntimeError):
-    """AWS refused a request or did not respond. `code` is the error's name in AWS or botocore."""
-
-    def __init__(self, problem: str, code: str = "") -> None:
-        super().__init__(problem)
-        self.code = code
+    """AWS refused a request or did not respond."""

@@ -132,8 +132,13 @@ class Schema:
         parts = tuple(Part(name, dtype, tuple(shape), most) for name, dtype, shape, most in saved["parts"])
         for part in parts:
             sized = part.dtype in get_args(PartDtype) and all(type(size) is int and size > 0 for size in part.shape)
-            if not (sized and str(part.name).isprintable() and type(part.most) is int):
+            named = type(part.name) is str and part.name.isprintable()
+            # A part whose values have one category has 0.
+            bounded = type(part.most) is int and part.most >= (0 if part.dtype == "int32" else 1)
+            if not (sized and named and bounded):
                 raise ValueError(f"{part} is no part of an observation")
+        if len({part.name for part in parts}) < len(parts):
+            raise ValueError("two parts of an observation have one name")
         if parts and tuple(saved["frame_shape"]) != (sum(part.num_bytes for part in parts),):
             raise ValueError(f"the parts of a frame do not have its {saved['frame_shape']} bytes")
         return cls(**{**saved, "frame_shape": tuple(saved["frame_shape"]), "parts": parts})

@@ -105,7 +105,7 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Sized:
         "raise replay.max_bytes, or leave it out",
     )
     sized = replace(config, actor=actor, learner=learner, replay=replay)
-    busy, idle = _busy_cores(config, actor, machine), _idle_cores(config, sized, machine)
+    busy, idle = _busy_cores(config, actor, machine), _idle_cores(config, sized, machine, schema)
     return Sized(sized, config, machine, busy, cause, tables, each, idle)
 
 
@@ -186,7 +186,7 @@ def _size_learner(
         most = min(LARGEST_BATCH if on_gpu else on_cores, LARGEST_BATCH, config.replay.min_size_to_sample)
         batch_size = 1 << (most.bit_length() - 1)
     threads = 1 if on_gpu else max(1, min(left, batch_size // SAMPLES_PER_THREAD))  # GPU: 1 to launch kernels
-    if schema.action_size and config.algorithm in ("", "dpg"):
+    if _has_few_threads(config, schema):
         threads = min(threads, DPG_THREADS)
     cause = _choose_format(config, machine, schema)
     chosen = replace(
@@ -212,17 +212,24 @@ def _choose_format(config: Config, machine: Machine, schema: Schema) -> FormatCa
     return "supported" if supported else "unsupported"
 
 
-def _idle_cores(config: Config, sized: Config, machine: Machine) -> IdleCores | None:
-    """Returns the idle cores of a large machine; None: few are idle, or processes or threads are configured."""
+def _idle_cores(config: Config, sized: Config, machine: Machine, schema: Schema) -> IdleCores | None:
+    """Returns the idle cores of a large machine; None: few are idle, processes or threads are configured, or no setting
+    would use more.
+    """
     actor, learner, on_gpu = sized.actor, sized.learner, _uses_gpu(config, machine)
     helpers = learner.num_loaders + _replay_cores(sized) + 1  # + 1 evaluator
     idle = machine.cores - actor.num_processes * actor.num_threads - learner.num_threads - helpers
     asked = config.actor.num_processes or (config.run.head if on_gpu else config.learner.num_threads)
     if asked or idle <= machine.cores // 8 or machine.cores < MANY_CORES:
         return None
-    if not on_gpu:  # The learner uses the cores that the actors do not use.
-        return IdleCores(idle, "batch_size")
+    if not on_gpu:  # The learner uses the cores that the actors do not use; that of DPG, two.
+        return None if _has_few_threads(config, schema) else IdleCores(idle, "batch_size")
     return IdleCores(idle, "num_actors" if config.actor.num_actors else "capacity")
+
+
+def _has_few_threads(config: Config, schema: Schema) -> bool:
+    """Returns whether the algorithm is DPG, whose learner uses at most `DPG_THREADS`."""
+    return schema.action_size > 0 and config.algorithm in ("", "dpg")
 
 
 def _num_loaders(config: Config, machine: Machine) -> int:

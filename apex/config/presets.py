@@ -59,7 +59,7 @@ ATARI = Config(
         # Long, because a full game occupies one core for tens of seconds. The paper does not state a period.
         period_seconds=120.0,
         episodes=2,
-        num_envs=50,  # An evaluation uses only one per game; the 100 games that confirm a score use all 50.
+        num_envs=20,  # An evaluation uses only one per game; those that confirm a score use all 20.
     ),
 )
 

@@ -71,11 +71,13 @@ class BatchedEnvironment:
         self._mode = MODES.get(str(getattr(mode, "value", mode)), AutoresetMode.NEXT_STEP)
         self.fps = float(metadata.get("render_fps") or DEFAULT_FPS)
         single = spaces_of(env)
+        self._space = single.observation_space
         self._form, self._actions = read_observations(single, config), read_actions(single, config)
-        self._is_plain = isinstance(single.observation_space, spaces.Box) and self._form.dtype == "float32"
+        self._is_plain = isinstance(self._space, spaces.Box) and self._form.dtype == "float32"
         self._acts_plainly = isinstance(single.action_space, spaces.Discrete) and single.action_space.start == 0
         self._observation: Array = np.zeros((self.num_envs, self._form.stack, *self._form.shape), self._form.dtype)
         self._mask: NDArray[np.bool_] | None = None
+        self._is_masked = False  # whether the first info had action masks
         self._skips: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         self._is_trial = is_trial
         self._budget = FaultBudget(config.id, self.num_envs, is_trial=is_trial)
@@ -102,6 +104,7 @@ class BatchedEnvironment:
         observation = np.zeros_like(self._observation)
         self._write(raw, observation, np.ones(self.num_envs, np.bool_))
         self._skips = np.zeros(self.num_envs, np.bool_)
+        self._is_masked = isinstance(info, Mapping) and answers.MASK in info
         self._mask = self._read_masks(info)
         self._observation = observation
         return observation
@@ -136,9 +139,7 @@ class BatchedEnvironment:
                 final_observation[~ended] = observation[~ended]
                 for i in np.flatnonzero(ended).tolist():
                     answers.write_frame(self._form.to_frame(_row(info["final_obs"], i)), final_observation[i])
-                final_mask = self._read_masks(info.get("final_info", {}), ended)
-                if mask is not None and final_mask is None:
-                    raise BadAnswerError(f"returned no {answers.MASK!r} in final_info, although info has one")
+                final_mask = self._read_masks(info.get("final_info"), ended)
             elif self._mode == AutoresetMode.DISABLED:
                 raw, info = self._env.reset(options={"reset_mask": ended.copy()})
                 self._write(raw, observation, ended, only=ended)
@@ -188,11 +189,17 @@ class BatchedEnvironment:
     ) -> None:
         """Writes the newest frames of all environments, or of those in `only`; those that begin get empty stacks."""
         if self._is_plain and only is None and self._form.stack == 1:
-            frames = np.asarray(raw).reshape(stacks.shape)
+            frames = np.asarray(raw)
+            if frames.shape != (self.num_envs, *self._space.shape):  # EnvPool's observation_space is that of one.
+                expected = f"expected {self.num_envs} of {self._space}"
+                raise BadAnswerError(f"returned observations {answers.describe_type(frames)}, {expected}")
             answers.check_finite(frames.reshape(-1))
-            stacks[:] = frames
+            stacks[:] = frames.reshape(stacks.shape)
             return
-        for i, row in enumerate(iterate(self._env.observation_space, raw)):
+        rows = list(iterate(self._env.observation_space, raw))
+        if len(rows) != self.num_envs:
+            raise BadAnswerError(f"returned {len(rows)} observations, expected one for each environment")
+        for i, row in enumerate(rows):
             if only is None or only[i]:
                 if begins[i]:
                     stacks[i] = 0
@@ -201,12 +208,14 @@ class BatchedEnvironment:
     def _read_masks(
         self, info: Any, only: NDArray[np.bool_] | None = None, others: NDArray[np.bool_] | None = None
     ) -> NDArray[np.bool_] | None:
-        """Returns the action masks in the info of all environments, bool[E, A]; None if it has none.
+        """Returns the action masks in the info of all environments, bool[E, A]; None if the first info had none.
 
         `only`: those that have one; the others get the rows of `others`, or all actions.
         """
+        if not self._is_masked:
+            return None
         if not (isinstance(info, Mapping) and answers.MASK in info):
-            return others
+            raise BadAnswerError(f"returned no {answers.MASK!r} in its info, although the first info had one")
         masks = np.ones((self.num_envs, self._actions.num_actions), np.bool_) if others is None else others.copy()
         for i in range(self.num_envs) if only is None else np.flatnonzero(only).tolist():
             given = np.asarray(_row(info[answers.MASK], i))

@@ -89,6 +89,7 @@ class Evaluator:
         self._clock = clock
         self._wait = Wait("evaluator", clock.monotonic)
         self._start_at = clock.monotonic()
+        self._unplayed: Parameters | None = None  # taken for a confirmation that the end of training abandoned
         self._has_failed = False  # whether the last evaluation's games did not confirm its score
         self._num_plays = 0
         self._has_made = False  # an environment; then a later failure is not a mistake in the settings
@@ -109,7 +110,7 @@ class Evaluator:
 
     def step(self, stop: Stop, timeout: float = POLL_SECONDS) -> bool:
         """Evaluates the newest parameters; returns False if no newer ones come within `timeout` seconds."""
-        parameters = self._learner.newest(timeout)
+        parameters, self._unplayed = self._unplayed or self._learner.newest(timeout), None
         if parameters is None:
             self._wait.on(Waiting("newer_parameters"))
             return False
@@ -166,6 +167,7 @@ class Evaluator:
         newest = self._learner.newest(0.0) or first.parameters
         played = self._play(newest, counts, is_over, lambda games: verdict(games) is not None)
         if is_over():
+            self._unplayed = newest if newest is not first.parameters else None  # They may be the last ones.
             return first
         confirmed = bool(verdict(played.games))
         self._has_failed = not confirmed
@@ -191,8 +193,8 @@ class Evaluator:
             seconds=seconds,
             metrics={name: metric.mean for name, metric in metrics_of(played.games).items()},
         )
-        # The score of an untrained policy is luck.
-        is_best = result.updates > 0 and (self.best is None or result.mean >= self.best)
+        # The score of an untrained policy is luck. A confirmed one ends the run, whatever lucky games came before.
+        is_best = result.updates > 0 and (result.confirmed or self.best is None or result.mean >= self.best)
         if is_best:
             self.best = result.mean
         self.num_evaluations += 1

@@ -56,10 +56,15 @@ def spawn(
 
 
 def lower_priority(niceness: int) -> None:
-    """Makes this process, and its whole session where Linux groups sessions, leave CPU time to others."""
+    """Makes this process leave CPU time to others, and also its session if this process or its parent leads it.
+
+    Where Linux groups the processes of a session, niceness applies only within the session. The session of a shell, in
+    which a person started a program, keeps its priority.
+    """
     os.nice(niceness)
-    with suppress(OSError):  # With autogroups, niceness applies only within a session.
-        Path("/proc/self/autogroup").write_text(str(niceness))
+    if os.getsid(0) in (os.getpid(), os.getppid()):
+        with suppress(OSError):  # There is no such file without these groups.
+            Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 def belong_to(parent: int, ends_by: signal.Signals = signal.SIGKILL) -> None:

@@ -386,10 +386,18 @@ def test_the_reasons_have_the_figures():
         (PRESETS["pong"].config, 192, False, IdleCores(85, "batch_size")),
         *((tree, cores, gpu, None) for tree in (Config(), config(num_processes=1)) for cores in (1, 2, 4, 16, 64)
           for gpu in (False, True)),
+        (replace(PRESETS["pong"].config, algorithm="my:own"), 192, False, IdleCores(85, "batch_size")),
     ],
 )  # fmt: skip
 def test_idle_cores_of_a_large_machine_name_the_limiting_setting(tree, cores, gpu, idle):
     assert size(tree, machine(cores, gib=512, gpu=gpu)).idle == idle
+
+
+def test_no_setting_gives_dpg_more_cores():
+    schema = replace(vectors(), num_actions=0, action_size=3)
+    tree, box = PRESETS["control"].config, machine(64, gib=512)
+    assert size(tree, box, schema).idle is None
+    assert size(replace(tree, algorithm="my:own"), box, schema).idle is not None
 
 
 def test_cuda_without_a_gpu_is_refused():

@@ -73,9 +73,9 @@ def _translate(service: str, operation: str, call: Callable[[], Any]) -> Any:
             sentence = f"AWS denies {service}:{error.operation_name}; your user or role needs this permission ({text})"
         elif any(word in code for word in _UNKNOWN_CALLER):
             sentence = f"AWS refuses these credentials ({code}: {text}); renew them, for example with `aws sso login`"
-        raise AwsError(sentence, code) from error
+        raise AwsError(sentence) from error
     except BotoCoreError as error:
         kind, sentence = type(error).__name__, f"{service} {operation}: {error}"
         if any(word in kind for word in ("Credential", "Token", "SSO")):
             sentence = f"no credentials: {error}. Set them with `aws configure sso`, AWS_PROFILE or AWS_ACCESS_KEY_ID"
-        raise AwsError(sentence, kind) from error
+        raise AwsError(sentence) from error

@@ -216,7 +216,8 @@ class Coordinator:
         if state.end and state.evaluation is not None and state.evaluation.confirmed:
             return
         if result.updates:
-            state.best_score = self._best_policy.keep(result.mean, parameters, games_of(result))
+            games, confirmed = games_of(result), result.confirmed
+            state.best_score = self._best_policy.keep(result.mean, parameters, games, confirmed=confirmed)
         state.evaluation = result = replace(result, metrics=self._known(result.metrics))
         state.decide_end()
         if self._begin_curves():

@@ -15,7 +15,10 @@ log = logging.getLogger("apex")
 
 
 class BestPolicy:
-    """Keeps the best policy in the folder of the checkpoints; a later one with an equal or higher score replaces it."""
+    """Keeps the best policy in the folder of the checkpoints.
+
+    A later one replaces it if its score is equal, higher, or confirmed.
+    """
 
     def __init__(self, folder: Path, config: Config, schema: Schema) -> None:
         """A best policy that exists in `folder` is from earlier starts of the run."""
@@ -32,13 +35,15 @@ class BestPolicy:
         except CheckpointError as error:
             log.error("%s; the policy of the next evaluation becomes the best policy", error)
 
-    def keep(self, score: float, parameters: Parameters | None, games: PlayedGames | None = None) -> float:
-        """Keeps the parameters if their mean score is the best so far; returns the best score.
+    def keep(
+        self, score: float, parameters: Parameters | None, games: PlayedGames | None = None, *, confirmed: bool = False
+    ) -> float:
+        """Keeps the parameters if their mean score is the best so far or `confirmed`; returns the best score.
 
         If a policy cannot be written, the next evaluation tries again, unless the policy of that evaluation is better.
         """
         waiting, known = self._waiting, self.best
-        if parameters is not None and (known is None or score >= known):
+        if parameters is not None and (confirmed or known is None or score >= known):
             waiting = score, parameters, games
         self._waiting = None if waiting is None or self._write(*waiting) else waiting
         return score if self.best is None else max(score, self.best)

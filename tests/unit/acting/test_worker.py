@@ -41,7 +41,7 @@ def test_scores_are_kept_while_the_socket_is_full():
 
 
 @pytest.mark.parametrize(("niceness", "expected"), [(0, []), (7, [(7, 3)])])
-def test_an_actor_leaves_cpu_time_to_others_once_it_has_waited_for_receipts(monkeypatch, niceness, expected):
+def test_an_actor_leaves_cpu_time_once_it_has_waited_for_receipts(monkeypatch, niceness, expected):
     stop, lowered, steps = Stop(), [], []
     actor = SimpleNamespace(begin=list, end=list, num_steps=0, scores=ScoreSums())
 

@@ -106,6 +106,10 @@ def test_a_schema_with_parts_survives_json():
         {"parts": [["arm", "uint8", [3], "9"]]},
         {"parts": [["arm\x1b", "uint8", [3], 9]]},
         {"parts": [["arm", "uint8", [3]]]},
+        {"parts": [[5, "uint8", [3], 9]], "frame_shape": [3]},
+        {"parts": [["arm", "uint8", [3], 0]], "frame_shape": [3]},
+        {"parts": [["arm", "int32", [3], -1]], "frame_shape": [12]},
+        {"parts": [["arm", "uint8", [3], 9], ["arm", "uint8", [2], 9]], "frame_shape": [5]},
         {"frame_shape": [3]},
     ],
 )

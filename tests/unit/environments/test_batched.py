@@ -208,6 +208,7 @@ class Broken(gymnasium.vector.VectorEnv):
         return {
             "four": (zeros, rewards, flags, {}),
             "shape": (zeros[:, :2], rewards, flags, flags, {}),
+            "columns": (zeros.T.copy(), rewards, flags, flags, {}),
             "nan": (zeros + np.nan, rewards, flags, flags, {}),
             "reward": (zeros, rewards + np.inf, flags, flags, {}),
             "rewards": (zeros, 0.0, flags, flags, {}),
@@ -229,7 +230,8 @@ def make_wrong(num_envs, answer="nan", mode="NextStep", render_mode=None):
     [
         ("reset", "NextStep", r"ValueError: bad .*in its reset"),
         ("four", "NextStep", r"tuple of 4, expected five values .*in its step"),
-        ("shape", "NextStep", r"cannot reshape"),
+        ("shape", "NextStep", r"float32\[2, 2\], expected 2 of Box|float32\[1, 2\], expected 1 of Box"),
+        ("columns", "NextStep", r"float32\[3, 2\], expected 2 of Box|float32\[3, 1\], expected 1 of Box"),
         ("nan", "NextStep", r"not finite"),
         ("reward", "NextStep", r"reward inf, which is not finite"),
         ("rewards", "NextStep", r"float64\[\], expected one for each environment"),
@@ -256,19 +258,34 @@ def test_a_wrong_picture_is_named():
         games.picture()
 
 
-def test_masks_of_a_last_state_must_not_be_missing():
+@pytest.mark.parametrize("key", ["final_info", "action_mask"])
+def test_later_masks_must_not_be_missing(key):
     games = make_environment(here("make_walks", mode="SameStep"), 2, seed=1)
     step = games._env.step
 
-    def without_final_info(actions):
+    def without(actions):
         *answer, info = step(actions)
-        info.pop("final_info", None)
+        info.pop(key, None)
         return (*answer, info)
 
-    games._env.step = without_final_info
+    games._env.step = without
     games.reset()
-    with pytest.raises(EnvironmentFailure, match="no 'action_mask' in final_info"):
+    with pytest.raises(EnvironmentFailure, match="no 'action_mask' in its info"):
         list(map(games.step, [np.zeros(2, np.int64)] * 5))
+
+
+def test_a_missing_row_is_named():
+    games = make_environment(here("make_walks", kind="dict"), 2, seed=1)
+    step = games._env.step
+
+    def without_the_last(actions):
+        observation, *rest = step(actions)
+        return ({name: rows[:1] for name, rows in observation.items()}, *rest)
+
+    games._env.step = without_the_last
+    games.reset()
+    with pytest.raises(EnvironmentFailure, match="returned 1 observations, expected one for each"):
+        games.step(np.zeros(2, np.int64))
 
 
 def make_failing_with_a_number(**options):

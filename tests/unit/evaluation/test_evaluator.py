@@ -243,8 +243,25 @@ def test_evaluations_start_one_period_apart():
     assert [round(start - starts[0], 6) for start in starts] == [0.0, 60.0, 120.0]
 
 
+def test_a_confirmed_policy_is_the_best_after_luckier_games():
+    parameters = [make_parameters(version) for version in (1, 2, 3)]
+    scores = [[11.0, 11.0], games(9.0, 1.0), [30.0, 30.0], [11.0, 11.0], games(12.0, 1.0)]
+    trial = Trial(*parameters, scores=scores, stop_score=10.0)
+    trial.run()
+    assert trial.learner.versions == [1, 2, 3]
+    assert trial.evaluator.best == 12.0
+
+
+def test_last_parameters_taken_for_a_confirmation_are_evaluated():
+    """Training ends during the confirmation. Its last parameters do not come a second time."""
+    trial = Trial(make_parameters(1), scores=[[11.0, 11.0], games(20.0, 1.0), [5.0, 7.0]], stop_score=10.0)
+    trial.learner.newer = make_parameters(2)
+    results = trial.run(lambda: 2 if len(trial.made) >= 2 else None)
+    assert [(result.updates, result.mean) for result in results] == [(2, 6.0)]
+
+
 @pytest.mark.parametrize(("stop_score", "starts"), [(None, [0.0, 20.0, 40.0]), (99.0, [0.0, 3.0, 6.0])])
-def test_evaluations_take_at_most_a_tenth_of_the_time_unless_the_run_waits_for_a_score(stop_score, starts):
+def test_evaluations_take_a_tenth_of_the_time_unless_a_run_waits(stop_score, starts):
     def take_two_seconds(trial):
         trial.clock.now += 2.0
 

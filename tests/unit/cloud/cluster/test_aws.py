@@ -44,19 +44,18 @@ def refusal(code, message="no"):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "named"),
+    ("error", "named"),
     [
-        (refusal("UnauthorizedOperation"), "UnauthorizedOperation", "ec2:DescribeVolumes"),
-        (refusal("ExpiredToken", "old"), "ExpiredToken", "old"),
-        (refusal("DependencyViolation", "held"), "DependencyViolation", "held"),
-        (botocore.exceptions.NoCredentialsError(), "NoCredentialsError", "credentials"),
-        (botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"), "EndpointConnectionError", "http://x"),
+        (refusal("UnauthorizedOperation"), "ec2:DescribeVolumes"),
+        (refusal("ExpiredToken", "old"), r"refuses these credentials \(ExpiredToken: old\)"),
+        (refusal("DependencyViolation", "held"), r"held \(DependencyViolation\)"),
+        (botocore.exceptions.NoCredentialsError(), "no credentials"),
+        (botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"), "http://x"),
     ],
 )
-def test_a_refusal_names_its_code_and_its_subject(error, code, named):
-    with pytest.raises(AwsError, match=named) as caught:
+def test_a_refusal_names_its_code_and_its_subject(error, named):
+    with pytest.raises(AwsError, match=named):
         Aws("us-east-1", lambda service: Client(error)).call("ec2", "describe_volumes")
-    assert caught.value.code == code
 
 
 def test_a_refused_page_follows_the_pages_before_it():

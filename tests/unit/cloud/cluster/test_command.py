@@ -12,7 +12,7 @@ from apex.errors import AwsError
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 START = NOW - timedelta(hours=2)
-DENIED = AwsError("AWS denies ec2:DescribeInstances", "UnauthorizedOperation")
+DENIED = AwsError("AWS denies ec2:DescribeInstances")
 
 
 class FakeAws(Aws):

@@ -40,6 +40,13 @@ def test_only_an_equal_or_better_policy_replaces_the_best(tmp_path):
     assert BestPolicy(tmp_path, CONFIG, SCHEMA).score == 3.0
 
 
+def test_a_confirmed_policy_replaces_a_better_one(tmp_path):
+    best = BestPolicy(tmp_path, CONFIG, SCHEMA)
+    best.keep(9.0, parameters(1))
+    assert best.keep(7.0, parameters(2), confirmed=True) == 7.0
+    assert BestPolicy(tmp_path, CONFIG, SCHEMA).score == 7.0
+
+
 def test_a_trained_policy_replaces_an_untrained_one_of_an_older_version(tmp_path):
     BestPolicy(tmp_path, CONFIG, SCHEMA).keep(9.0, parameters(0))
     assert BestPolicy(tmp_path, CONFIG, SCHEMA).keep(1.0, parameters(1)) == 1.0
