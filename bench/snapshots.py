@@ -35,6 +35,7 @@ from bench.insert_latency import measure_inserts
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=18, n_step=3, codec="lz4")
 SEGMENT = 50  # transitions in the store
 INSERTS_PER_SECOND = 12_500  # transitions/s of the paper's 360 actors
+LAP_SECONDS = 40.0  # least time in which inserts replace the whole memory
 BATCH = 512
 BATCHES_PER_SECOND = 100
 READY_SECONDS = 60.0  # time for the sampler's first draw
@@ -77,9 +78,11 @@ def measure_snapshot(
     """Fills a store, then inserts and samples at the paper's rates for `seconds`, without a snapshot and then with one.
     Then a new writer attaches to the store, and another one restores the snapshot.
 
-    Snapshots are written to `folder`. The longest calls are in milliseconds and include delays by other programs;
-    compare only figures of one run.
+    A memory that these inserts would replace in less than 40 s gets fewer: on a busy machine, its snapshots would never
+    be complete. Snapshots are written to `folder`. The longest calls are in milliseconds and include delays by other
+    programs; compare only figures of one run.
     """
+    rate = min(INSERTS_PER_SECOND, num_transitions / LAP_SECONDS)
     with tempfile.TemporaryDirectory(dir=memory_folder(), prefix="apex-timing-") as memory:
         path = Path(memory) / "store"
         settings = StoreSettings(
@@ -95,15 +98,15 @@ def measure_snapshot(
         snapshots = SnapshotFolder(folder)
         children = [start_child("sampler", _sample, path, longest, phase)]
         try:
-            _keep_inserting(insert, READY_SECONDS, lambda: longest[BEFORE] > 0)  # A busy machine needs more time.
+            _keep_inserting(insert, rate, READY_SECONDS, lambda: longest[BEFORE] > 0)  # A busy machine needs more time.
             snapshot_process = SnapshotProcess(
                 lambda: SnapshotWriter(path, SCHEMA.table, snapshots, run_id=1, num_drawn=lambda: 0), seconds
             )
             children.append(snapshot_process.process)
-            longest_insert = [_keep_inserting(insert, seconds, lambda: False)]
+            longest_insert = [_keep_inserting(insert, rate, seconds, lambda: False)]
             began, phase[0] = time.monotonic(), DURING
             longest_insert.append(
-                _keep_inserting(insert, 600.0, lambda: snapshots.newest() is not None and longest[DURING] > 0)
+                _keep_inserting(insert, rate, 600.0, lambda: snapshots.newest() is not None and longest[DURING] > 0)
             )
             took = time.monotonic() - began
             began = time.monotonic()
@@ -168,8 +171,8 @@ def _make_segments(frame_bytes: int) -> list[Segment]:
     return segments
 
 
-def _keep_inserting(insert: Any, seconds: float, done: Any) -> float:
-    """Inserts at its rate until `done`, or for `seconds`; returns the duration of the longest insert."""
+def _keep_inserting(insert: Any, rate: float, seconds: float, done: Any) -> float:
+    """Inserts `rate` transitions/s until `done`, or for `seconds`; returns the duration of the longest insert."""
     longest, now = 0.0, time.monotonic()
     end, look_at, insert_at = now + seconds, now, now
     while now < end:
@@ -182,7 +185,7 @@ def _keep_inserting(insert: Any, seconds: float, done: Any) -> float:
         insert()
         now = time.monotonic()
         longest = max(longest, now - began)
-        insert_at = max(insert_at + SEGMENT / INSERTS_PER_SECOND, now - 0.1)
+        insert_at = max(insert_at + SEGMENT / rate, now - 0.1)
     return longest
 
 
