@@ -64,7 +64,7 @@ def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int | No
             host.run(subscriber, stop, check)
         if session.moved and not session.finished:
             return None
-        return NEIGHBOUR_GONE if session.lost else FINISHED
+        return NEIGHBOUR_GONE if session.lost or session.interrupted else FINISHED
     finally:
         stop_children(children)
         if session is not None:

@@ -57,6 +57,6 @@ def run_service(welcome: Welcome, stop: Stop) -> int:
         try:
             evaluator.run(stop)
             session.check()
-            return NEIGHBOUR_GONE if session.lost else FINISHED
+            return NEIGHBOUR_GONE if session.lost or session.interrupted else FINISHED
         finally:
             session.close()

@@ -49,7 +49,7 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
             start.inspector.try_algorithm(config, schema)
             if stop.poll():
                 return None
-            folder = RunFolder.create(config, schema, argv=start.argv)
+            folder = RunFolder.create(config, schema, argv=start.argv, asked=start.config)
             _claim(lock, folder)
         else:
             folder = RunFolder.open(start.folder)

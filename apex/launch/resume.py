@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from apex.schema import Schema
 from apex.sentences import describe
 from apex.types import Role
 from apex.version import VERSION
-from apexreplay.errors import DamagedMemoryError, require
+from apexreplay.errors import DamagedMemoryError, UsageError, require
 from apexreplay.server.open_store import require_snapshot
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.restore import require_room
@@ -35,7 +35,7 @@ from apexreplay.store.location import has_owner, store_path
 if TYPE_CHECKING:
     from apex.runs.checkpoints.checkpoint import ReplayPart
 
-OPTION = "--resume"
+OPTION, CONTINUE = "--resume", "--continue"
 ACCEPT = "--accept-changes"
 LIMITS = {
     "score": "run.stop_score",
@@ -81,7 +81,10 @@ def resume_parser(prog: str) -> Parser:
     parser.add_argument(
         OPTION, metavar="RUN", help="continue the run in this folder; only limits, such as --run.max-steps, may change"
     )
-    parser.add_argument(ACCEPT, action="store_true", help=f"allow {OPTION} to change other settings or lose saved data")
+    parser.add_argument(
+        CONTINUE, dest="continue_run", action="store_true", help="continue the run --name NAME if it exists"
+    )
+    parser.add_argument(ACCEPT, action="store_true", help="allow both to change other settings or lose saved data")
     add_allow(parser)
     return parser
 
@@ -94,8 +97,20 @@ def reopen(
     Raises UsageError if there is no such run, if the run is still running on this host, if it would end at once at the
     limit that it has reached, or if settings other than limits would change without `accept`.
     """
-    folder = RunFolder.open(name)
-    run = f"{OPTION} {name}"
+    folder, run = RunFolder.open(name), f"{OPTION} {name}"
+    prepare(folder, run)
+    config = parse_config(arguments, prog="apex train", description="", base=folder.config)
+    require_fitting(folder, config, run, accept, inspector or Inspector())
+    if (end := reached_limit(folder, config)) is not None:
+        raise UsageError(f"{run}: this run has reached {limit_option(end)} {end.value:g}", raise_limit(end))
+    return folder, config
+
+
+def prepare(folder: RunFolder, run: str) -> None:
+    """Writes config.toml again if it was changed. Raises UsageError if the run cannot be resumed.
+
+    `run`: how messages name the run.
+    """
     require(
         not folder.config.run.single_process,
         f"{run}: a run with --single-process cannot be resumed, because its checkpoints contain neither the games nor "
@@ -103,9 +118,14 @@ def reopen(
         remedy="start a new run with higher limits: it repeats the same steps",
     )
     folder.restore_config_file()
-    saved = folder.config
-    config = parse_config(arguments, prog="apex train", description="", base=saved)
-    old, new = flatten(saved), flatten(config)
+
+
+def require_fitting(folder: RunFolder, config: Config, run: str, accept: bool, inspector: Inspector) -> None:
+    """Raises UsageError if settings other than limits differ from the saved ones without `accept`.
+
+    Also if the saved files would not fit the settings, or if the run is still running on this host.
+    """
+    old, new = flatten(folder.config), flatten(config)
     differing = [setting for setting in old if old[setting] != new[setting] and setting not in CHANGEABLE]
     fixed = [setting for setting in differing if setting.startswith(FIXED)]
     changes = ", ".join(f"{setting} {old[setting]!r} -> {new[setting]!r}" for setting in fixed or differing)
@@ -116,27 +136,36 @@ def reopen(
         remedy=f"remove the other options, add {ACCEPT}, or start a new run",
     )
     require(
-        (inspector or Inspector()).schema(config) == folder.schema,
+        inspector.schema(config) == folder.schema,
         f"{run}: {config.environment.id} has changed since the run was saved",
         remedy="install the package versions that the run was started with",
     )
     stores = [store_path(folder.run_id, shard) for shard in range(config.replay.num_shards)]
     require(not any(map(has_owner, stores)), f"{run}: this run is still running", remedy="stop it first")
-    _require_work(run, folder.end, new)
-    return folder, config
 
 
-def _require_work(run: str, end: EndReason | None, settings: Mapping[str, Any]) -> None:
-    """Raises UsageError if the run has ended at a limit that `settings` keep, because it would end again at once."""
-    setting = LIMITS.get(end.kind) if end is not None else None
-    if end is None or setting is None or end.value is None:
-        return
-    limit, option = settings[setting], f"--{setting.removeprefix('run.').replace('_', '-')}"
-    unlimited = None if setting == "run.stop_score" else 0
-    remedy = f"give a higher {option}; {option} {'none' if unlimited is None else unlimited} means no limit"
-    require(
-        limit == unlimited or limit > end.value, f"{run}: this run has reached {option} {end.value:g}", remedy=remedy
-    )
+def reached_limit(folder: RunFolder, config: Config) -> EndReason | None:
+    """Returns the limit at which the run has ended if `config` keeps it, because the run would end again at once."""
+    end = folder.end
+    if end is None or end.kind not in LIMITS or end.value is None:
+        return None
+    limit = flatten(config)[LIMITS[end.kind]]
+    return None if limit == _unlimited(end) or limit > end.value else end
+
+
+def limit_option(end: EndReason) -> str:
+    """Returns the option of the limit at which a run has ended."""
+    return f"--{LIMITS[end.kind].removeprefix('run.').replace('_', '-')}"
+
+
+def _unlimited(end: EndReason) -> int | None:
+    return None if end.kind == "score" else 0
+
+
+def raise_limit(end: EndReason) -> str:
+    """Returns how a run that has ended at a limit is trained further."""
+    option, none = limit_option(end), _unlimited(end)
+    return f"give a higher {option}; {option} {'none' if none is None else none} means no limit"
 
 
 def find_saved(folder: RunFolder, config: Config, *, accept: bool) -> list[Restored]:

@@ -7,13 +7,14 @@ from typing import TextIO
 from apex.command_line import parse_config
 from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
+from apex.launch.continuing import describe_over, read_continue
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
 from apex.launch.local import run_locally
 from apex.launch.preflight.checks import check_limit
 from apex.launch.preflight.fit import require_announced_ports, require_head
 from apex.launch.preflight.report import require_all
 from apex.launch.ray.driver import reopen_on_ray, run_on_ray
-from apex.launch.resume import ACCEPT, OPTION, reopen, resume_parser
+from apex.launch.resume import ACCEPT, CONTINUE, OPTION, reopen, resume_parser
 from apex.launch.start import RunOutcome, Start
 from apex.launch.summary import summary
 from apex.launch.terminal.view import print_line
@@ -29,7 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         with stop_on_signals(take_notifier()) as stop:
-            return show(execute(read_start(arguments, stop), stop))
+            start = read_start(arguments, stop)
+            if start.is_over and start.folder is not None:
+                for line in describe_over(start.folder):
+                    print_line(line)
+                return FINISHED
+            return show(execute(start, stop))
     except KeyboardInterrupt:
         print_line("apex train: interrupted again while stopping; every program was killed", sys.stderr)
         return KILLED_BY_CTRL_C
@@ -42,6 +48,8 @@ def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
     add_engine_options(parser)
     options, rest = parser.parse_known_args(arguments)
     require_engine(options)
+    both = options.continue_run and options.resume is not None
+    require(not both, f"{CONTINUE} and {OPTION} cannot be used together", remedy="leave one of them out")
     if options.resume is not None and options.engine != RAY:
         folder, config = reopen(options.resume, rest, accept=options.accept_changes, inspector=inspector)
         require_announced_ports(config)
@@ -51,7 +59,10 @@ def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
     config = parse_config(rest, prog="apex train", description=about, own=[parser], inspector=inspector)
     if options.engine != RAY:
         require_announced_ports(config)
+        if options.continue_run:
+            return read_continue(config, arguments, accept=options.accept_changes, inspector=inspector)
         return Start(config=config, argv=arguments, inspector=inspector)
+    require(not options.continue_run, f"{CONTINUE} cannot be used with --engine ray", remedy=f"use {OPTION} for Ray")
     require(not options.accept_changes, f"{ACCEPT} cannot be used with --engine ray", remedy="leave it out")
     options.insecure_no_auth = config.transport.insecure_no_auth
     if options.resume is None:

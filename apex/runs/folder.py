@@ -43,7 +43,7 @@ FORMAT = 3  # version of the manifest's format
 EPOCH_ZERO = 1_704_067_200  # Unix time of 2024-01-01. Epochs count seconds since then: 31 bits suffice until 2092.
 
 KEYS = "keys"
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _ELAPSED = "elapsed.json"
 _EPOCH = "epoch.json"
 _END = "end.json"
@@ -75,6 +75,12 @@ class RunFolder:
     def config(self) -> Config:
         """The resolved configuration."""
         return from_saved(self.manifest["config"])
+
+    @property
+    def asked(self) -> Config | None:
+        """The configuration of the first start, before sizes were chosen; None: an earlier version made the run."""
+        asked = self.manifest.get("asked")
+        return from_saved(asked) if asked else None
 
     @property
     def keys(self) -> str:
@@ -156,12 +162,18 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, config: Config, schema: Schema, *, argv: Sequence[str] = sys.argv, started: datetime | None = None
+        cls,
+        config: Config,
+        schema: Schema,
+        *,
+        argv: Sequence[str] = sys.argv,
+        started: datetime | None = None,
+        asked: Config | None = None,
     ) -> Self:
         """Makes the folder of a new run, named `config.run.name`, or by default after the game and the time.
 
-        Never uses a folder that exists. Raises UsageError if the folder cannot be written, or if the algorithm does
-        not fit the actions.
+        `asked`: the configuration before sizes were chosen; None: the same. Never uses a folder that exists. Raises
+        UsageError if the folder cannot be written, or if the algorithm does not fit the actions.
         """
         choose_algorithm(config, schema)
         started = (started or datetime.now()).astimezone()
@@ -175,13 +187,14 @@ class RunFolder:
             "schema": schema.to_dict(),
             "hardware": describe_hardware(),
             "config": to_dict(config),
+            "asked": to_dict(asked or config),
             **_describe_start(argv, started),
         }
         with _reports_writing(path):
             for name in ("curves", "logs", "tensorboard", "checkpoints"):
                 (path / name).mkdir()
             replace_file(path / "config.toml", _encode_config(config))
-            replace_file(path / _MANIFEST, seal(manifest))
+            replace_file(path / MANIFEST, seal(manifest))
         return cls(path, unseal(seal(manifest)))  # The same as `open` reads: JSON has no tuples.
 
     def record_resume(self, config: Config, *, argv: Sequence[str] = sys.argv) -> None:
@@ -190,7 +203,7 @@ class RunFolder:
         self.manifest["resumed"] = [*self.manifest.get("resumed", []), again]
         self.manifest["config"] = to_dict(config)
         with _reports_writing(self.path):
-            replace_file(self.path / _MANIFEST, seal(self.manifest))
+            replace_file(self.path / MANIFEST, seal(self.manifest))
             replace_file(self.config_file, _encode_config(config))
 
     def restore_config_file(self) -> None:
@@ -205,26 +218,26 @@ class RunFolder:
         if saved == self.config:
             return  # An earlier version wrote it.
         message = "%s differed from the settings in %s and was overwritten. To change a setting, pass it with --resume"
-        log.warning(message, self.config_file, _MANIFEST)
+        log.warning(message, self.config_file, MANIFEST)
 
     @classmethod
     def open(cls, path: str | Path, folder: str | Path = "runs") -> Self:
         """Opens the run at `path`, or the run with that name below `folder`; raises UsageError if there is none."""
         named = Path(path)
-        here = next((p for p in (named, Path(folder) / named) if (p / _MANIFEST).is_file()), None)
+        here = next((p for p in (named, Path(folder) / named) if (p / MANIFEST).is_file()), None)
         if here is None:
-            flaw = "it is a file" if named.is_file() else f"no {_MANIFEST}" if named.is_dir() else "no such folder"
+            flaw = "it is a file" if named.is_file() else f"no {MANIFEST}" if named.is_dir() else "no such folder"
             problem = f"{path} is not a run folder: {flaw}"
             newest = ", ".join(run.name for run in list_runs(folder)[:3])
             raise DataError(problem, f"choose one of the newest runs in {folder}: {newest}" if newest else "")
         try:
-            manifest = unseal((here / _MANIFEST).read_bytes())
+            manifest = unseal((here / MANIFEST).read_bytes())
             if manifest["format"] == FORMAT:
                 return cls(here, manifest)
         except (OSError, KeyError, TypeError, ValueError) as error:
             cause = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
             remedy = "restore it from a copy of the run folder"
-            raise DataError(f"{here / _MANIFEST} cannot be read: {cause}", remedy) from error
+            raise DataError(f"{here / MANIFEST} cannot be read: {cause}", remedy) from error
         maker = f"{_maker(manifest)} in format {manifest['format']}"
         remedy = f"use that version, or only evaluate the policy: apex evaluate {here}/checkpoints/best.safetensors"
         raise DataError(f"{here} was made by {maker}, but this version reads only format {FORMAT}", remedy)
@@ -287,7 +300,7 @@ def _maker(manifest: dict[str, Any]) -> str:
 def list_runs(folder: str | Path) -> list[Path]:
     """Returns the folders of runs, newest start first; omits folders whose manifest has no readable start time."""
     runs = []
-    for file in Path(folder).glob(f"*/{_MANIFEST}"):
+    for file in Path(folder).glob(f"*/{MANIFEST}"):
         try:
             started = datetime.fromisoformat(unseal(file.read_bytes())["started"])
             runs.append((started.timestamp(), file.parent.stat().st_mtime_ns, file.parent))

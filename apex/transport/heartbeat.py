@@ -65,6 +65,7 @@ class Session:
         """
         self.inserts_wanted = False  # whether samplers of another shard wait for inserts
         self.finished = False  # whether the learner has ended the run
+        self.interrupted = False  # whether the learner has ended the run before a limit, so that it may be resumed
         self.final: int | None = None  # version of the last parameters; None before training ends
         self.lost = False  # whether the learner refused the heartbeats
         self.moved = False  # whether a replay server's address differs from the one in the welcome
@@ -162,7 +163,7 @@ class Session:
         if isinstance(answer, control.StateAnswer):
             self.inserts_wanted, self.final = answer.inserts_wanted, answer.final
             self.moved = answer.generation not in (0, self._welcome.generation)
-            self.finished = answer.stop
+            self.finished, self.interrupted = answer.stop, answer.interrupted
             if answer.stop or self.moved:
                 self._stop.request()
         elif isinstance(answer, control.RefusedAnswer):

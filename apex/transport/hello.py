@@ -125,6 +125,8 @@ def greet(
                     continue
                 case control.RefusedAnswer():
                     raise RefusedError(f"the learner at {route.endpoint} refuses this {role}: {answer.reason}")
+                case control.StateAnswer(stop=True, interrupted=True):  # The learner ends in a moment.
+                    missing = _absence(route)
                 case control.StateAnswer(stop=True):
                     log.info("the run of the learner at %s is over", route.endpoint)
                     return None

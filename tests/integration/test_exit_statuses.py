@@ -134,6 +134,20 @@ def test_the_status_is_130_after_a_second_ctrl_c():
     assert ended.returncode == 130
 
 
+def test_the_status_is_75_if_the_learner_was_only_stopped(learners):
+    learner = learners(welcome(), StateAnswer(stop=True, interrupted=True))
+    assert finish(learner, start(learner))[0] == 75
+
+
+def test_an_actor_host_waits_at_a_learner_that_stops_before_a_limit(learners):
+    learner = learners(StateAnswer(stop=True, interrupted=True))
+    process = start(learner)
+    until(lambda: learner.serve() or learner.hellos > 1, "second hello")
+    assert process.poll() is None
+    learner.answers["hello"] = StateAnswer(stop=True)
+    assert finish(learner, process)[0] == 0
+
+
 def test_an_actor_host_joins_again_if_a_replay_server_has_moved(learners):
     learner = learners(welcome(), StateAnswer(stop=False, generation=7))
     process = start(learner)

@@ -233,7 +233,7 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
     schema = start.inspector.schema(start.config, partial(print_line, stream=out))
     config, sizes = fit_one_process(start.config, schema)
     start.inspector.try_algorithm(config, schema)
-    folder = RunFolder.create(config, schema, argv=start.argv)
+    folder = RunFolder.create(config, schema, argv=start.argv, asked=start.config)
     lines = [f"{config.environment.id}, seed {config.seed}", *sizes, describe_limits(config.run)]
     for line in (*lines, f"run folder: {folder.path}"):
         print_line(line, out)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from apex.algorithms.interface import make_algorithm
 from apex.config import to_dict
+from apex.facts import INTERRUPTED
 from apex.learning.coordinator.fence import Fence
 from apex.learning.coordinator.link import FromTrainer, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row, score_row
@@ -35,7 +36,6 @@ from apexreplay.wire.header import WireError
 
 MAX_ASKING = 1_000  # maximum replay servers that wait for a shard
 OF_A_CLOCK = {f"replay/{name}" for name in ("inserts_per_second", "samples_per_second", "busy_share")}
-END = control.StateAnswer(stop=True)  # answer after the end of the run
 
 
 class Coordinator:
@@ -82,6 +82,11 @@ class Coordinator:
 
     # --- programs ---------------------------------------------------------------------------------------------------
 
+    @property
+    def end_answer(self) -> control.StateAnswer:
+        """The answer to every program after the end of the run."""
+        return control.StateAnswer(True, interrupted=self.state.end == INTERRUPTED)
+
     def answer(self, request: control.Request) -> control.Answer | None:
         """Returns the answer to a request, or None for a Goodbye; raises WireError for an invalid request."""
         match request:
@@ -101,7 +106,7 @@ class Coordinator:
         # A restarted evaluator must still evaluate the final policy.
         is_over = self.state.finished if hello.role == Role.EVALUATOR else self.state.over
         if is_over:
-            return END
+            return self.end_answer
         if hello.role == Role.REPLAY and (answer := self._turn_away(hello)) is not None:
             return answer
         return control.WelcomeAnswer(
@@ -172,9 +177,12 @@ class Coordinator:
             self._fence.note(heartbeat)
             wanted = self.state.members.inserts_wanted(heartbeat.shard)
         if isinstance(heartbeat, control.EvaluatorHeartbeat):
-            return control.StateAnswer(self.state.finished, final=self.state.final)
+            answer = self.end_answer if self.state.finished else control.StateAnswer(False)
+            return replace(answer, final=self.state.final)
         generation = self.state.members.generation if heartbeat.role == Role.ACTOR else 0
-        return control.StateAnswer(self.state.over, wanted, generation=generation)
+        if self.state.over:
+            return self.end_answer
+        return control.StateAnswer(False, inserts_wanted=wanted, generation=generation)
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 

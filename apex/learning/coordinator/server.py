@@ -10,7 +10,7 @@ import time
 from collections import deque
 from multiprocessing.connection import Connection
 
-from apex.learning.coordinator.coordinator import END, Coordinator
+from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.link import News, decode_from_trainer, encode
 from apex.runs.folder import RunFolder
 from apex.runtime.gpu import GpuMeter
@@ -142,9 +142,10 @@ class CoordinatorServer:
 
     def _inform_members(self) -> None:
         """Informs all programs that the run is over, without waiting for their next heartbeat."""
+        end = encode_control(self._coordinator.end_answer, self._run_id)
         for session in self._state.members:
             if session in self._ways:
-                self._control.reply(self._ways[session], encode_control(END, self._run_id))
+                self._control.reply(self._ways[session], end)
 
     def _inform_observers(self) -> None:
         """Sends the last status to all observers, because no later request is answered."""

@@ -152,6 +152,7 @@ class StateAnswer(Record, frozen=True, tag="state"):
     """Answer to a heartbeat; also sent to all programs when the run is over."""
 
     stop: bool  # True: the run is over
+    interrupted: bool = False  # with `stop`: the run has not reached a limit, and may be resumed
     # For replay servers: True if samplers of another shard wait for inserts. Then inserts must not wait.
     inserts_wanted: bool = False
     final: U32 | None = None  # for the evaluator after training: version of the final parameters, to evaluate at once

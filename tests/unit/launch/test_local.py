@@ -1,17 +1,21 @@
 """Whole runs on this machine, whose programs `sh -c` replaces."""
 
 import dataclasses
+import json
 import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from support.launches import cartpole, stand_in
 from support.users import in_own_tmpfs, needs_root
 
+from apex.command_line import parse_config
 from apex.config import LearnerConfig, TransportConfig, load_toml
+from apex.environments.factory import describe
 from apex.facts import Ending, EndReason, ProgramEvent
 from apex.launch.start import Start
 from apex.launch.train import execute, main, show
@@ -80,6 +84,20 @@ def test_a_running_run_is_not_resumed_and_a_finished_one_is(tmp_path):
     again = run(outcome.config, FINISHES, folder=tmp_path / "mine")
     assert again.ending.status == FINISHED
     assert [start["argv"] for start in RunFolder.open(tmp_path / "mine").manifest["resumed"]] == [["x"]]
+
+
+def test_a_repeated_command_of_a_run_at_its_limit_prints_the_score_only(tmp_path, capsys):
+    options = ["--preset", "cartpole", "--max-updates", "40", "--run.folder", str(tmp_path), "--name", "mine"]
+    config = parse_config(options, prog="apex train")
+    folder = RunFolder.create(config, describe(config.environment, config.actor.n_step))
+    folder.end = EndReason("updates", 40.0)
+    row = {"time": time.time(), "steps": 90, "scalars": {"evaluator/score": 21.5, "evaluator/episodes": 10}}
+    (folder.curves / "evaluator.jsonl").write_text(json.dumps(row) + "\n")
+    assert main([*options, "--continue"]) == FINISHED
+    *lines, score = capsys.readouterr().out.splitlines()
+    assert score == "score: 21.5, mean of 10 games of the last evaluation; best: 21.5"
+    assert any("reached 40 updates" in line for line in lines)
+    assert not any(folder.logs.iterdir())  # Nothing was started.
 
 
 def keys_seen(config, **options):

@@ -15,7 +15,9 @@ from support.users import STRANGER, needs_root
 
 from apex.config import Config, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environments.factory import describe
+from apex.environments.inspection import Inspector
 from apex.facts import EndReason, Missing, OtherVersion, Restored
+from apex.launch.continuing import read_continue
 from apex.launch.resume import (
     find_missing,
     find_other_version,
@@ -141,6 +143,66 @@ def test_a_run_at_its_limit_needs_a_higher_one(folder, end, kept, raised):
 def test_a_run_that_stopped_before_its_limit_continues(folder, end):
     folder.end = end
     assert reopen(str(folder.path), [])[0].run_id == folder.run_id
+
+
+def again(folder, *, accept=False, **run):
+    """The command that made the run is typed again, perhaps with other limits."""
+    config = dataclasses.replace(folder.asked, run=dataclasses.replace(folder.asked.run, **run))
+    return read_continue(config, ["again"], accept=accept, inspector=Inspector())
+
+
+def test_the_first_start_with_continue_is_a_new_run(tmp_path):
+    config = Config(run=RunConfig(folder=str(tmp_path), name="new"))
+    start = read_continue(config, [], accept=False, inspector=Inspector())
+    assert (start.config, start.folder, start.is_over) == (config, None, False)
+
+
+def test_a_repeated_command_continues_with_the_chosen_sizes(tmp_path):
+    asked = Config(
+        environment=EnvironmentConfig(id="CartPole-v1"), run=RunConfig(folder=str(tmp_path), name="mine", max_steps=9)
+    )
+    sized = dataclasses.replace(asked, learner=dataclasses.replace(asked.learner, batch_size=128))
+    schema = describe(asked.environment, asked.actor.n_step)
+    folder = RunFolder.create(sized, schema, asked=asked)
+    start = again(folder)
+    assert (start.config, start.folder, start.is_over, start.asks) == (sized, folder.path, False, False)
+    raised = again(folder, max_steps=10)
+    assert raised.config == dataclasses.replace(sized, run=dataclasses.replace(sized.run, max_steps=10))
+
+
+def test_a_repeated_command_with_other_settings_needs_consent(folder):
+    asked = folder.asked
+    other = dataclasses.replace(asked, learner=dataclasses.replace(asked.learner, learning_rate=1e-5))
+    with pytest.raises(UsageError) as refused:
+        read_continue(other, [], accept=False, inspector=Inspector())
+    assert "learner.learning_rate" in refused.value.problem
+    assert read_continue(other, [], accept=True, inspector=Inspector()).config.learner.learning_rate == 1e-5
+
+
+def test_settings_that_a_resume_changed_stay_when_the_command_is_repeated(folder):
+    changed = dataclasses.replace(folder.config, learner=dataclasses.replace(folder.config.learner, learning_rate=1e-5))
+    folder.record_resume(changed, argv=[])
+    assert again(RunFolder.open(folder.path)).config == changed
+
+
+def test_a_run_at_its_limit_is_over_until_the_limit_is_raised(folder):
+    folder.end = EndReason("minutes", 1.0)
+    assert again(folder).is_over
+    assert not again(folder, max_minutes=2.0).is_over
+    assert not again(folder, max_minutes=0.0).is_over
+
+
+def test_a_run_to_continue_needs_a_name(tmp_path):
+    with pytest.raises(UsageError, match="--name"):
+        read_continue(Config(), [], accept=False, inspector=Inspector())
+
+
+def test_the_run_of_an_earlier_version_is_continued_by_resume_only(folder):
+    manifest = {name: value for name, value in folder.manifest.items() if name != "asked"}
+    replace_file(folder.path / "manifest.json", seal(manifest))
+    with pytest.raises(UsageError) as refused:
+        read_continue(folder.config, [], accept=False, inspector=Inspector())
+    assert "--resume" in refused.value.remedy
 
 
 def test_a_changed_environment_is_refused(folder):

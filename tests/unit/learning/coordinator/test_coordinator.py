@@ -14,8 +14,8 @@ from support.messages import HELLO, RESULT, make_heartbeat
 from support.trainers import NETWORK, SCHEMA
 
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
-from apex.facts import EndReason
-from apex.learning.coordinator.coordinator import END, Coordinator
+from apex.facts import INTERRUPTED, EndReason
+from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.fence import FILE, NUMBERS_PER_START
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport, TrainerStart
 from apex.metric_tags import MAX_METRICS
@@ -37,6 +37,7 @@ from apexreplay.facts import Waiting
 from apexreplay.files.atomic_files import unseal
 from apexreplay.wire.header import WireError
 
+END = StateAnswer(stop=True)
 TESTS = Path(__file__).parents[3]
 TENSORS = [Tensor("output.weight", (2, 4)), Tensor("output.bias", (2,))]
 THERE, ELSEWHERE = {"priorities": "tcp://1.2.3.4:5"}, {"priorities": "tcp://2.2.2.2:2"}
@@ -309,6 +310,12 @@ def test_the_status_shows_the_trainer_and_all_learn_of_its_end(scene):
     assert scene.beat("evaluator") == END
     assert scene.coordinator.answer(HELLO) == END
     assert scene.coordinator.answer(StatusRequest()).end == EndReason("updates", 7.0)
+
+
+def test_all_programs_learn_that_a_stopped_run_may_be_resumed(scene):
+    scene.coordinator.receive(TrainerEnd(INTERRUPTED))
+    answers = [scene.coordinator.answer(HELLO), *(scene.beat(role) for role in ("actor", "evaluator"))]
+    assert answers == [StateAnswer(stop=True, interrupted=True)] * 3
 
 
 def test_news_have_the_replay_endpoints_and_the_end(tmp_path):

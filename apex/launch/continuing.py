@@ -1,0 +1,67 @@
+"""`apex train --name NAME --continue`: starts a run, or continues it if it exists."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from apex.config import Config, flatten
+from apex.config.codec import lay_over
+from apex.environments.inspection import Inspector
+from apex.launch.resume import CONTINUE, LIMITS, OPTION, prepare, raise_limit, reached_limit, require_fitting
+from apex.launch.start import Start
+from apex.runs.folder import MANIFEST, RunFolder
+from apex.runtime.text import number
+from apex.sentences import describe_end, plural
+from apexreplay.errors import require
+
+
+def read_continue(typed: Config, argv: Sequence[str], *, accept: bool, inspector: Inspector) -> Start:
+    """Returns a start of the run that `typed` names: of a new run, or of the run if it exists.
+
+    The saved settings stay, except for the limits and for those that `typed` changes since the first start. The start
+    is over if the run has reached a limit that `typed` keeps. Raises UsageError if the run has no name, or as `reopen`.
+    """
+    name = typed.run.name
+    require(bool(name), f"{CONTINUE}: the run to continue has no name", remedy="add --name NAME")
+    path = Path(typed.run.folder) / name
+    if not (path / MANIFEST).exists():
+        return Start(config=typed, argv=argv, inspector=inspector)
+    folder, run = RunFolder.open(path), f"{CONTINUE} --name {name}"
+    config = lay_over(folder.config, _changes(folder, typed, run))
+    if reached_limit(folder, config) is not None:
+        return Start(config=config, argv=argv, folder=path, is_over=True)
+    prepare(folder, run)
+    require_fitting(folder, config, run, accept, inspector)
+    return Start(config=config, argv=argv, folder=path, accept_changes=accept)
+
+
+def describe_over(path: Path) -> list[str]:
+    """Returns the lines about a run that has ended at its limit: the end, how to train further, and the score."""
+    from apex.runs.history import RunHistory  # Imported here because runs that train do not need it.
+    from apex.runs.report.facts import find_scores
+
+    folder = RunFolder.open(path)
+    end, scores = folder.end, find_scores(RunHistory(folder))
+    if end is None:
+        return []
+    lines = [f"finished before: {describe_end(end)}", f"run folder: {path}", f"to train further: {raise_limit(end)}"]
+    if scores is None:
+        return [*lines, "score: none, because no evaluation was finished"]
+    best, last = scores
+    games = "" if last.num_games is None else f", mean of {plural(last.num_games, 'game')}"
+    return [*lines, f"score: {number(last.mean)}{games} of the last evaluation; best: {number(best.mean)}"]
+
+
+def _changes(folder: RunFolder, typed: Config, run: str) -> dict[str, Any]:
+    """Returns the limits, and the settings that differ from those of the first start, as a tree of settings."""
+    asked = folder.asked
+    remedy = f"use {OPTION} {folder.path}"
+    require(
+        asked is not None, f"{run}: an earlier version made this run, which did not record its command", remedy=remedy
+    )
+    before, tree = flatten(asked or typed), {}
+    for setting, value in flatten(typed).items():
+        if value != before[setting] or setting in LIMITS.values():
+            branch, _, name = setting.rpartition(".")
+            (tree.setdefault(branch, {}) if branch else tree)[name] = value
+    return tree
