@@ -38,7 +38,7 @@ def read_continue(typed: Config, argv: Sequence[str], *, accept: bool, inspector
 def describe_over(path: Path) -> list[str]:
     """Returns the lines about a run that has ended at its limit: the end, how to train further, and the score."""
     from apex.runs.history import RunHistory  # Imported here because runs that train do not need it.
-    from apex.runs.report.facts import find_scores
+    from apex.runs.scores import find_scores
 
     folder = RunFolder.open(path)
     end, scores = folder.end, find_scores(RunHistory(folder))
@@ -59,7 +59,8 @@ def _changes(folder: RunFolder, typed: Config, run: str) -> dict[str, Any]:
     require(
         asked is not None, f"{run}: an earlier version made this run, which did not record its command", remedy=remedy
     )
-    before, tree = flatten(asked or typed), {}
+    before = flatten(asked or typed)
+    tree: dict[str, Any] = {}
     for setting, value in flatten(typed).items():
         if value != before[setting] or setting in LIMITS.values():
             branch, _, name = setting.rpartition(".")

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 from apex.config import Config, RunConfig, flatten
 from apex.facts import EndReason
 from apex.runs.folder import RunFolder
-from apex.runs.history import EVALUATION, Floats, RunHistory
+from apex.runs.history import Floats, RunHistory
 from apex.runs.lock import is_held
+from apex.runs.scores import find_scores
 
 LIMITED_BY = "limited_by/"  # prefix of tags; the value is 1 while that part limits the run, else 0
 CONFIRMING_GAMES = 100  # minimum games that confirm a stop score
@@ -21,16 +22,6 @@ class State(NamedTuple):
 
     word: Literal["running", "finished", "stopped"]
     end: EndReason | None  # None: the run has not ended, or the learner was killed or failed
-
-
-class Score(NamedTuple):
-    """The score of one evaluation."""
-
-    mean: float
-    steps: float
-    seconds: float
-    num_games: int | None  # None: not recorded
-    interval: tuple[float, float] | None  # 95 % confidence interval of the mean; None: one game, or not recorded
 
 
 class Total(NamedTuple):
@@ -80,23 +71,6 @@ def _reached_limit(limits: RunConfig, history: RunHistory) -> EndReason | None:
     if 0 < limits.max_steps <= updates.steps[-1]:
         return EndReason("steps", limits.max_steps)
     return EndReason("minutes", limits.max_minutes) if 0 < 60 * limits.max_minutes <= history.seconds else None
-
-
-def find_scores(history: RunHistory) -> tuple[Score, Score] | None:
-    """Returns the best evaluation (the first of equal ones) and the last one; None if no evaluation has finished."""
-    means = history.series(*EVALUATION)
-    counts, lows, highs = (_by_place(history, f"evaluator/{tag}") for tag in ("episodes", "score_low", "score_high"))
-    if not len(means.values):
-        return None
-
-    def score(at: int) -> Score:
-        seconds, steps, mean = (float(values[at]) for values in means)
-        place = seconds, steps
-        num_games = int(counts[place]) if place in counts else None
-        interval = (lows[place], highs[place]) if place in lows and place in highs else None
-        return Score(mean, steps, seconds, num_games, interval)
-
-    return score(int(means.values.argmax())), score(-1)
 
 
 def find_totals(history: RunHistory) -> list[Total]:
@@ -152,9 +126,3 @@ def typed_command(run: RunFolder) -> str:
 def _show(value: Any) -> str:
     """Returns a setting's value as it is written in config.toml."""
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def _by_place(history: RunHistory, tag: str) -> dict[tuple[float, float], float]:
-    """Returns the values of an evaluation metric by seconds and steps; older rows may lack the metric."""
-    seconds, steps, values = (values.tolist() for values in history.series("evaluator", tag))
-    return dict(zip(zip(seconds, steps, strict=True), values, strict=True))

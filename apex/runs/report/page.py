@@ -14,6 +14,7 @@ from apex.runs.plots.aggregate import Axis
 from apex.runs.plots.figure import FAINT, MAIN, PANELS, WIDE, Line, chart
 from apex.runs.report import facts
 from apex.runs.report.video import EmbeddedVideo
+from apex.runs.scores import find_scores
 from apex.runtime.text import duration, number
 from apex.sentences import describe_outcome, plural
 
@@ -43,7 +44,7 @@ class Chart(NamedTuple):
 def build_page(run: RunFolder, video: EmbeddedVideo | str) -> str:
     """Returns the whole page. `video`: the video, or the reason why there is none ("" if none was requested)."""
     history, state = RunHistory(run), facts.find_state(run)
-    scores, actor_scores = facts.find_scores(history), history.series(*ACTOR_SCORE).values
+    scores, actor_scores = find_scores(history), history.series(*ACTOR_SCORE).values
     templates = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_printable, trim_blocks=True, lstrip_blocks=True
     )

@@ -23,9 +23,10 @@ from apex.runs.folder import RunFolder
 from apex.runs.history import RunHistory
 from apex.runs.lock import hold
 from apex.runs.report.command import main as report
-from apex.runs.report.facts import State, find_limits, find_scores, find_state, find_totals, typed_command
+from apex.runs.report.facts import State, find_limits, find_state, find_totals, typed_command
 from apex.runs.report.page import build_page
 from apex.runs.report.video import MAX_STEPS, EmbeddedVideo, NoVideoError, film
+from apex.runs.scores import find_scores
 
 SCORES = [(5, 1_000, 10), (60, 20_000, 480), (70, 25_000, 400)]
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
