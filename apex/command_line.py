@@ -28,6 +28,7 @@ SHORT_NAMES = {
     "device": "learner.device",
     "batch-size": "learner.batch_size",
     "network": "network.factory",
+    "init-from": "learner.init_from",
     "stop-score": "run.stop_score",
     "max-minutes": "run.max_minutes",
     "max-steps": "run.max_steps",

@@ -141,6 +141,15 @@ class Missing(Record, frozen=True, kw_only=True):
     causes: tuple[LossCause, ...]
 
 
+class WarmStart(Record, frozen=True, kw_only=True):
+    """The trained policy from which a new run starts, and which tensors of the network it has."""
+
+    path: str
+    updates: int  # updates with which the policy was trained
+    copied: int  # number of tensors that were copied
+    others: tuple[str, ...] = ()  # tensors of the network that the policy lacks or has in another shape
+
+
 class OtherVersion(Record, frozen=True):
     """Another version of this package than the present one has started the run last: commits, or version numbers."""
 

@@ -19,6 +19,7 @@ from apex.facts import (
     ProgramEvent,
     Restored,
     UnitEvent,
+    WarmStart,
 )
 from apexreplay.facts import Record, Waiting, WaitKind
 
@@ -151,6 +152,14 @@ def describe_missing(missing: Missing) -> str:
     return f"{share}: {why}" if why else share
 
 
+def describe_warm_start(start: WarmStart) -> str:
+    """Returns from which policy a run starts, and which tensors of its network are new."""
+    copied = f"starts from {start.path}, update {start.updates:,}: copies {plural(start.copied, 'tensor')}"
+    if not start.others:
+        return f"{copied}, all of the network"
+    return f"{copied}, but not {', '.join(start.others)}, which the policy lacks or has in another shape"
+
+
 def describe_other_version(other: OtherVersion) -> str:
     """Returns which version of this package started the run last, and which one resumes it."""
     return f"the run was last started with apex {other.saved}, and this is apex {other.present}: results may differ"
@@ -270,6 +279,7 @@ _SENTENCES: dict[type[Record], Callable[[Any], str]] = {
     Restored: describe_restored,
     Missing: describe_missing,
     OtherVersion: describe_other_version,
+    WarmStart: describe_warm_start,
 }
 
 

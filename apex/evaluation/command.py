@@ -28,10 +28,11 @@ from apex.environments.factory import describe, kind, make_environment
 from apex.environments.foreign import environment_modules
 from apex.evaluation.episodes import ActFunction, Episode, Metric, Summary, evaluation_seed, metrics_of, play, summarize
 from apex.evaluation.evaluator import make_policy
-from apex.evaluation.policy import EPSILON, add_policy, default_epsilon, find_policy, require_fit
+from apex.evaluation.policy import EPSILON, add_policy, default_epsilon, require_fit
 from apex.evaluation.video import FORMATS, Camera, begin_video
 from apex.metric_tags import SUCCESS
 from apex.runs.checkpoints.policy_file import read_policy
+from apex.runs.find_policy import find_policy
 from apex.runs.folder import open_run
 from apex.runtime import trust
 from apex.sentences import plural

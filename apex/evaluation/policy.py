@@ -18,10 +18,8 @@ from apex.environments.answers import MASK, BadAnswerError, read_mask
 from apex.environments.factory import describe
 from apex.environments.single import AgentEnvironment
 from apex.environments.translator import Translator
-from apex.runs.checkpoints.folder import find_latest
-from apex.runs.checkpoints.paths import MANIFEST
-from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy
-from apex.runs.folder import RunFolder
+from apex.runs.checkpoints.policy_file import PolicyInfo, read_policy
+from apex.runs.find_policy import find_policy
 from apex.runtime import trust
 from apex.schema import Schema
 from apexreplay.errors import UsageError, require
@@ -214,36 +212,6 @@ class Policy:
         fits = array.dtype == np.uint8 if schema.frame_dtype == "uint8" else array.dtype.kind in "biuf"
         require(fits, f"observations of {self.info.environment.id} must be {schema.frame_dtype}, got {array.dtype}")
         return np.require(array.reshape(-1, *stack), schema.frame_dtype, ["C", "W"]), array.shape == one
-
-
-def find_policy(run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the file or folder that `load_policy` reads; raises UsageError if there is none."""
-    is_path = isinstance(run, str | os.PathLike)
-    require(is_path, f"run must be the result of apex.train, a path or a name, got {run!r}")
-    path = Path(run)
-    # A run folder may also have a number as its name and a manifest, but it has a folder of checkpoints too.
-    is_checkpoint = path.name.isdecimal() and (path / MANIFEST).is_file() and not (path / "checkpoints").is_dir()
-    if path.is_file() or is_checkpoint:
-        require(checkpoint is None, f"{path} is a single policy, not a run", remedy="leave out checkpoint")
-        return path
-    folder = RunFolder.open(path)
-    choice = None if checkpoint is None else os.fspath(checkpoint)
-    best = find_best(folder.checkpoints) if choice in (None, "best") else None
-    if best is not None:
-        return best
-    problem = f"{folder.path} has no best policy, because no evaluation was finished"
-    require(choice != "best", problem, remedy="try --checkpoint last")
-    if choice in (None, "last"):
-        last = find_latest(folder.checkpoints).path
-        if last is None:
-            raise UsageError(f"{folder.path} has neither a best policy nor a checkpoint", "train the run for longer")
-        return last
-    named = (Path(choice or ""), folder.checkpoints / (choice or ""))
-    for candidate in named:
-        if candidate.exists():
-            return candidate
-    problem = f"--checkpoint must be best, last or a path, got {choice!r}: {named[0]} and {named[1]} do not exist"
-    raise UsageError(problem)
 
 
 def require_fit(path: Path, info: PolicyInfo) -> None:

@@ -14,6 +14,7 @@ from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
 from apex.launch.preflight.report import describe_limits
 from apex.launch.preflight.requirements import store_bytes
+from apex.launch.preflight.warm_start import find_warm_start
 from apex.launch.programs import make_programs
 from apex.launch.resume import find_saved, report_losses
 from apex.launch.start import RunOutcome, Start, judge
@@ -24,7 +25,7 @@ from apex.runs.lock import hold
 from apex.runtime.logs import LogTail, log_to
 from apex.runtime.ports import PortClaims
 from apex.runtime.supervisor import supervise
-from apex.sentences import describe_restored
+from apex.sentences import describe_restored, describe_warm_start
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import local_host
@@ -47,6 +48,8 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
             schema = start.inspector.schema(config, tell)
             config, sizes = fit(config, schema, tell, free=claims.claim)
             start.inspector.try_algorithm(config, schema)
+            if (warm := find_warm_start(config, schema, stop)) is not None:
+                tell(describe_warm_start(warm))
             if stop.poll():
                 return None
             folder = RunFolder.create(config, schema, argv=start.argv, asked=start.config)

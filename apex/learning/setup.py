@@ -9,6 +9,7 @@ from apex.algorithms.interface import make_algorithm
 from apex.config import LearnerConfig, RunConfig
 from apex.learning.skipped_batches import SkippedBatches
 from apex.learning.trainer import BatchProvider, PrioritySink, Trainer
+from apex.learning.warm_start import start_warm
 from apex.runs.checkpoints.folder import Found, set_aside
 from apex.runs.folder import RunFolder
 from apex.types import Parameters, Progress
@@ -62,7 +63,10 @@ def make_trainer(
     priorities: PrioritySink,
     publish: Callable[[Parameters], None],
 ) -> Trainer:
-    """Creates the run's trainer. Also sets the number of threads for one operation of torch."""
+    """Creates the run's trainer. Also sets the number of threads for one operation of torch.
+
+    If the run has saved nothing yet, its networks start from `learner.init_from`; raises UsageError if they cannot.
+    """
     config, schema = folder.config, folder.schema
     trainer = Trainer(
         config.learner,
@@ -74,6 +78,9 @@ def make_trainer(
         keep_skipped=SkippedBatches(folder.path).keep,
     )
     torch.set_num_threads(trainer.torch_threads)
+    if config.learner.init_from and not folder.has_saved:
+        log.info(start_warm(trainer.online, config.learner.init_from))
+        trainer.target.load_state_dict(trainer.online.state_dict())
     return trainer
 
 

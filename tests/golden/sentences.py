@@ -24,6 +24,7 @@ from apex.facts import (
     RestoreSource,
     UnitEvent,
     UnitEventKind,
+    WarmStart,
 )
 from apex.launch.preflight.report import Check, describe_check, describe_limits, describe_sizes
 from apex.runtime.hardware import Machine
@@ -79,6 +80,8 @@ def examples() -> Iterator[Record]:
     for loss in get_args(LossCause):
         yield Missing(transitions=4_000, of=9_000, causes=(loss,))
     yield OtherVersion("0.1.0", "0.2.0")
+    yield WarmStart(path="runs/one/checkpoints/best.safetensors", updates=12_000, copied=12)
+    yield WarmStart(path="best.safetensors", updates=1, copied=1, others=("output.weight", "output.bias"))
 
 
 def render() -> str:

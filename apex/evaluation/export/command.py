@@ -29,9 +29,10 @@ from apex.config.validation import NonNegativeInt, checked
 from apex.errors import ExportError
 from apex.evaluation.command import evaluate
 from apex.evaluation.export.model_card import OnnxFacts, write_card
-from apex.evaluation.policy import add_policy, find_policy
+from apex.evaluation.policy import add_policy
 from apex.runs.checkpoints.checkpoint import read_manifest
 from apex.runs.checkpoints.policy_file import PolicyInfo, encode_policy, read_policy
+from apex.runs.find_policy import find_policy
 from apex.runs.folder import RunFolder, open_run
 from apex.runs.lock import require_no_links
 from apex.runs.metrics.writer import read_curve

@@ -25,6 +25,7 @@ from apex.facts import Ending, EndReason, Failure
 from apex.launch.monitor import RunMonitor
 from apex.launch.preflight.fit import fit_one_process
 from apex.launch.preflight.report import describe_limits
+from apex.launch.preflight.warm_start import find_warm_start
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
 from apex.launch.start import RunOutcome, Start, judge
 from apex.launch.terminal.dashboard import History
@@ -39,6 +40,7 @@ from apex.replay_memory.settings import store_settings
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
 from apex.runtime.logs import LogTail, log_to
+from apex.sentences import describe_warm_start
 from apex.transport.hello import host_name
 from apex.transport.messages.control import ReplayHeartbeat
 from apex.transport.messages.results import EvaluationResult
@@ -233,8 +235,10 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
     schema = start.inspector.schema(start.config, partial(print_line, stream=out))
     config, sizes = fit_one_process(start.config, schema)
     start.inspector.try_algorithm(config, schema)
+    warm = find_warm_start(config, schema, stop)
     folder = RunFolder.create(config, schema, argv=start.argv, asked=start.config)
     lines = [f"{config.environment.id}, seed {config.seed}", *sizes, describe_limits(config.run)]
+    lines += [] if warm is None else [describe_warm_start(warm)]
     for line in (*lines, f"run folder: {folder.path}"):
         print_line(line, out)
     # The log has the learner's name because the learner's loop runs here.

@@ -135,6 +135,18 @@ def read_policy(path: Path) -> tuple[PolicyInfo, Agent]:
     return info, _make_policy(path, info, tensors)
 
 
+def read_tensors(path: Path) -> tuple[int, dict[str, Tensor]]:
+    """Reads a policy file, or the online network of a checkpoint's folder, without building the network.
+
+    Returns its number of updates, and its tensors by name. Raises CheckpointError unless the file is intact.
+    """
+    if path.is_dir():
+        state = load_checkpoint(path)
+        return state.num_updates, dict(state.online)
+    info, tensors = _read(path)
+    return info.num_updates, tensors
+
+
 def _fault(path: Path) -> str | None:
     try:
         _read(path)

@@ -1,0 +1,34 @@
+"""Tries the policy from which a new run starts (`learner.init_from`) before anything starts."""
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from apex.config import Config
+from apex.facts import WarmStart
+from apex.schema import Schema
+from apexreplay.process.children import call_in_child
+from apexreplay.process.lifecycle import Stop
+
+
+def find_warm_start(config: Config, schema: Schema, stop: Stop) -> WarmStart | None:
+    """Returns what a new run copies from the policy; None without one, or if a stop was requested.
+
+    Raises UsageError if the policy is missing or damaged, or if none of its tensors fits.
+    """
+    if not config.learner.init_from:
+        return None
+    stuck_seconds = config.run.stuck_seconds
+    found = call_in_child("learner.init_from", partial(_try, config, schema), stop, stuck_seconds=stuck_seconds)
+    return msgspec.convert(found, WarmStart) if found else None
+
+
+def _try(config: Config, schema: Schema, stop: Stop) -> dict[str, Any]:
+    # Imported here because the launcher does not need torch.
+    from apex.algorithms.interface import make_algorithm
+    from apex.learning.warm_start import start_warm
+
+    network = make_algorithm(config, schema).make_network()
+    found: dict[str, Any] = msgspec.to_builtins(start_warm(network, config.learner.init_from))
+    return found
