@@ -32,8 +32,8 @@ def render_comparison(root: Path, records: Sequence[Record]) -> str:
         )
     steps, minutes = f"near {task.equal_steps:,} steps", f"near {task.equal_minutes:g} minutes"
     names = [
-        "best policy",
         "final policy",
+        "best policy",
         "last third of the evaluations",
         steps,
         minutes,
@@ -93,8 +93,8 @@ def _scores(root: Path, task: LearningTask, seeds: Sequence[Record]) -> list[str
     curves = [read_csv(record_path(root, record.task, record.system, record.seed, ".csv")) for record in seeds]
     steps, minutes = task.equal_steps, task.equal_minutes
     return [
-        values_of_seeds([record.score.mean for record in seeds]),
         values_of_seeds([record.final_score.mean if record.final_score else None for record in seeds]),
+        values_of_seeds([record.score.mean for record in seeds]),
         values_of_seeds([mean_of_last_third(curve) for curve in curves]),
         values_of_seeds([score_at(curve.steps, curve.values, steps) for curve in curves] if steps else []),
         values_of_seeds([score_at(curve.seconds, curve.values, 60 * minutes) for curve in curves] if minutes else []),

@@ -95,16 +95,14 @@ def render(records: Sequence[Record], folder: Path, compare: Callable[[Group], s
 
 def results_table(task: LearningTask, records: Sequence[Record], folder: Path) -> list[str]:
     """Returns the lines of a task's table, a row for each system; a seed is a link to its record."""
-    head = ["system", "goal reached", "seconds: median (range); by processor (seeds)", "score: median", "seeds"]
+    head = ["system", "goal reached", "seconds: median (range); by processor (seeds)", "final score: median", "seeds"]
     rows = []
     groups = groups_of(records)
     for group in groups:
         seeds = sorted(group, key=lambda record: record.seed)
         links = [f"[{each.seed}]({folder.as_posix()}/{each.task}/{each.name}.json)" for each in seeds]
         label = _label(group, [other for other in groups if other[0].system == group[0].system])
-        rows.append(
-            [label, verdict(task, group, groups), _seconds(task, group), f"{_score(task, group):.1f}", ", ".join(links)]
-        )
+        rows.append([label, verdict(task, group, groups), _seconds(task, group), _scores(group), ", ".join(links)])
     if not task.num_seeds:  # no goal
         head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
     return [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
@@ -142,10 +140,11 @@ def _seconds(task: LearningTask, group: Group) -> str:
     return f"{statistics.median(seconds):,.1f}{ends}{shown}"
 
 
-def _score(task: LearningTask, group: Group) -> float:
-    """Returns the median over the seeds of each seed's mean score; after equal updates, that of the final policy."""
-    scores = [(task.is_ablation and record.final_score) or record.score for record in group]
-    return statistics.median(score.mean for score in scores)
+def _scores(group: Group) -> str:
+    """Returns the medians over the seeds of the mean scores: of the final policies if all have one, and of the best."""
+    finals = [record.final_score.mean for record in group if record.final_score is not None]
+    best = f"best {statistics.median(record.score.mean for record in group):.1f}"
+    return f"{statistics.median(finals):.1f}; {best}" if len(finals) == len(group) else best
 
 
 def _provenance(records: Sequence[Record]) -> list[str]:

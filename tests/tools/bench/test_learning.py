@@ -132,11 +132,12 @@ def test_runs_with_less_time_are_not_compared():
     assert rows(ours, replace(theirs, seconds=3_590.0))[0][1] == "yes, with 1 of 3 seeds"
 
 
-def test_the_final_policy_counts_after_equal_updates():
-    first = make_record("breakout-updates", mean=1.7, final_score=replace(SCORE, mean=2.6))
-    assert rows(first)[0][2] == "2.6"
-    assert rows(replace(first, final_score=None))[0][2] == "1.7"
-    assert rows(replace(first, task="breakout"))[0][3] == "1.7"
+def test_the_score_of_the_final_policy_stands_first_if_every_seed_has_one():
+    first = make_record("breakout", seed=1, mean=1.7, final_score=replace(SCORE, mean=2.6))
+    other = make_record("breakout", seed=2, mean=2.7, final_score=replace(SCORE, mean=3.6))
+    assert rows(first)[0][3] == "2.6; best 1.7"
+    assert rows(first, other)[0][3] == "3.1; best 2.2"
+    assert rows(first, replace(other, final_score=None))[0][3] == "best 2.2"
 
 
 def test_a_curve_claims_nothing():
@@ -175,10 +176,10 @@ def test_the_comparison_has_each_seed_and_scores_without_selection(tmp_path):
     head, _, *table = cells(render_comparison(tmp_path, [*ours, *theirs]).splitlines())
     assert head[1:] == [SYSTEMS["apex"], SYSTEMS["sb3"]]
     assert [row[1] for row in table] == [
-        *("31.5 (31.0, 32.0)", "8.0 (8.0, 8.0)", "12.0 (20.0, 4.0)", "8.0, -", "14.0, -"),
+        *("8.0 (8.0, 8.0)", "31.5 (31.0, 32.0)", "12.0 (20.0, 4.0)", "8.0, -", "14.0, -"),
         "yes (1 in 6 by chance)",
     ]
-    assert [row[2] for row in table] == ["21.5 (21.0, 22.0)", "-", "12.0 (20.0, 4.0)", "8.0, -", "14.0, -", ""]
+    assert [row[2] for row in table] == ["-", "21.5 (21.0, 22.0)", "12.0 (20.0, 4.0)", "8.0, -", "14.0, -", ""]
 
 
 def test_all_tasks_are_compared_with_the_strongest_peer_on_its_processor():
