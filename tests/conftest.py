@@ -5,6 +5,7 @@ group, except in `APART`. Each process has its own network and /dev/shm, so that
 neither ports nor memory files. Without the rights for that, all tests that start programs are one group.
 """
 
+import os
 import signal
 import tempfile
 from functools import cache
@@ -20,6 +21,8 @@ APART = ("test_smoke.py", "test_simulator.py")
 
 
 def pytest_configure(config):
+    # Torch's threads spin while they wait, which starves the other processes: some tests took 30 s instead of 1 s.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores this signal, also in the programs of tests.
     if getattr(config, "workerinput", {}).get("own_namespaces"):
         enter_namespaces()
