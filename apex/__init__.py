@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from apex.evaluation.export.command import export
     from apex.evaluation.policy import Policy, load_policy
     from apex.launch.api import Run, preset_for, train
+    from apex.launch.callbacks import Callback, LiveRun
     from apex.launch.engine import RayEngine
     from apex.runs.plots.command import plot
     from apex.runs.report.command import report
@@ -32,11 +33,13 @@ __version__ = VERSION
 
 __all__ = [
     "ApexError",
+    "Callback",
     "Config",
     "ConfigError",
     "DataError",
     "EnvironmentFailure",
     "Evaluation",
+    "LiveRun",
     "Policy",
     "RayEngine",
     "Run",
@@ -60,6 +63,7 @@ _HOMES = {  # module -> the names in `__all__` that it defines
     "evaluation.export.command": ("export",),
     "evaluation.policy": ("Policy", "load_policy"),
     "launch.api": ("Run", "preset_for", "train"),
+    "launch.callbacks": ("Callback", "LiveRun"),
     "launch.engine": ("RayEngine",),
     "runs.plots.command": ("plot",),
     "runs.report.command": ("report",),
