@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from apex.launch.api import Run, preset_for, train
     from apex.launch.callbacks import Callback, LiveRun
     from apex.launch.engine import RayEngine
+    from apex.launch.trackers.mlflow import MlflowTracker
+    from apex.launch.trackers.wandb import WandbTracker
     from apex.runs.plots.command import plot
     from apex.runs.report.command import report
     from apexreplay.errors import ApexError, DataError, UsageError
@@ -40,11 +42,13 @@ __all__ = [
     "EnvironmentFailure",
     "Evaluation",
     "LiveRun",
+    "MlflowTracker",
     "Policy",
     "RayEngine",
     "Run",
     "TrainingError",
     "UsageError",
+    "WandbTracker",
     "evaluate",
     "export",
     "load_policy",
@@ -65,6 +69,8 @@ _HOMES = {  # module -> the names in `__all__` that it defines
     "launch.api": ("Run", "preset_for", "train"),
     "launch.callbacks": ("Callback", "LiveRun"),
     "launch.engine": ("RayEngine",),
+    "launch.trackers.mlflow": ("MlflowTracker",),
+    "launch.trackers.wandb": ("WandbTracker",),
     "runs.plots.command": ("plot",),
     "runs.report.command": ("report",),
 }

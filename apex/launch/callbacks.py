@@ -16,7 +16,6 @@ from apex.transport.messages.fields import printable
 from apex.transport.messages.run_status import EvaluationRow, RunStatus
 from apexreplay.errors import describe_exception, require
 
-SLOW_SECONDS = 10.0  # A call that takes longer is logged.
 MAX_WAITING = 10_000  # calls that wait for a slow callback; beyond this, the oldest are dropped
 
 log = logging.getLogger("apex")
@@ -44,6 +43,7 @@ class Callback:
     status waits for it, but every evaluation and checkpoint.
     """
 
+    slow_seconds: float = 10.0  # A call that takes longer is logged.
     end_seconds: float = 5.0  # how long the end of the run waits for this callback
 
     def on_start(self, run: LiveRun) -> None:
@@ -72,7 +72,7 @@ class Callbacks:
         for each in callbacks:
             problem, remedy = f"callbacks must be apex.Callback objects, got {each!r:.80}", "pass [MyCallback()]"
             require(isinstance(each, Callback), problem, remedy=remedy)
-        self._callbacks = tuple(callbacks)
+        self.all = tuple(callbacks)
         self._threads: list[_CallbackThread] = []
         self._run: LiveRun | None = None
         self._num_evaluations = 0  # of this start of the learner
@@ -87,7 +87,7 @@ class Callbacks:
         """Starts the threads, which call `on_start`."""
         self._run = run = LiveRun(config, folder)
         self._checkpoint = newest_update(folder / "checkpoints")  # of an earlier start of the run
-        self._threads = [_CallbackThread(callback, run) for callback in self._callbacks]
+        self._threads = [_CallbackThread(callback, run) for callback in self.all]
         self._post("on_start")
 
     def report(self, status: RunStatus) -> RunStatus:
@@ -173,8 +173,9 @@ class _CallbackThread(threading.Thread):
 
     def check(self) -> None:
         """Logs a call that takes long."""
-        if (method := self._now) and time.monotonic() - self._since > SLOW_SECONDS:
-            self._complain(f"{method} takes longer than {SLOW_SECONDS:.0f} s; the run continues meanwhile")
+        seconds = self.callback.slow_seconds
+        if (method := self._now) and time.monotonic() - self._since > seconds:
+            self._complain(f"{method} takes longer than {seconds:g} s; the run continues meanwhile")
 
     def wait(self, until: float) -> None:
         """Waits for the end of the thread until a time of the monotonic clock."""
