@@ -22,6 +22,9 @@ class WandbTracker(Tracker):
 
     def open(self, run: LiveRun, run_id: str) -> None:
         """Opens the record."""
+        mode = os.environ.get("WANDB_MODE", "offline")
+        if mode == "offline":
+            os.environ["WANDB_ERROR_REPORTING"] = "false"  # Otherwise, wandb sends figures of its own use.
         self._wandb: Any = importlib.import_module("wandb")
         private = {"disable_git": True, "disable_code": True, "x_disable_meta": True, "x_disable_stats": True}
         self._record = self._wandb.init(
@@ -29,7 +32,7 @@ class WandbTracker(Tracker):
             id=run_id,
             name=run.folder.name,
             resume="allow",
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=mode,
             dir=str(run.folder.parent),  # Its links would make the learner refuse the run folder.
             config=flatten(run.config),
             settings=self._wandb.Settings(console="off", silent=True, **private),
