@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from apex.evaluation.export.command import export
     from apex.evaluation.policy import Policy, load_policy
     from apex.launch.api import Run, preset_for, train
+    from apex.launch.callbacks import Callback, LiveRun
     from apex.launch.engine import RayEngine
+    from apex.launch.trackers.mlflow import MlflowTracker
+    from apex.launch.trackers.wandb import WandbTracker
     from apex.runs.plots.command import plot
     from apex.runs.report.command import report
     from apexreplay.errors import ApexError, DataError, UsageError
@@ -32,16 +35,20 @@ __version__ = VERSION
 
 __all__ = [
     "ApexError",
+    "Callback",
     "Config",
     "ConfigError",
     "DataError",
     "EnvironmentFailure",
     "Evaluation",
+    "LiveRun",
+    "MlflowTracker",
     "Policy",
     "RayEngine",
     "Run",
     "TrainingError",
     "UsageError",
+    "WandbTracker",
     "evaluate",
     "export",
     "load_policy",
@@ -60,7 +67,10 @@ _HOMES = {  # module -> the names in `__all__` that it defines
     "evaluation.export.command": ("export",),
     "evaluation.policy": ("Policy", "load_policy"),
     "launch.api": ("Run", "preset_for", "train"),
+    "launch.callbacks": ("Callback", "LiveRun"),
     "launch.engine": ("RayEngine",),
+    "launch.trackers.mlflow": ("MlflowTracker",),
+    "launch.trackers.wandb": ("WandbTracker",),
     "runs.plots.command": ("plot",),
     "runs.report.command": ("report",),
 }

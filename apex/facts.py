@@ -8,7 +8,7 @@ from typing import Literal
 
 from apexreplay.facts import Number, Record, Text, Waiting
 
-EndKind = Literal["score", "steps", "updates", "minutes", "interrupted", "failed"]
+EndKind = Literal["score", "steps", "updates", "minutes", "callback", "interrupted", "failed"]
 Phase = Literal["waiting_for_replay", "filling_replay", "training", "finishing", "evaluating_final_policy", "finished"]
 
 
@@ -21,15 +21,16 @@ Cause = Literal[_AbsenceCause, _ActorCause, _LearnerCause, _BatchCause]
 
 
 class EndReason(Record, frozen=True):
-    """Why a run ended: it reached a limit, or a user stopped it."""
+    """Why a run ended: it reached a limit, or a callback or a user stopped it."""
 
     kind: EndKind
-    value: Number | None = None  # the limit that was reached; None: interrupted or failed
+    value: Number | None = None  # the limit that was reached; None: there was none
+    detail: Text = ""  # the reason that the callback gave
 
     @property
     def is_limit(self) -> bool:
         """Whether the run reached a limit, so that it would end at once if it was resumed."""
-        return self.kind not in ("interrupted", "failed")
+        return self.kind not in ("callback", "interrupted", "failed")
 
 
 INTERRUPTED = EndReason("interrupted")

@@ -45,6 +45,7 @@ ENDS: dict[EndKind, str] = {
     "steps": "reached {:.0f} steps",
     "updates": "reached {:.0f} updates",
     "minutes": "reached {:g} min",
+    "callback": "ended by a callback",
     "interrupted": "interrupted",
     "failed": "a program failed",
 }
@@ -52,7 +53,7 @@ ENDS: dict[EndKind, str] = {
 
 def describe_end(end: EndReason) -> str:
     """Returns why a run ended, as a phrase without a subject."""
-    return ENDS[end.kind].format(end.value)
+    return ENDS[end.kind].format(end.value) + (f": {end.detail}" if end.detail else "")
 
 
 def describe_outcome(end: EndReason | None, *, running: bool) -> str:

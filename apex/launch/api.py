@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,9 @@ from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
 from apex.errors import StoppedError, TrainingError
 from apex.facts import EndReason
+from apex.launch.callbacks import Callback, Callbacks
 from apex.launch.engine import LOCAL, RAY, RayEngine
-from apex.launch.start import Start
-from apex.launch.summary import find_end
+from apex.launch.start import Start, find_end
 from apex.launch.train import execute
 from apex.sentences import describe_end, describe_failure
 from apexreplay.errors import REFUSED, UsageError, require
@@ -67,7 +67,12 @@ def preset_for(environment_id: str | Callable[..., Any], **changes: Any) -> Conf
 
 
 def train(
-    config: Config, *, quiet: bool = False, stop: Callable[[], bool] | None = None, engine: str | RayEngine = "local"
+    config: Config,
+    *,
+    quiet: bool = False,
+    stop: Callable[[], bool] | None = None,
+    engine: str | RayEngine = "local",
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Trains until a limit of `config.run` is reached, and returns the run.
 
@@ -83,6 +88,7 @@ def train(
     ends when it returns True. Ctrl-C also ends the run: the learner saves a checkpoint, and the returned run has
     `interrupted` set. A second Ctrl-C kills every process and raises KeyboardInterrupt. SIGTERM ends the run;
     then this process handles it as usual. Only the main thread receives signals: use `stop` in other threads.
+    `callbacks` are called during the run, in threads of this process, and may end it: see `Callback`.
 
     Raises UsageError if the configuration cannot be run, and TrainingError, with the first cause, if the run failed.
     """
@@ -96,8 +102,19 @@ def train(
         raise UsageError(f'engine must be "local", "ray" or an apex.RayEngine, got {engine!r}')
     require_trust(config, given=True)
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    start, outcome = partial(Start, config=config, argv=["apex.train"], environment={"PYTHONPATH": paths}), None
-    with _only_call(), _stop_request(stop) as request, open(os.devnull, "w") as nowhere, suppress(StoppedError):
+    calls, outcome = Callbacks(callbacks), None
+    start = partial(Start, config=config, argv=["apex.train"], environment={"PYTHONPATH": paths}, callbacks=calls)
+
+    def is_over() -> bool:
+        return calls.asked is not None or (stop is not None and stop())
+
+    with (
+        _only_call(),
+        closing(calls),
+        _stop_request(is_over) as request,
+        open(os.devnull, "w") as nowhere,
+        suppress(StoppedError),
+    ):
         outcome = execute(start(engine=chosen, inspector=Inspector(request)), request, nowhere if quiet else None)
     if request.signum == signal.SIGTERM:
         signal.raise_signal(signal.SIGTERM)
@@ -112,8 +129,8 @@ def train(
     return Run(
         folder=outcome.folder,
         config=outcome.config,
-        end=find_end(ending, status),
-        interrupted=not ending.role,
+        end=(end := calls.true_end(find_end(ending, status))),
+        interrupted=not ending.role and (end is None or end.kind != "callback"),
         score=status.evaluator.score if status else None,
         best_score=status.evaluator.best if status else None,
         steps=status.steps if status else None,
@@ -139,14 +156,14 @@ def _only_call() -> Iterator[None]:
 
 
 @contextmanager
-def _stop_request(ask: Callable[[], bool] | None) -> Iterator[Stop]:
+def _stop_request(ask: Callable[[], bool]) -> Iterator[Stop]:
     """Yields a Stop that is requested when `ask` returns True; in the main thread, also by SIGINT or SIGTERM.
 
     Other threads cannot have signal handlers.
     """
 
     def on_tick() -> None:
-        if ask is not None and ask():
+        if ask():
             stop.request()
 
     main_thread = threading.current_thread() is threading.main_thread()

@@ -17,7 +17,7 @@ from apex.launch.preflight.requirements import store_bytes
 from apex.launch.preflight.warm_start import find_warm_start
 from apex.launch.programs import make_programs
 from apex.launch.resume import find_saved, report_losses
-from apex.launch.start import RunOutcome, Start, judge
+from apex.launch.start import RunOutcome, Start, find_end, judge
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import open_view, print_line
 from apex.runs.folder import KEYS, RunFolder
@@ -133,7 +133,9 @@ def _run_programs(start: Start, config: Config, folder: RunFolder, stop: Stop, o
         endpoint = transport.endpoint("control", local_host(transport))
         source = StatusClient(ControlSocket(context, endpoint, decode_answer, linger=0.0))
         history = History(footer=(_curves(config), f"logs {folder.logs}", "Ctrl-C stops"))
-        watch = RunMonitor(source, view, LogTail(folder.logs).entries, history, folder=folder.path)
+        tail, callbacks = LogTail(folder.logs), start.callbacks
+        watch = RunMonitor(source, view, tail.entries, history, folder=folder.path, callbacks=callbacks)
+        callbacks.begin(folder.config, folder.path)
         ending = supervise(
             start.edit_programs(make_programs(config, folder, watch)),
             stop,
@@ -144,4 +146,6 @@ def _run_programs(start: Start, config: Config, folder: RunFolder, stop: Stop, o
         )
         # Shows the learner's last status, which the learner sends without a request.
         watch.tick(failed=ending.failure is not None)
-    return RunOutcome(config, folder.path, judge(ending, watch.status, folder), watch.status)
+        ending = judge(ending, watch.status, folder)
+        callbacks.end(ending, find_end(ending, watch.status))
+    return RunOutcome(config, folder.path, ending, watch.status)

@@ -3,12 +3,13 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from apex.facts import EndReason, LogEntry
+from apex.launch.callbacks import Callbacks
 from apex.launch.terminal.dashboard import ENDING, EVALUATING, History, Note
 from apex.launch.terminal.view import View
 from apex.sentences import describe, describe_disk, describe_entry
@@ -53,7 +54,7 @@ class StatusClient:
 
 @dataclass
 class RunMonitor:
-    """Reads the run's status, warnings and errors once a second, and shows them."""
+    """Reads the run's status, warnings and errors once a second, shows them, and passes the status to callbacks."""
 
     source: Callable[[], RunStatus | None]  # returns the newest status since its last call, without waiting
     view: View
@@ -61,6 +62,7 @@ class RunMonitor:
     history: History
     clock: Callable[[], float] = time.monotonic
     folder: Path | None = None  # the run folder if it is on this host: programs cannot log that they cannot write it
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     def __post_init__(self) -> None:
         self.status: RunStatus | None = None
@@ -91,7 +93,7 @@ class RunMonitor:
         now = self.clock()
         status = self.source()
         if status is not None:
-            self.status = status = replace(status, end=EndReason("failed")) if failed else status
+            self.status = status = self.callbacks.report(replace(status, end=EndReason("failed")) if failed else status)
             self._answered_at = now
             self.history.add(status)
         elif now < self._look_at:

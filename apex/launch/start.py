@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from apex.config import Config
 from apex.environments.inspection import Inspector
-from apex.facts import Ending, EndReason, Failure
+from apex.facts import INTERRUPTED, Ending, EndReason, Failure
+from apex.launch.callbacks import Callbacks
 from apex.launch.engine import RayEngine
 from apex.runs.checkpoints.paths import newest_update
 from apex.runs.folder import RunFolder
@@ -31,6 +32,7 @@ class Start:
     engine: RayEngine | None = None  # None: this machine
     inspector: Inspector = field(default_factory=Inspector)  # knows the environment if the preset depended on it
     environment: Mapping[str, str] = field(default_factory=dict)  # additional variables for the programs
+    callbacks: Callbacks = field(default_factory=Callbacks)
     edit_programs: Callable[[list[Program]], list[Program]] = list  # fault tests change the programs of the run
 
 
@@ -45,7 +47,7 @@ class RunOutcome(NamedTuple):
 
 
 def judge(ending: Ending, status: RunStatus | None, folder: RunFolder) -> Ending:
-    """Returns the ending of a run on this host, and records a failure in the run folder.
+    """Returns the ending of a run on this host. Records a failure, or an end by a callback, in the run folder.
 
     A run has failed if its last checkpoint was not written or, unless it was stopped, if it made no step or no update.
     The end of a run without an update stays its limit, so that `--resume` names the limit to raise.
@@ -60,6 +62,15 @@ def judge(ending: Ending, status: RunStatus | None, folder: RunFolder) -> Ending
     elif failure is None and status is not None and not status.updates and status.end and status.end.kind in TOO_SHORT:
         return Ending(FAILED, ending.role, Failure(role="learner", kind="no_updates", value=status.replay.min_size))
     if failure is None:
+        if status is not None and status.end is not None and status.end.kind == "callback":
+            folder.end = status.end  # The learner has recorded an interruption.
         return ending
     folder.end = EndReason("failed")
     return Ending(max(FAILED, ending.status), ending.role, failure)
+
+
+def find_end(ending: Ending, status: RunStatus | None) -> EndReason | None:
+    """Returns why a finished run ended; None if that is not known."""
+    if status is not None and status.end is not None:
+        return status.end
+    return None if ending.role else INTERRUPTED

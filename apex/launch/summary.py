@@ -9,7 +9,7 @@ from pathlib import Path
 
 from apex.config import EvaluatorConfig
 from apex.facts import INTERRUPTED, Ending, EndReason
-from apex.launch.start import RunOutcome
+from apex.launch.start import RunOutcome, find_end
 from apex.runs.checkpoints.paths import BEST, newest_update
 from apex.runtime.text import duration, last_lines, number
 from apex.sentences import describe_end, describe_failure, plural
@@ -59,13 +59,6 @@ def summary(outcome: RunOutcome) -> list[str]:
         where = shlex.quote(str(folder / "tensorboard"))
         lines.append(f"curves: {command_name('tensorboard')} --logdir {where}")
     return lines + score
-
-
-def find_end(ending: Ending, status: RunStatus | None) -> EndReason | None:
-    """Returns why a finished run ended; None if that is not known."""
-    if status is not None and status.end is not None:
-        return status.end
-    return None if ending.role else INTERRUPTED
 
 
 def _describe_end(ending: Ending, end: EndReason | None, status: RunStatus | None, folder: Path | None) -> str:

@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TextIO
 
 from apex.command_line import parse_config
 from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
+from apex.launch.callbacks import Callbacks
 from apex.launch.continuing import describe_over, read_continue
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
 from apex.launch.local import run_locally
@@ -18,6 +20,7 @@ from apex.launch.resume import ACCEPT, CONTINUE, OPTION, reopen, resume_parser
 from apex.launch.start import RunOutcome, Start
 from apex.launch.summary import summary
 from apex.launch.terminal.view import print_line
+from apex.launch.trackers.choice import add_track_option, make_trackers
 from apex.runtime.trust import remember
 from apexreplay.errors import FINISHED, require
 from apexreplay.process.lifecycle import KILLED_BY_CTRL_C, Stop, reports_errors, stop_on_signals
@@ -46,31 +49,35 @@ def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
     inspector = Inspector(stop)
     parser = resume_parser("apex train")
     add_engine_options(parser)
+    add_track_option(parser)
     options, rest = parser.parse_known_args(arguments)
     require_engine(options)
     both = options.continue_run and options.resume is not None
     require(not both, f"{CONTINUE} and {OPTION} cannot be used together", remedy="leave one of them out")
+    callbacks = Callbacks(make_trackers(options.track))
     if options.resume is not None and options.engine != RAY:
         folder, config = reopen(options.resume, rest, accept=options.accept_changes, inspector=inspector)
         require_announced_ports(config)
         accept, asks = options.accept_changes, sys.stdin is not None and sys.stdin.isatty()
-        return Start(config=config, argv=arguments, folder=folder.path, accept_changes=accept, asks=asks)
+        start = Start(config=config, argv=arguments, folder=folder.path, accept_changes=accept, asks=asks)
+        return replace(start, callbacks=callbacks)
     about = "Trains on this machine or on a cluster: runs replay, learner, actors, evaluator and TensorBoard."
     config = parse_config(rest, prog="apex train", description=about, own=[parser], inspector=inspector)
     if options.engine != RAY:
         require_announced_ports(config)
         if options.continue_run:
-            return read_continue(config, arguments, accept=options.accept_changes, inspector=inspector)
-        return Start(config=config, argv=arguments, inspector=inspector)
+            start = read_continue(config, arguments, accept=options.accept_changes, inspector=inspector)
+            return replace(start, callbacks=callbacks)
+        return Start(config=config, argv=arguments, inspector=inspector, callbacks=callbacks)
     require(not options.continue_run, f"{CONTINUE} cannot be used with --engine ray", remedy=f"use {OPTION} for Ray")
     require(not options.accept_changes, f"{ACCEPT} cannot be used with --engine ray", remedy="leave it out")
     options.insecure_no_auth = config.transport.insecure_no_auth
     if options.resume is None:
-        return Start(config=config, argv=arguments, engine=RayEngine.read(options))
+        return Start(config=config, argv=arguments, engine=RayEngine.read(options), callbacks=callbacks)
     others = " ".join(word for word in rest if word != "--insecure-no-auth")
     problem = f"{OPTION} with --engine ray uses the settings of the original start"
     require(not others, problem, remedy=f"leave out {others}")
-    return reopen_on_ray(options.resume, options, arguments)
+    return replace(reopen_on_ray(options.resume, options, arguments), callbacks=callbacks)
 
 
 def execute(start: Start, stop: Stop, out: TextIO | None = None) -> RunOutcome | None:

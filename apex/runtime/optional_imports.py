@@ -5,7 +5,13 @@ import shlex
 import sys
 from pathlib import Path
 
-EXTRAS = {"aws": ("boto3",), "export": ("onnx", "onnxruntime"), "ray": ("ray[default]",)}  # see pyproject.toml
+EXTRAS = {  # see pyproject.toml
+    "aws": ("boto3",),
+    "export": ("onnx", "onnxruntime"),
+    "mlflow": ("mlflow",),
+    "ray": ("ray[default]",),
+    "wandb": ("wandb",),
+}
 
 
 def remedy(extra: str) -> str:

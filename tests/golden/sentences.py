@@ -52,7 +52,8 @@ SIZED: tuple[tuple[str, dict[str, Any]], ...] = (
 def examples() -> Iterator[Record]:
     """Each record of `apex.facts` that has a sentence, with each of its kinds."""
     for end in get_args(EndKind):
-        yield EndReason(end, None if end in ("interrupted", "failed") else 475.0)
+        yield EndReason(end, 475.0 if EndReason(end).is_limit else None)
+    yield EndReason("callback", detail="no better score")
     for wait in get_args(WaitKind):
         yield Waiting(wait, "replay-1", 400, 50_000, "actor 7", 12.0)
     yield Waiting("receipts", who="actor")

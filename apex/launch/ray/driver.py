@@ -24,7 +24,7 @@ from apex.launch.preflight.report import describe_limits
 from apex.launch.ray.cluster import open_cluster
 from apex.launch.ray.fleet import Fleet
 from apex.launch.resume import OPTION
-from apex.launch.start import RunOutcome, Start
+from apex.launch.start import RunOutcome, Start, find_end
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import open_view, print_line
 from apex.runs.lock import hold
@@ -54,7 +54,7 @@ def run_on_ray(start: Start, engine: RayEngine, stop: Stop, out: TextIO | None) 
     config = start.config if start.folder is not None else plan(start.config, engine)
     with open_cluster(engine) as ray:
         if start.folder is None:
-            start = create_on_ray(config, engine, start.argv)
+            start = replace(create_on_ray(config, engine, start.argv), callbacks=start.callbacks)
         return _run_units(ray, start, engine, stop, out or sys.stdout)
 
 
@@ -129,7 +129,9 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
         def take() -> list[tuple[str, LogEntry]]:
             return [entries.popleft() for _ in range(len(entries))]
 
-        watch = RunMonitor(lambda: source[0]() if source else None, view, take, history)
+        callbacks, run_folder = start.callbacks, Path(config.run.folder) / config.run.name
+        watch = RunMonitor(lambda: source[0]() if source else None, view, take, history, callbacks=callbacks)
+        callbacks.begin(config, run_folder)
 
         def notify(event: UnitEvent) -> None:
             watch.show_event(event)
@@ -147,8 +149,9 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
         finally:
             fleet.end()
         watch.tick(failed=ending is not None and ending.failure is not None)  # The learner sends it unrequested.
-    run_folder = Path(config.run.folder) / config.run.name
-    return RunOutcome(config, run_folder, ending or Ending(FINISHED), watch.status, folder)
+        ending = ending or Ending(FINISHED)
+        callbacks.end(ending, find_end(ending, watch.status))
+    return RunOutcome(config, run_folder, ending, watch.status, folder)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from apex.launch.preflight.fit import fit_one_process
 from apex.launch.preflight.report import describe_limits
 from apex.launch.preflight.warm_start import find_warm_start
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
-from apex.launch.start import RunOutcome, Start, judge
+from apex.launch.start import RunOutcome, Start, find_end, judge
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import line_view, print_line
 from apex.learning.coordinator.coordinator import Coordinator
@@ -245,7 +245,9 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
     with hold(folder.path), log_to(folder.logs / "learner.log", "learner"), open_serial_run(folder, stop) as system:
         tail = LogTail(folder.logs)
         view = line_view(out or sys.stdout)
-        watch = RunMonitor(system.coordinator.report, view, tail.entries, History(), folder=folder.path)
+        callbacks, report = start.callbacks, system.coordinator.report
+        watch = RunMonitor(report, view, tail.entries, History(), folder=folder.path, callbacks=callbacks)
+        callbacks.begin(config, folder.path)
         try:
             system.run(watch.tick)
             ending = Ending(FINISHED, "" if stop.poll() else "learner")
@@ -253,4 +255,6 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
             log.error("%s", error)
             ending = Ending(FAILED, "learner", Failure(role="learner", kind="error", detail=str(error)))
         watch.tick()
-    return RunOutcome(config, folder.path, judge(ending, watch.status, folder), watch.status)
+        ending = judge(ending, watch.status, folder)
+        callbacks.end(ending, find_end(ending, watch.status))
+    return RunOutcome(config, folder.path, ending, watch.status)

@@ -226,7 +226,8 @@ class Coordinator:
         if result.updates:
             games, confirmed = games_of(result), result.confirmed
             state.best_score = self._best_policy.keep(result.mean, parameters, games, confirmed=confirmed)
-        state.evaluation = result = replace(result, metrics=self._known(result.metrics))
+        result = replace(result, metrics=self._known(result.metrics))
+        state.keep_evaluation(result)
         state.decide_end()
         if self._begin_curves():
             self._metrics.accept(evaluation_row(state.num_steps, result, state.best_score))

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import get_args
 
@@ -17,6 +18,7 @@ from apex.runtime.resources import HostUse
 from apex.transport.hello import host_name
 from apex.transport.messages.control import AnyHeartbeat, ReplayHeartbeat
 from apex.transport.messages.results import EvaluationResult
+from apex.transport.messages.run_status import EvaluationRow
 from apex.transport.messages.status import LearnerStatus, Resources
 from apex.transport.timing import TRAINER_SILENCE_SECONDS
 from apex.types import Exploration, Progress
@@ -25,6 +27,7 @@ from apexreplay.facts import Waiting
 # A run whose actors never come ends this long after its limit of minutes at the latest. After as long, the end of a run
 # does not wait for an evaluator that has not joined.
 MAX_STARTUP_SECONDS = 120.0
+MAX_EVALUATIONS = 32  # in a status; observers request it more often than these take
 
 log = logging.getLogger("apex")
 
@@ -56,6 +59,7 @@ class RunState:
         self.host_use: HostUse | None = None  # of the learner's host; None: not measured
         self.evaluation: EvaluationResult | None = None  # the newest result
         self.best_score: float | None = None
+        self.evaluations: deque[EvaluationRow] = deque(maxlen=MAX_EVALUATIONS)  # the newest ones of this start
         self.refused_connections: dict[str, int] = {}  # counts by socket and reason, from the coordinator's ZAP handler
         self.refusals: dict[str, dict[str, int]] = {}  # messages refused by the learner: counts by socket and reason
         self.num_leased = 0
@@ -86,6 +90,19 @@ class RunState:
         if isinstance(heartbeat, ReplayHeartbeat):
             status = heartbeat.status
             self.count_steps(heartbeat.shard, status.num_inserted, status.store_incarnation)
+
+    def keep_evaluation(self, result: EvaluationResult) -> None:
+        """Stores an evaluation; `best_score` includes it already."""
+        self.evaluation = result
+        row = EvaluationRow(
+            number=self.evaluations[-1].number + 1 if self.evaluations else 1,
+            updates=result.updates,
+            steps=self.num_steps,
+            score=result.mean,
+            best=self.best_score,
+            episodes=result.episodes,
+        )
+        self.evaluations.append(row)
 
     def count_steps(self, shard: int, num_inserted: int, store_incarnation: str) -> None:
         """Records how many transitions the store of a shard has ever stored."""

@@ -72,4 +72,5 @@ def summarize(state: RunState, latest: Latest) -> RunStatus:
         },
         roles=rows,
         more_roles=len(state.members) - len(rows),
+        evaluations=list(state.evaluations),
     )

@@ -1,5 +1,7 @@
 """The status of a run, computed by the coordinator and shown by `apex status` and the live view."""
 
+import msgspec
+
 from apex.facts import Bottleneck, EndReason, Phase
 from apex.transport.messages.status import LearnerStatus, Resources
 from apexreplay.facts import Record, Waiting
@@ -46,6 +48,17 @@ class EvaluatorSummary(Record, frozen=True, kw_only=True):
     best: float | None
     episodes: int | None
     updates: int | None
+
+
+class EvaluationRow(Record, frozen=True, kw_only=True):
+    """One evaluation."""
+
+    number: int  # 1 for the first evaluation since the learner started
+    updates: int  # version of the parameters
+    steps: int  # of the run
+    score: float  # mean raw score
+    best: float | None  # best mean score of a trained policy until then; None: there was none
+    episodes: int
 
 
 class Limits(Record, frozen=True, kw_only=True):
@@ -100,3 +113,5 @@ class RunStatus(Record, frozen=True, tag="status", kw_only=True):
     refusals: dict[str, dict[str, int]]  # number of invalid messages by socket and reason
     roles: list[RoleRow]
     more_roles: int  # number of programs that `roles` omits
+    # the newest ones since the learner started, the oldest first
+    evaluations: list[EvaluationRow] = msgspec.field(default_factory=list)

@@ -11,12 +11,15 @@ from types import ModuleType
 
 import pytest
 from support.launches import cartpole, stand_in
+from support.waiting import until
 
-from apex import TrainingError, UsageError, preset, train
+from apex import Callback, TrainingError, UsageError, preset, train
 from apex.config import EnvironmentConfig
+from apex.facts import EndReason
 from apex.launch import local
 from apex.launch.api import Run
 from apex.runs.folder import RunFolder
+from apex.sentences import describe_end
 
 pytestmark = pytest.mark.programs
 
@@ -150,3 +153,46 @@ def test_a_program_of_a_run_cannot_train(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", program)
     with pytest.raises(UsageError, match="__main__"):
         train(cartpole(tmp_path), quiet=True, stop=lambda: True)
+
+
+class Recorder(Callback):
+    """Records its calls, and asks for the end in one of them."""
+
+    def __init__(self, asks_in=""):
+        self.calls, self._asks_in = [], asks_in
+
+    def take(self, name, run, *facts):
+        self.calls.append((name, run.folder.name, *facts))
+        if name == self._asks_in:
+            run.stop("enough")
+
+    def on_start(self, run):
+        self.take("start", run)
+
+    def on_end(self, run, end):
+        self.take("end", run, end)
+
+
+def test_a_callback_is_called_and_ends_the_run_with_its_reason(tmp_path):
+    recorder = Recorder(asks_in="start")
+    run = train(cartpole(tmp_path), quiet=True, callbacks=[recorder])
+    assert run.end == EndReason("callback", detail="enough")
+    assert (run.interrupted, run.reason) == (False, describe_end(run.end))
+    assert recorder.calls == [("start", "mine"), ("end", "mine", run.end)]
+
+
+def test_callbacks_end_with_a_run_that_fails_or_is_killed(tmp_path, play_learner):
+    failed, killed = Recorder(), Recorder()
+    play_learner("exit 3")
+    with pytest.raises(TrainingError):
+        train(cartpole(tmp_path / "failed"), quiet=True, callbacks=[failed])
+    play_learner("exec sleep 600")
+
+    def kill():
+        if killed.calls:
+            raise KeyboardInterrupt("interrupted twice")
+
+    with pytest.raises(KeyboardInterrupt):
+        train(cartpole(tmp_path / "killed"), quiet=True, callbacks=[killed], stop=kill)
+    until(lambda: len(killed.calls) == 2)
+    assert failed.calls == killed.calls == [("start", "mine"), ("end", "mine", EndReason("failed"))]

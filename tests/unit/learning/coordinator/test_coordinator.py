@@ -18,6 +18,7 @@ from apex.facts import INTERRUPTED, EndReason
 from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.fence import FILE, NUMBERS_PER_START
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport, TrainerStart
+from apex.learning.coordinator.state import MAX_EVALUATIONS
 from apex.metric_tags import MAX_METRICS
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
@@ -404,6 +405,15 @@ def test_evaluations_after_a_confirmed_score_are_ignored(tmp_path):
     status = scene.coordinator.status()
     assert (status.end, status.evaluator.score) == (EndReason("score", 3.0), 4.0)
     assert [row["scalars"]["evaluator/score"] for row in scene.curve("evaluator")] == [9.0, 4.0]
+    assert [(row.number, row.score) for row in status.evaluations] == [(1, 9.0), (2, 4.0)]
+
+
+def test_the_status_has_the_newest_evaluations_with_their_numbers(scene):
+    for updates in range(1, MAX_EVALUATIONS + 3):
+        scene.coordinator.keep_evaluation(replace_fields(RESULT, updates=updates), None)
+    rows = scene.coordinator.status().evaluations
+    assert [row.number for row in rows] == [row.updates for row in rows] == list(range(3, MAX_EVALUATIONS + 3))
+    assert (rows[-1].score, rows[-1].best, rows[-1].episodes) == (RESULT.mean, RESULT.mean, RESULT.episodes)
 
 
 def test_rows_have_mean_scores_and_the_total_number_of_games(scene):

@@ -1,0 +1,125 @@
+"""What all trackers do: they copy a run from its folder into the store of an experiment tracker, as callbacks."""
+
+import importlib.util
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from apex.facts import EndReason
+from apex.launch.callbacks import Callback, LiveRun
+from apex.runs.checkpoints.paths import BEST, has_policy, newest_update
+from apex.runtime.optional_imports import remedy
+from apex.runtime.trust import allow_options
+from apex.transport.messages.run_status import RunStatus
+from apexreplay.errors import UsageError
+from apexreplay.process.spawn import spawn
+
+FILM, PAGE = "film.mp4", "report.html"  # files that a tracker makes in the run folder at the end
+PROGRAM_SECONDS = 60.0  # time limit for each of them
+
+log = logging.getLogger("apex")
+_making = threading.Lock()
+
+
+class Row(NamedTuple):
+    """Figures of a program of the run at one time."""
+
+    steps: int  # of the run
+    time: float  # Unix seconds
+    figures: dict[str, float]  # by tag of TensorBoard
+
+
+class Tracker(Callback):
+    """Base class of the trackers. The run folder must be on this host. A resumed run continues its record."""
+
+    slow_seconds = 60.0  # The import of a tracker can take 10 s beside a run that starts.
+    end_seconds = 150.0  # for film, report page and upload
+    package: str  # that this tracker needs
+
+    def __init__(self) -> None:
+        """Raises UsageError if the package is not installed."""
+        if importlib.util.find_spec(self.package) is None:
+            raise UsageError(f"tracking with {self.package} needs an optional package", remedy(self.package))
+        self._since = time.time()
+        self._offsets: dict[Path, int] = {}  # of the curves: bytes that were read
+        self._times: dict[Path, float] = {}  # of their last rows that were logged
+
+    def open(self, run: LiveRun, run_id: str) -> None:
+        """Opens the run's record, and logs the settings. A resumed run has the same `run_id`."""
+        raise NotImplementedError
+
+    def log_rows(self, rows: Sequence[Row]) -> None:
+        """Logs rows of the curves."""
+        raise NotImplementedError
+
+    def keep(self, kind: str, path: Path) -> None:
+        """Stores a file or a folder. `kind`: "checkpoint", "policy", "film" or "report"."""
+        raise NotImplementedError
+
+    def finish(self, *, failed: bool) -> None:
+        """Closes the record."""
+        raise NotImplementedError
+
+    def on_start(self, run: LiveRun) -> None:
+        """Opens the record."""
+        manifest = json.loads((run.folder / "manifest.json").read_bytes())
+        self.open(run, str(manifest["run_id"]))
+
+    def on_status(self, run: LiveRun, status: RunStatus) -> None:
+        """Logs the rows of the curves since the last call."""
+        self.log_rows(list(self._new_rows(run.folder / "curves")))
+
+    def on_end(self, run: LiveRun, end: EndReason | None) -> None:
+        """Logs the rest, stores the last checkpoint, the best policy, a film and the report page, and closes."""
+        if run.status is not None:
+            self.on_status(run, run.status)
+        saved, folder = run.folder / "checkpoints", run.folder.absolute()
+        kept = [("policy", saved / BEST)] if (saved / BEST).exists() else []
+        if (newest := newest_update(saved)) is not None:
+            kept.append(("checkpoint", saved / f"{newest:09d}"))
+        film, page = folder / FILM, folder / PAGE
+        if has_policy(saved) and self._makes(film, "evaluate", str(folder), "--episodes", "1", "--video", str(film)):
+            kept.append(("film", film))
+        if self._makes(page, "report", str(folder), "--out", str(page), "--no-video"):
+            kept.append(("report", page))
+        for kind, path in kept:
+            self.keep(kind, path)
+        self.finish(failed=end is not None and end.kind == "failed")
+
+    def _new_rows(self, folder: Path) -> Iterator[Row]:
+        """Yields the rows since the last call and since this start of the run."""
+        for path in sorted(folder.glob("*.jsonl")):
+            with path.open("rb") as file:
+                begin = self._offsets.get(path, 0)
+                if begin > os.fstat(file.fileno()).st_size:
+                    begin = 0  # A resumed learner has replaced the file by a shorter one.
+                file.seek(begin)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._offsets[path] = begin + len(whole) + len(newline)
+            for row in map(json.loads, whole.splitlines()):
+                if row["time"] > self._times.get(path, self._since):
+                    self._times[path] = row["time"]
+                    figures = {tag: value for tag, value in row["scalars"].items() if value is not None}
+                    yield Row(row["steps"], row["time"], figures)
+
+    def _makes(self, path: Path, command: str, *arguments: str) -> bool:
+        """Makes a file with a command of `apex`, unless another tracker has made it; returns whether there is one."""
+        paths = os.pathsep.join(each or os.getcwd() for each in sys.path)
+        words = [sys.executable, "-P", "-m", "apex", command, *arguments, *allow_options()]
+        with _making:
+            if path.exists() and path.stat().st_mtime > self._since:
+                return True
+            program = spawn(words, environment={"PYTHONPATH": paths})
+            try:
+                status = program.wait(PROGRAM_SECONDS)
+            finally:
+                program.kill()
+        if status:
+            log.warning("%s was not made: apex %s ended with status %d", path, command, status)
+        return not status
