@@ -51,9 +51,8 @@ class SacUpdate(Update):
         norm = differentiate(loss, self._critic_parameters, most)
         policy_loss, action, log_pi = self._policy_loss(observation.detach(), noise, batch.weights, temperature)
         policy_norm = differentiate(policy_loss, self._policy_parameters, most)
-        slope = self._temperature_gradient(log_pi, batch.weights, temperature)
-        self._online.log_temperature.grad = slope
-        finite = torch.isfinite(torch.stack([loss, norm, policy_loss, policy_norm, slope]).detach()).all()
+        self._online.log_temperature.grad = self._temperature_gradient(log_pi, batch.weights, temperature)
+        finite = torch.isfinite(torch.stack([loss, norm, policy_loss, policy_norm]).detach()).all()
         step_where_finite(finite, self._optimizer)
         if self._online.normalizer is not None:
             self._online.normalizer.update(batch.stacks[0], batch.weights > 0, finite)
