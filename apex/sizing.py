@@ -25,7 +25,7 @@ TRANSITIONS_PER_ACTOR = 1_000
 LZ4_BYTES, LZ4_PIXELS = 1_400, 84 * 84
 STEPS_PER_EPISODE = 8  # assumed minimum of the average length; each episode adds one frame, that of its final state
 
-DPG_THREADS = 2  # one for the critics, one for target values and policy
+CRITIC_THREADS = 2  # of an actor-critic: one for the critics, one for target values and policy
 SAMPLES_PER_THREAD = 8  # minimum samples of a batch per thread; an estimate, not measured
 # A batch size chosen here has 32 samples per thread, so that an update takes about as long on any number of cores.
 SMALLEST_BATCH, LARGEST_BATCH = 64, 512
@@ -187,7 +187,7 @@ def _size_learner(
         batch_size = 1 << (most.bit_length() - 1)
     threads = 1 if on_gpu else max(1, min(left, batch_size // SAMPLES_PER_THREAD))  # GPU: 1 to launch kernels
     if _has_few_threads(config, schema):
-        threads = min(threads, DPG_THREADS)
+        threads = min(threads, CRITIC_THREADS)
     cause = _choose_format(config, machine, schema)
     chosen = replace(
         learner,
@@ -222,14 +222,14 @@ def _idle_cores(config: Config, sized: Config, machine: Machine, schema: Schema)
     asked = config.actor.num_processes or (config.run.head if on_gpu else config.learner.num_threads)
     if asked or idle <= machine.cores // 8 or machine.cores < MANY_CORES:
         return None
-    if not on_gpu:  # The learner uses the cores that the actors do not use; that of DPG, two.
+    if not on_gpu:  # The learner uses the cores that the actors do not use; that of an actor-critic, two.
         return None if _has_few_threads(config, schema) else IdleCores(idle, "batch_size")
     return IdleCores(idle, "num_actors" if config.actor.num_actors else "capacity")
 
 
 def _has_few_threads(config: Config, schema: Schema) -> bool:
-    """Returns whether the algorithm is DPG, whose learner uses at most `DPG_THREADS`."""
-    return schema.action_size > 0 and config.algorithm in ("", "dpg")
+    """Returns whether a built-in algorithm learns continuous actions: its learner uses at most `CRITIC_THREADS`."""
+    return schema.action_size > 0 and ":" not in config.algorithm
 
 
 def _num_loaders(config: Config, machine: Machine) -> int:

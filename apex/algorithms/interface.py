@@ -16,6 +16,7 @@ from torch import nn
 from apex.algorithms.gradient_step import Update
 from apex.config import Config
 from apex.config.algorithm_choice import choose_algorithm
+from apex.config.built_in import ALGORITHMS
 from apex.runtime.importer import call_factory
 from apex.schema import Schema
 from apex.types import Exploration
@@ -23,9 +24,6 @@ from apexreplay.errors import require
 from apexreplay.item_kinds import Array
 
 Mask = NDArray[np.bool_] | None  # [E, A]  whether each action is allowed; None: all are allowed
-
-# Name of each built-in algorithm -> its class, which is called with a configuration and a schema.
-BUILT_IN = {"dqn": "apex.dqn.algorithm:DqnAlgorithm", "dpg": "apex.dpg.algorithm:DpgAlgorithm"}
 
 
 class Decision(NamedTuple):
@@ -101,7 +99,7 @@ def make_algorithm(config: Config, schema: Schema) -> Algorithm:
     """
     name = choose_algorithm(config, schema)
     if ":" not in name:
-        module, _, attribute = BUILT_IN[name].partition(":")
+        module, _, attribute = ALGORITHMS[name].path.partition(":")
         algorithm: Algorithm = getattr(importlib.import_module(module), attribute)(config, schema)
         return algorithm
     custom: Algorithm = call_factory("algorithm", name, object, config, schema)

@@ -3,12 +3,12 @@
 Does not import torch.
 """
 
+from apex.config.built_in import ALGORITHMS
 from apex.config.codec import flatten
 from apex.config.tree import Config, NetworkConfig
 from apex.schema import Schema
 from apexreplay.errors import require
 
-CONTINUOUS = {"dqn": False, "dpg": True}  # built-in algorithm -> whether it learns continuous actions
 WIDE_ENOUGH = 0.5  # minimum width at which bfloat16 is faster on CPUs that support it: Pong, 26 ms instead of 29 ms
 KINDS = {False: "discrete", True: "continuous"}
 
@@ -20,17 +20,18 @@ def _settings_of_dqn() -> list[str]:
 
 
 def choose_algorithm(config: Config, schema: Schema) -> str:
-    """Returns a key of `CONTINUOUS` or package.module:factory. Raises UsageError if it does not fit the actions."""
+    """Returns a key of `ALGORITHMS` or package.module:factory. Raises UsageError if it does not fit the actions."""
     is_continuous = schema.action_size > 0
-    name = config.algorithm or ("dpg" if is_continuous else "dqn")
-    if ":" not in name:
-        require_actions(config, schema, name, continuous=CONTINUOUS[name])
-    if name == "dpg":
+    name = config.algorithm or next(name for name, each in ALGORITHMS.items() if each.continuous == is_continuous)
+    built_in = ALGORITHMS.get(name)
+    if built_in:
+        require_actions(config, schema, name, continuous=built_in.continuous)
+    if built_in and is_continuous:
         problem = f"dpg.normalize_observations works only for vectors, but the observations are {schema.observations}"
         require(schema.is_vector or not config.dpg.normalize_observations, problem, remedy="set it to false")
         values, defaults = flatten(config), flatten(Config())
         for setting in ("learner.bfloat16", "actor.bfloat16"):
-            problem = f"{setting} is 'on', but DPG uses float32 only"
+            problem = f"{setting} is 'on', but {name.upper()} uses float32 only"
             require(values[setting] != "on", problem, remedy=f"set --{setting} off")
         for setting in _settings_of_dqn():
             problem = f"{setting} {values[setting]!r} belongs to DQN, but this environment has continuous actions"

@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from apex.config.addresses import MOST_SAMPLERS, REPLAY_SOCKETS, SOCKETS, TransportConfig
+from apex.config.built_in import ALGORITHMS
 from apex.config.dpg import DpgConfig
+from apex.config.sac import SacConfig
 from apex.config.validation import (
     Branch,
     NonNegativeFloat,
@@ -245,7 +247,7 @@ class Config(Branch):
     """The complete configuration. The defaults are the paper's values where the paper gives one."""
 
     seed: Seed = 1  # random seed of the networks, the environments and exploration
-    algorithm: str = ""  # dqn, dpg or module:factory(config, schema); empty: chosen by the actions
+    algorithm: str = ""  # dqn, dpg, sac or module:factory(config, schema); empty: chosen by the actions
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -253,13 +255,15 @@ class Config(Branch):
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     dpg: DpgConfig = field(default_factory=DpgConfig)
+    sac: SacConfig = field(default_factory=SacConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def check_relations(self) -> None:
-        known = self.algorithm in ("", "dqn", "dpg") or ":" in self.algorithm
-        require_setting(known, f"algorithm must be empty, dqn, dpg or package.module:factory, got {self.algorithm!r}")
+        known = self.algorithm in ("", *ALGORITHMS) or ":" in self.algorithm
+        names = ", ".join(ALGORITHMS)
+        require_setting(known, f"algorithm must be empty, {names} or package.module:factory, got {self.algorithm!r}")
         require_setting(
             self.learner.batch_size <= self.replay.min_size_to_sample,
             f"learner.batch_size {self.learner.batch_size} must be <= "

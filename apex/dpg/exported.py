@@ -24,23 +24,30 @@ ENCODE = """\
     x = torch.tanh(F.layer_norm(x, ({size},), w["encoder.2.weight"], w["encoder.2.bias"]))
 """
 CUSTOM_LAYERS = """\
-    return policy(x)
+    return {result}
 """
 BUILT_IN_LAYERS = """\
     x = F.relu(linear("policy.hidden2", torch.{activation}(linear("policy.hidden1", x.flatten(1)))))
-    return torch.tanh(linear("policy.output", x))
+    return {result}
 """
 
 
-def export(config: Config, schema: Schema, network: ActorCritic) -> Exported:
-    """Returns the policy and critics with their description for `apex export`."""
+def export(config: Config, schema: Schema, network: ActorCritic, *, gaussian: bool = False) -> Exported:
+    """Returns the policy and critics with their description for `apex export`.
+
+    gaussian: the policy has 2 K outputs, and tanh of the first K is the action.
+    """
     factory, size = config.network.factory, schema.action_size
     begin = begin_code(factory, schema)
+    result = "policy(x)" if factory else 'linear("policy.output", x)'
+    if gaussian or not factory:
+        result = f"torch.tanh({result}{f'[:, :{size}]' * gaussian})"
     if factory:
-        begin, layers = begin + LOAD_POLICY, CUSTOM_LAYERS
+        begin, layers = begin + LOAD_POLICY, CUSTOM_LAYERS.format(result=result)
+        begin = "import torch\n" * gaussian + begin
     else:
         begin = "import torch\n" + begin
-        layers = BUILT_IN_LAYERS.format(activation=config.dpg.first_activation)
+        layers = BUILT_IN_LAYERS.format(activation=config.dpg.first_activation, result=result)
         if network.encoder is not None:
             begin += ENCODERS
             encoder = cast(Encoder, cast(nn.Sequential, network.encoder)[0])
@@ -58,7 +65,7 @@ def export(config: Config, schema: Schema, network: ActorCritic) -> Exported:
         output="action",
         names=own,
         code=f"{begin}def act(x):  # {signature}\n{normalize}{layers}",
-        summary="A deterministic policy of continuous actions",
+        summary="The mean of a Gaussian policy" if gaussian else "A deterministic policy of continuous actions",
         use="For a = `act(observation)`, the environment's action is `low + (a + 1) / 2 * (high - low)`.",
         facts=[
             normalized,

@@ -104,11 +104,13 @@ class Normalizer(nn.Module):
 class Policy(nn.Module):
     """Two hidden layers and tanh."""
 
+    outputs = 1  # of the last layer, per number of an action
+
     def __init__(self, num_inputs: int, action_size: int, config: DpgConfig) -> None:
         super().__init__()
         self.hidden1 = nn.Linear(num_inputs, config.policy_units)
         self.hidden2 = nn.Linear(config.policy_units, config.policy_units_2)
-        self.output = nn.Linear(config.policy_units_2, action_size)
+        self.output = nn.Linear(config.policy_units_2, self.outputs * action_size)
         self.activation1 = nn.ReLU() if config.first_activation == "relu" else nn.Tanh()
         self.activation2 = nn.ReLU()
         nn.init.uniform_(self.output.weight, -OUTPUT_WEIGHT, OUTPUT_WEIGHT)
@@ -116,8 +118,13 @@ class Policy(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32[B, S, *F] -> float32[B, K]."""
+        return torch.tanh(self.last_layer(observation))
+
+    def last_layer(self, observation: Tensor) -> Tensor:
+        """Returns the outputs before tanh, float32[B, outputs * K]."""
         hidden = self.activation1(self.hidden1(observation.flatten(1)))
-        return torch.tanh(self.output(self.activation2(self.hidden2(hidden))))
+        output: Tensor = self.output(self.activation2(self.hidden2(hidden)))
+        return output
 
 
 class Critics(nn.Module):
@@ -166,18 +173,22 @@ ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}
 
 
 def make_network(config: DpgConfig, factory: str, schema: Schema, *, seed: int) -> ActorCritic:
-    """Returns the network that `dpg.*` describes, or that of `factory`. Equal seeds give equal parameters.
+    """Returns the network that `dpg.*` describes, or that of `factory`. Equal seeds give equal parameters."""
+    return ActorCritic(*make_parts(config, factory, schema, Policy, seed=seed))
 
-    torch's global random state does not change.
-    """
+
+def make_parts(
+    config: DpgConfig, factory: str, schema: Schema, policy_class: type[Policy], *, seed: int
+) -> tuple[nn.Module, nn.Module, Normalizer | None, nn.Module | None]:
+    """Returns the arguments of `ActorCritic`. torch's global random state does not change."""
     with seeded(seed):
         normalizer = Normalizer(schema.observation_shape) if config.normalize_observations else None
         if factory:
-            return ActorCritic(*_make_custom(factory, schema), normalizer)
+            return *_make_custom(factory, schema, policy_class.outputs), normalizer, None
         encoder = None if schema.is_vector else _make_encoder(schema)
         inputs = prod(schema.observation_shape) if encoder is None else ENCODED
-        policy, critics = Policy(inputs, schema.action_size, config), Critics(inputs, schema.action_size, config)
-        return ActorCritic(policy, critics, normalizer, encoder)
+        policy, critics = policy_class(inputs, schema.action_size, config), Critics(inputs, schema.action_size, config)
+        return policy, critics, normalizer, encoder
 
 
 def _make_encoder(schema: Schema) -> nn.Module:
@@ -186,7 +197,7 @@ def _make_encoder(schema: Schema) -> nn.Module:
     return nn.Sequential(encoder, nn.Linear(encoder.num_features, ENCODED), nn.LayerNorm(ENCODED), nn.Tanh())
 
 
-def _make_custom(path: str, schema: Schema) -> tuple[nn.Module, nn.Module]:
+def _make_custom(path: str, schema: Schema, outputs: int) -> tuple[nn.Module, nn.Module]:
     """Returns `policy` and `critics` of the user's module. Raises UsageError if they cannot be trained."""
     custom, size = CustomNetwork(path, schema), schema.action_size
     policy: Any = getattr(custom.module, "policy", None)
@@ -200,8 +211,9 @@ def _make_custom(path: str, schema: Schema) -> tuple[nn.Module, nn.Module]:
     policy, critics = custom.adapt(policy), custom.adapt(critics)
     shared = {id(parameter) for parameter in policy.parameters()} & {id(other) for other in critics.parameters()}
     custom.require(not shared, f"policy and critics share {len(shared)} parameters", "let them share none")
-    action = custom.check_output("policy", (2, size), policy)
-    custom.require(bool((action.abs() <= 1).all()), f"policy returned {action.tolist()}", "keep it in -1 ... 1")
+    output = custom.check_output("policy", (2, outputs * size), policy)
+    bounded = outputs > 1 or bool((output.abs() <= 1).all())  # Several outputs describe a distribution.
+    custom.require(bounded, f"policy returned {output.tolist()}", "keep it in -1 ... 1")
     custom.check_output("critics", (None, 2), critics, torch.zeros(2, size))
     custom.check_parameters(nn.ModuleList([policy, critics]))
     return policy, critics

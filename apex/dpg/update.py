@@ -110,7 +110,7 @@ class DpgUpdate(Update):
     def _differentiate_critics(self, delta: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Stores the gradients of the critics; returns the sum of all critics' losses, and the gradient's norm."""
         loss = torch.stack([mean_loss(row, weights, self._learner.loss) for row in delta]).sum()
-        return loss.detach(), self._differentiate(self._critic_parameters, loss)
+        return loss.detach(), differentiate(loss, self._critic_parameters, self._learner.max_gradient_norm)
 
     def _differentiate_policy(self, observation: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Stores the gradients of the policy, with clipped dQ/da; returns the loss and the gradient's norm.
@@ -124,7 +124,7 @@ class DpgUpdate(Update):
         if bound := self._config.action_gradient_clip:
             slope = slope.clamp(-bound, bound)
         gradient = slope * weights[:, None] / -len(weights)
-        norm = self._differentiate(self._policy_parameters, action, gradient)
+        norm = differentiate(action, self._policy_parameters, self._learner.max_gradient_norm, gradient)
         loss = -(weights * value.detach()).mean()
         self._policy_figures = {
             "policy_loss": loss,
@@ -133,15 +133,16 @@ class DpgUpdate(Update):
         }
         return loss, norm
 
-    def _differentiate(
-        self, parameters: Sequence[nn.Parameter], outputs: Tensor, gradient: Tensor | None = None
-    ) -> Tensor:
-        """Stores the gradients, clipped by their joint norm; returns the norm before clipping.
 
-        gradient: of the loss with respect to the outputs; None: the output is the loss. Parameters that the outputs do
-        not depend on get no gradient.
-        """
-        gradients = torch.autograd.grad(outputs, parameters, gradient, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        return clip_gradients(parameters, self._learner.max_gradient_norm)
+def differentiate(
+    outputs: Tensor, parameters: Sequence[nn.Parameter], max_norm: float, gradient: Tensor | None = None
+) -> Tensor:
+    """Stores the parameters' gradients, clipped by their joint norm; returns the norm before clipping, float32[].
+
+    gradient: of the loss with respect to the outputs; None: the output is the loss. Parameters that the outputs do not
+    depend on get no gradient.
+    """
+    gradients = torch.autograd.grad(outputs, parameters, gradient, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    return clip_gradients(parameters, max_norm)

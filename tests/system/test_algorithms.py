@@ -1,6 +1,7 @@
-"""Runs other algorithms than DQN with the real programs and commands: Ape-X DPG, and a user's algorithm."""
+"""Runs other algorithms than DQN with the real programs and commands: Ape-X DPG, SAC, and a user's algorithm."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from support import linear_q, masked_corridor
 
 from apex import load_policy
+from apex.runs.checkpoints.checkpoint import load_checkpoint
+from apex.runs.checkpoints.folder import find_latest
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 
@@ -65,6 +68,34 @@ def test_continuous_actions_go_through_all_programs_and_commands(programs):
     assert "policy" in Path(programs.folder / "report.html").read_text()
     run(programs, "resume", "train", "--resume", "runs/pendulum", "--max-updates", "200")
     assert last_figures(folder)["learner/updates"] == 200
+
+
+def temperature(folder):
+    """The temperature in the newest checkpoint, and how many steps of the optimizer have changed it."""
+    state = load_checkpoint(find_latest(folder.checkpoints).path)
+    steps = [values["step"] for values in state.optimizer["state"].values() if values["exp_avg"].dim() == 0]
+    return math.exp(state.online["log_temperature"]), *map(int, steps)
+
+
+@pytest.mark.covers_programs
+def test_sac_goes_through_all_programs_and_resumes_its_temperature(programs):
+    name = ("--env", "Pendulum-v1", "--algorithm", "sac", "--learner.learning-rate", "1e-2", "--name", "sac")
+    run(programs, "train", "train", *name, "--stop-score", "none", *SMALL, *programs.offset, "--max-updates", "150")
+    folder = RunFolder.open(programs.folder / "runs/sac")
+    assert {"learner/policy_loss", "learner/temperature", "learner/entropy"} <= set(last_figures(folder))
+    before, num_steps = temperature(folder)
+    assert num_steps == 150
+    assert before < 0.8
+    output = run(programs, "evaluate", "evaluate", "runs/sac", "--episodes", "2", "--epsilon", "1", "--json")
+    assert json.loads(output.splitlines()[-1])["mean"] < 0
+    run(programs, "export", "export", "runs/sac", "--onnx")
+    policy, again = load_policy(folder.path), load_policy(folder.path / "export/model.safetensors")
+    observation = np.array([1.0, 0.0, 0.5], np.float32)
+    assert np.array_equal(policy(observation), again(observation))
+    run(programs, "resume", "train", "--resume", "runs/sac", "--max-updates", "160")
+    after, num_steps = temperature(folder)
+    assert num_steps == 160
+    assert 0.8 < after / before < 1.25  # Ten steps change its logarithm by about 0.1.
 
 
 @pytest.mark.covers_programs

@@ -21,6 +21,7 @@ from apex.config import (
     flatten,
     from_dict,
     load_toml,
+    sac,
     to_dict,
     tree,
 )
@@ -329,7 +330,7 @@ def test_help_all_lists_every_setting_with_its_limits(columns, capsys, monkeypat
 
 def test_every_setting_has_a_comment():
     settings = {name.rpartition(".")[2] for name in flatten(Config())}
-    sources = "".join(inspect.getsource(module) for module in (tree, addresses, dpg))
+    sources = "".join(inspect.getsource(module) for module in (tree, addresses, dpg, sac))
     assert {name for name in settings if not re.search(rf"^    {name}: .*  # \w", sources, re.MULTILINE)} == set()
 
 

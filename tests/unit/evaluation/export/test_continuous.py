@@ -43,6 +43,11 @@ class Critic(nn.Linear):
 
 def make_own(schema):
     return Own(schema)
+
+def make_gaussian(schema):
+    own = Own(schema)
+    own.policy = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(schema.observation_shape), 2 * schema.action_shape[0]))
+    return own
 """
 STRANGER = """
 import json, sys, torch
@@ -53,10 +58,10 @@ print(json.dumps(names["act"](observation).tolist()))
 """
 
 
-def make_run(folder, dpg, factory=""):
+def make_run(folder, dpg, factory="", algorithm=""):
     network = NetworkConfig(factory=factory)
     run_config = RunConfig(name="mine", folder=str(folder))
-    config = Config(environment=PENDULUM, network=network, dpg=dpg, run=run_config)
+    config = Config(algorithm=algorithm, environment=PENDULUM, network=network, dpg=dpg, run=run_config)
     schema = describe(PENDULUM, config.actor.n_step)
     run = RunFolder.create(config, schema, argv=[])
     module = make_algorithm(config, schema).make_network()
@@ -79,10 +84,18 @@ def own_module(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("own_module")
 @pytest.mark.parametrize(
-    ("dpg", "factory"), [(PLAIN, ""), (CONTROL, ""), (CONTROL, "own_network:make_own")], ids=["paper", "control", "own"]
+    ("dpg", "factory", "algorithm"),
+    [
+        (PLAIN, "", "dpg"),
+        (CONTROL, "", "dpg"),
+        (CONTROL, "own_network:make_own", "dpg"),
+        (CONTROL, "", "sac"),
+        (CONTROL, "own_network:make_gaussian", "sac"),
+    ],
+    ids=["paper", "control", "own", "sac", "own-sac"],
 )
-def test_code_of_the_card_acts_as_the_policy(tmp_path, dpg, factory):
-    run = make_run(tmp_path, dpg, factory)
+def test_code_of_the_card_acts_as_the_policy(tmp_path, dpg, factory, algorithm):
+    run = make_run(tmp_path, dpg, factory, algorithm)
     out = export(run.path)
     observation = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
     shown = observation[:, None] if factory else observation
@@ -107,11 +120,18 @@ def test_code_of_the_card_acts_as_the_policy(tmp_path, dpg, factory):
     assert np.array_equal(load_policy(out / "model.safetensors").act(observation), expected)
 
 
-@pytest.mark.parametrize("dpg", [PLAIN, CONTROL])
-def test_onnx_returns_the_action_and_the_card_describes_it(tmp_path, dpg):
+@pytest.mark.parametrize(
+    ("dpg", "algorithm", "summary"),
+    [
+        (PLAIN, "dpg", "A deterministic policy"),
+        (CONTROL, "dpg", "A deterministic policy"),
+        (CONTROL, "sac", "The mean of a Gaussian policy"),
+    ],
+)
+def test_onnx_returns_the_action_and_the_card_describes_it(tmp_path, dpg, algorithm, summary):
     import onnxruntime
 
-    run = make_run(tmp_path, dpg)
+    run = make_run(tmp_path, dpg, algorithm=algorithm)
     out = export(run.path, onnx=True)
     session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
     observation = np.random.default_rng(0).normal(size=(9, 1, 3)).astype(np.float32)
@@ -119,7 +139,7 @@ def test_onnx_returns_the_action_and_the_card_describes_it(tmp_path, dpg):
     assert np.allclose(action, load_policy(run.path).act(observation), atol=1e-6)
     card = (out / "README.md").read_text()
     for text in (
-        "A deterministic policy",
+        summary,
         "an action computed",
         "Output: float32 [batch, 1]",
         "low + (a + 1) / 2 * (high - low)",
