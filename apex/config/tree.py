@@ -246,7 +246,7 @@ class Config(Branch):
     """The complete configuration. The defaults are the paper's values where the paper gives one."""
 
     seed: Seed = 1  # random seed of the networks, the environments and exploration
-    algorithm: str = ""  # dqn, dpg, sac or module:factory(config, schema); empty: chosen by the actions
+    algorithm: str = ""  # dqn, dpg, sac or module:factory(config, schema); empty: by actions
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
