@@ -1,6 +1,5 @@
 """Tracks a run with MLflow: in a local store beside the runs, unless MLFLOW_TRACKING_URI names another one."""
 
-import importlib
 import logging
 import os
 import re
@@ -31,7 +30,9 @@ class MlflowTracker(Tracker):
     def open(self, run: LiveRun, run_id: str) -> None:
         """Opens the record."""
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-        self._mlflow: Any = importlib.import_module("mlflow")
+        import mlflow
+
+        self._mlflow: Any = mlflow
         for name in ("mlflow", "alembic"):  # They print to the terminal.
             logging.getLogger(name).setLevel(logging.WARNING)
         folder = run.folder.absolute().parent / FOLDER

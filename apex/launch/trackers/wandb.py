@@ -1,6 +1,5 @@
 """Tracks a run with Weights & Biases: offline beside the runs, unless WANDB_MODE says otherwise."""
 
-import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,9 @@ class WandbTracker(Tracker):
         mode = os.environ.get("WANDB_MODE", "offline")
         if mode == "offline":
             os.environ["WANDB_ERROR_REPORTING"] = "false"  # Otherwise, wandb sends figures of its own use.
-        self._wandb: Any = importlib.import_module("wandb")
+        import wandb
+
+        self._wandb: Any = wandb
         private = {"disable_git": True, "disable_code": True, "x_disable_meta": True, "x_disable_stats": True}
         self._record = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "apex"),

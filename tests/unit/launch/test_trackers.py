@@ -138,7 +138,7 @@ def test_a_missing_package_and_an_unknown_tracker_are_refused(monkeypatch, capsy
 
 def test_the_option_makes_each_tracker_once(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    assert [each.package for each in make_trackers(["wandb", "mlflow", "wandb"])] == list(TRACKERS)
+    assert [each.package for each in make_trackers(["wandb", "mlflow", "wandb"])] == [*TRACKERS]
     assert make_trackers([]) == []
     start = read_start(["--preset", "cartpole", "--track", "wandb"])
     assert [each.package for each in start.callbacks.all] == ["wandb"]
