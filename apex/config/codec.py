@@ -88,9 +88,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def load_toml(path: Path, base: Config | None = None) -> Config:
-    """Reads a TOML file and returns `base`, or the defaults, updated with its values. Raises ConfigError."""
-    return from_dict(read_toml(path), base)
+def load_toml(path: Path) -> Config:
+    """Reads a TOML file and returns the defaults, updated with its values. Raises ConfigError."""
+    return from_dict(read_toml(path))
 
 
 def dump_toml(config: Config, default: Config | None = None) -> str:

@@ -9,7 +9,7 @@ from apex.transport.messages.results import EvaluationResult
 from apex.types import Parameters
 from apexreplay.item_kinds import Array
 from apexreplay.types import Stream
-from apexreplay.wire.codec import Codec
+from apexreplay.wire.codec import Codec, require_all
 from apexreplay.wire.header import Frame, MessageKind, require_field
 from apexreplay.wire.json_codec import decode_json, encode_json
 
@@ -59,30 +59,25 @@ class RunCodec(Codec):
 
     def _check_records(self, records: Array, num_steps: Array | int) -> None:
         super()._check_records(records, num_steps)
-        _require_all(_is_share(records["discount"]), "discount", "a discount is outside [0, 1]")
+        require_all(_is_share(records["discount"]), "discount", "a discount is outside [0, 1]")
         if "step_discount" in (records.dtype.names or ()):
-            _require_all(_is_share(records["step_discount"]), "step_discount", "a step discount is outside [0, 1]")
+            require_all(_is_share(records["step_discount"]), "step_discount", "a step discount is outside [0, 1]")
         self._check_actions(records)
 
     def _check_actions(self, records: Array) -> None:
         """Checks actions and masks. A mask must allow at least one action unless the discount is 0."""
         schema, action = self.schema, records["action"]
         if schema.action_size:
-            _require_all(np.abs(action) <= 1, "action", "an action has a component outside [-1, 1]")
+            require_all(np.abs(action) <= 1, "action", "an action has a component outside [-1, 1]")
         else:
             known = (action >= 0) & (action < schema.num_actions)
-            _require_all(known, "action", f"an action is not in 0 ... {schema.num_actions - 1}")
+            require_all(known, "action", f"an action is not in 0 ... {schema.num_actions - 1}")
         if schema.masked:
             masks = records["next_mask"]
             allowed = masks.any(axis=1) | (records["discount"] == 0)
-            _require_all(allowed, "mask", "a mask allows no action although the discount is not 0")
+            require_all(allowed, "mask", "a mask allows no action although the discount is not 0")
             beyond = masks[:, -1] >> (schema.num_actions - 8 * (schema.mask_bytes - 1))
-            _require_all(beyond == 0, "mask", f"a mask allows actions above {schema.num_actions - 1}")
-
-
-def _require_all(valid: Array, reason: str, text: str) -> None:
-    """Raises WireError unless all elements of `valid` are True."""
-    require_field(bool(valid.all()), reason, text)
+            require_all(beyond == 0, "mask", f"a mask allows actions above {schema.num_actions - 1}")
 
 
 def _is_share(values: Array) -> Array:
@@ -96,5 +91,5 @@ def _version(number: int) -> int:
 
 def _finite(body: memoryview) -> Array:
     values = np.frombuffer(body, "<f4")
-    _require_all(np.isfinite(values), "values", "a parameter value is not finite")
+    require_all(np.isfinite(values), "values", "a parameter value is not finite")
     return values

@@ -59,7 +59,7 @@ class Codec:
         num_steps = self._check_blob(blob, MAX_STEPS)
         self._check_records(records, num_steps)
         priority = records["priority"]
-        _require_all(priority >= 0, "priority", "a priority is negative")
+        require_all(priority >= 0, "priority", "a priority is negative")
         # The message's checksum covers the header, base and version first, and then exactly what is stored.
         sealed = checksum(frames[0], [body[: _SEGMENT.size]]), header.crc
         return Segment(Stream(header.sender, header.incarnation), header.number, version, records, blob, base, sealed)
@@ -96,15 +96,15 @@ class Codec:
         records = np.frombuffer(body, self.table.batch_record, batch_size, _BATCH.size)
         per_item = records["num_frames"].astype(np.int64)
         limit = self.table.item.max_steps
-        _require_all(per_item <= limit, "count", f"an item has more than {limit} steps")
+        require_all(per_item <= limit, "count", f"an item has more than {limit} steps")
         num_steps = self._check_blob(blob, batch_size * limit)
         total = int(per_item.sum())
         require_field(total == num_steps, "count", f"{num_steps} steps in the blob, but {total} in the records")
         self._check_records(records, per_item)
         probability = records["probability"]
         likely = (probability >= _LEAST_PROBABILITY) & (probability <= 1)
-        _require_all(likely, "probability", f"a probability is outside [{_LEAST_PROBABILITY:g}, 1]")
-        _require_all(records["unused"] == 0, "unused", "an unused byte is not 0")
+        require_all(likely, "probability", f"a probability is outside [{_LEAST_PROBABILITY:g}, 1]")
+        require_all(records["unused"] == 0, "unused", "an unused byte is not 0")
         return BatchMessage(
             header.shard, header.incarnation, header.sender, header.number, num_transitions, records, blob
         )
@@ -173,7 +173,7 @@ class Codec:
             starts, stops = offsets[:-1][index :: len(entries)], offsets[1:][index :: len(entries)]
             if len(entries) > 1:  # Otherwise the limits above are exact.
                 right = stops - starts == entry.num_bytes if entry.codec == "raw" else stops - starts <= entry.max_bytes
-                _require_all(right, "blob", f"a step has a wrong number of bytes of {', '.join(entry.names)}")
+                require_all(right, "blob", f"a step has a wrong number of bytes of {', '.join(entry.names)}")
             if entry.codec == "raw":
                 self._check_rows(entry, blob, starts)
         return num_steps
@@ -191,17 +191,17 @@ class Codec:
         columns = [rows] if fields is None else [rows[name] for name in fields]
         for column in columns:
             if column.dtype.kind == "f":
-                _require_all(np.isfinite(column), "blob", f"a value of {', '.join(entry.names)} is not finite")
+                require_all(np.isfinite(column), "blob", f"a value of {', '.join(entry.names)} is not finite")
 
     def _check_records(self, records: Array, num_steps: Array | int) -> None:
         """Checks the fields that segments and batches share. `num_steps`: steps of the message, or of each record."""
         for name in self.table.floats:
             if name in (records.dtype.names or ()):
-                _require_all(np.isfinite(records[name]), name, f"`{name}` is not finite")
+                require_all(np.isfinite(records[name]), name, f"`{name}` is not finite")
         flaw = self.table.item.flaw(records, num_steps)
         require_field(not flaw, "steps", flaw)
 
 
-def _require_all(valid: Array, reason: str, text: str) -> None:
+def require_all(valid: Array, reason: str, text: str) -> None:
     """Raises WireError unless all elements of `valid` are True."""
     require_field(bool(valid.all()), reason, text)
