@@ -24,10 +24,8 @@ EXECUTING_NAMES = {"send_pyobj", "recv_pyobj", "allow_pickle", "pickle_module", 
 EXECUTING_CALLS = {("torch", "load"), ("torch", "save")}
 
 WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "clock_gettime"}  # Python's names
-TIMESTAMPS = {
-    "apex.launch.trackers.tracker": {
-        "time.time"
-    },  # compared with the times of rows and files  # Modules that may record the time of an event, or derive a number from the time.
+TIMESTAMPS = {  # Modules that may record the time of an event, or derive a number from the time.
+    "apex.launch.trackers.tracker": {"time.time"},  # compared with the times of rows and files
     "apex.cloud.host.bucket": {"time.time", "time.time_ns"},
     "apex.cloud.cluster.command": {"datetime.now"},
     "apex.runs.metrics.writer": {"time.time", "time.time_ns"},
