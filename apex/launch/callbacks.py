@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from apex.transport.messages.fields import printable
 from apex.transport.messages.run_status import EvaluationRow, RunStatus
 from apexreplay.errors import describe_exception, require
 
+MAX_SECONDS = 1_000_000  # of a callback's limits
 MAX_WAITING = 10_000  # calls that wait for a slow callback; beyond this, the oldest are dropped
 
 log = logging.getLogger("apex")
@@ -39,8 +41,8 @@ class Callback:
     """What to do during a run: override the methods that you need, and pass objects to `apex.train`.
 
     The methods run in the process that called `apex.train`, one at a time, in a thread of each callback. A callback
-    that raises or hangs costs one line in the log, and the run continues. While a callback is busy, only the newest
-    status waits for it, but every evaluation and checkpoint.
+    that raises or hangs costs one line in the log, and the run continues. While a callback is busy, every evaluation
+    and checkpoint waits for it, but of the statuses only the newest one.
     """
 
     slow_seconds: float = 10.0  # A call that takes longer is logged.
@@ -62,7 +64,7 @@ class Callback:
         """
 
     def on_end(self, run: LiveRun, end: EndReason | None) -> None:
-        """Is called when all programs have ended. `end`: why; None if that is not known."""
+        """Is called when all programs have ended and the run folder is free. `end`: why; None if that is not known."""
 
 
 class Callbacks:
@@ -72,6 +74,11 @@ class Callbacks:
         for each in callbacks:
             problem, remedy = f"callbacks must be apex.Callback objects, got {each!r:.80}", "pass [MyCallback()]"
             require(isinstance(each, Callback), problem, remedy=remedy)
+            for name in ("slow_seconds", "end_seconds"):
+                seconds = getattr(each, name)
+                is_time = isinstance(seconds, int | float) and 0 <= seconds <= MAX_SECONDS
+                problem = f"{type(each).__name__}.{name} must be a number of seconds >= 0, got {seconds!r:.80}"
+                require(is_time, problem, remedy=f"use at most {MAX_SECONDS:,}")
         self.all = tuple(callbacks)
         self._threads: list[_CallbackThread] = []
         self._run: LiveRun | None = None
@@ -126,7 +133,9 @@ class Callbacks:
         self._post("on_end", EndReason("failed"))
 
     def _look_for_checkpoint(self, folder: Path) -> None:
-        newest = newest_update(folder / "checkpoints")
+        newest = None
+        with suppress(OSError):  # A network file system may fail for a moment.
+            newest = newest_update(folder / "checkpoints")
         if newest is not None and newest != self._checkpoint:
             self._checkpoint = newest
             self._post("on_checkpoint", folder / "checkpoints" / f"{newest:09d}")
@@ -182,7 +191,7 @@ class _CallbackThread(threading.Thread):
         self.join(max(0.0, until - time.monotonic()))
         if self.is_alive():
             seconds = self.callback.end_seconds
-            self._complain(f"{self._now} did not return within {seconds:g} s after the end of the run")
+            self._complain(f"{self._now or 'a call'} did not return within {seconds:g} s after the end of the run")
 
     def _complain(self, problem: str) -> None:
         if not self._has_complained:

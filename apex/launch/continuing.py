@@ -7,9 +7,20 @@ from typing import Any
 from apex.config import Config, flatten
 from apex.config.codec import lay_over
 from apex.environments.inspection import Inspector
-from apex.launch.resume import CONTINUE, LIMITS, OPTION, prepare, raise_limit, reached_limit, require_fitting
-from apex.launch.start import Start
+from apex.launch.resume import (
+    CONTINUE,
+    LIMITS,
+    OPTION,
+    prepare,
+    raise_limit,
+    reached_limit,
+    require_fitting,
+    require_same_settings,
+)
+from apex.launch.start import TOO_SHORT, Start
+from apex.runs.checkpoints.paths import newest_update
 from apex.runs.folder import MANIFEST, RunFolder
+from apex.runs.lock import is_held
 from apex.runtime.text import number
 from apex.sentences import describe_end, plural
 from apexreplay.errors import require
@@ -18,21 +29,27 @@ from apexreplay.errors import require
 def read_continue(typed: Config, argv: Sequence[str], *, accept: bool, inspector: Inspector) -> Start:
     """Returns a start of the run that `typed` names: of a new run, or of the run if it exists.
 
-    The saved settings stay, except for the limits and for those that `typed` changes since the first start. The start
-    is over if the run has reached a limit that `typed` keeps. Raises UsageError if the run has no name, or as `reopen`.
+    The saved settings stay, except for the limits and for those that differ from the last such command. The start is
+    over if the run has reached a limit that `typed` keeps. Raises UsageError if the run has no name, or as `reopen`.
     """
     name = typed.run.name
     require(bool(name), f"{CONTINUE}: the run to continue has no name", remedy="add --name NAME")
     path = Path(typed.run.folder) / name
+    single = typed.run.single_process
+    require(not single, f"{CONTINUE}: a run with --single-process cannot be continued", remedy="leave one of them out")
     if not (path / MANIFEST).exists():
-        return Start(config=typed, argv=argv, inspector=inspector)
+        return Start(config=typed, argv=argv, inspector=inspector, repeated=typed)
     folder, run = RunFolder.open(path), f"{CONTINUE} --name {name}"
+    require(not is_held(path), f"{run}: this run is still running", remedy="stop it first")
     config = lay_over(folder.config, _changes(folder, typed, run))
-    if reached_limit(folder, config) is not None:
+    require_same_settings(folder, config, run, accept)
+    if (end := reached_limit(folder, config)) is not None:
+        has_learned = end.kind not in TOO_SHORT or newest_update(folder.checkpoints)
+        require(bool(has_learned), f"{run}: this run ended without an update", remedy=raise_limit(end))
         return Start(config=config, argv=argv, folder=path, is_over=True)
     prepare(folder, run)
     require_fitting(folder, config, run, accept, inspector)
-    return Start(config=config, argv=argv, folder=path, accept_changes=accept)
+    return Start(config=config, argv=argv, folder=path, accept_changes=accept, inspector=inspector, repeated=typed)
 
 
 def describe_over(path: Path) -> list[str]:
@@ -53,7 +70,7 @@ def describe_over(path: Path) -> list[str]:
 
 
 def _changes(folder: RunFolder, typed: Config, run: str) -> dict[str, Any]:
-    """Returns the limits, and the settings that differ from those of the first start, as a tree of settings."""
+    """Returns the limits, and the settings that differ from the last command with --continue, or the first start."""
     asked = folder.asked
     remedy = f"use {OPTION} {folder.path}"
     require(

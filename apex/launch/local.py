@@ -17,7 +17,7 @@ from apex.launch.preflight.requirements import store_bytes
 from apex.launch.preflight.warm_start import find_warm_start
 from apex.launch.programs import make_programs
 from apex.launch.resume import find_saved, report_losses
-from apex.launch.start import RunOutcome, Start, find_end, judge
+from apex.launch.start import RunOutcome, Start, judge
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import open_view, print_line
 from apex.runs.folder import KEYS, RunFolder
@@ -65,7 +65,7 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
             start.inspector.try_algorithm(config, folder.schema)
             if stop.poll():
                 return None
-            folder.record_resume(config, argv=start.argv)
+            folder.record_resume(config, argv=start.argv, asked=start.repeated)
         # For all shards together: servers that start at the same time each find the space for their own.
         reclaim(store_path(folder.run_id), store_bytes(config, folder.schema))
         for line in _introduce(config, folder, sizes):
@@ -147,5 +147,4 @@ def _run_programs(start: Start, config: Config, folder: RunFolder, stop: Stop, o
         # Shows the learner's last status, which the learner sends without a request.
         watch.tick(failed=ending.failure is not None)
         ending = judge(ending, watch.status, folder)
-        callbacks.end(ending, find_end(ending, watch.status))
     return RunOutcome(config, folder.path, ending, watch.status)

@@ -84,7 +84,9 @@ def resume_parser(prog: str) -> Parser:
     parser.add_argument(
         CONTINUE, dest="continue_run", action="store_true", help="continue the run --name NAME if it exists"
     )
-    parser.add_argument(ACCEPT, action="store_true", help="allow both to change other settings or lose saved data")
+    parser.add_argument(
+        ACCEPT, action="store_true", help=f"allow {OPTION} and {CONTINUE} to change other settings or lose saved data"
+    )
     add_allow(parser)
     return parser
 
@@ -125,6 +127,21 @@ def require_fitting(folder: RunFolder, config: Config, run: str, accept: bool, i
 
     Also if the saved files would not fit the settings, or if the run is still running on this host.
     """
+    require_same_settings(folder, config, run, accept)
+    require(
+        inspector.schema(config) == folder.schema,
+        f"{run}: {config.environment.id} has changed since the run was saved",
+        remedy="install the package versions that the run was started with",
+    )
+    stores = [store_path(folder.run_id, shard) for shard in range(config.replay.num_shards)]
+    require(not any(map(has_owner, stores)), f"{run}: this run is still running", remedy="stop it first")
+
+
+def require_same_settings(folder: RunFolder, config: Config, run: str, accept: bool) -> None:
+    """Raises UsageError if settings other than limits differ from the saved ones without `accept`.
+
+    Also with `accept`, if the saved files would not fit them.
+    """
     old, new = flatten(folder.config), flatten(config)
     differing = [setting for setting in old if old[setting] != new[setting] and setting not in CHANGEABLE]
     fixed = [setting for setting in differing if setting.startswith(FIXED)]
@@ -135,13 +152,6 @@ def require_fitting(folder: RunFolder, config: Config, run: str, accept: bool, i
         f"{run} would change {changes}; only limits may change: {', '.join(LIMITS.values())}",
         remedy=f"remove the other options, add {ACCEPT}, or start a new run",
     )
-    require(
-        inspector.schema(config) == folder.schema,
-        f"{run}: {config.environment.id} has changed since the run was saved",
-        remedy="install the package versions that the run was started with",
-    )
-    stores = [store_path(folder.run_id, shard) for shard in range(config.replay.num_shards)]
-    require(not any(map(has_owner, stores)), f"{run}: this run is still running", remedy="stop it first")
 
 
 def reached_limit(folder: RunFolder, config: Config) -> EndReason | None:

@@ -1,5 +1,6 @@
 """`apex train`: starts or resumes a run, shows its progress until it ends, and prints a summary."""
 
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,12 +18,13 @@ from apex.launch.preflight.fit import require_announced_ports, require_head
 from apex.launch.preflight.report import require_all
 from apex.launch.ray.driver import reopen_on_ray, run_on_ray
 from apex.launch.resume import ACCEPT, CONTINUE, OPTION, reopen, resume_parser
-from apex.launch.start import RunOutcome, Start
+from apex.launch.start import RunOutcome, Start, find_end
 from apex.launch.summary import summary
 from apex.launch.terminal.view import print_line
 from apex.launch.trackers.choice import add_track_option, make_trackers
+from apex.runtime.logs import log_to
 from apex.runtime.trust import remember
-from apexreplay.errors import FINISHED, require
+from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, require
 from apexreplay.process.lifecycle import KILLED_BY_CTRL_C, Stop, reports_errors, stop_on_signals
 from apexreplay.process.watchdog import take_notifier
 
@@ -38,7 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for line in describe_over(start.folder):
                     print_line(line)
                 return FINISHED
-            return show(execute(start, stop))
+            outcome = execute(start, stop)
+            status = show(outcome)
+            is_stopped = status == FINISHED and stop.signum == signal.SIGTERM and not (outcome and outcome.ending.role)
+            # A scheduler that repeats the command must see that the run is not over.
+            return NEIGHBOUR_GONE if is_stopped and start.repeated is not None else status
     except KeyboardInterrupt:
         print_line("apex train: interrupted again while stopping; every program was killed", sys.stderr)
         return KILLED_BY_CTRL_C
@@ -88,6 +94,15 @@ def execute(start: Start, stop: Stop, out: TextIO | None = None) -> RunOutcome |
     """
     remember(require_trust(start.config))
     require_all([check_limit(start.config)])
+    outcome = _run(start, stop, out)
+    if outcome is not None and start.callbacks.all:
+        logs = (outcome.driver_folder or outcome.folder) / "logs"
+        with log_to(logs / ("launcher.log" if outcome.driver_folder is None else "driver.log")):
+            start.callbacks.end(outcome.ending, find_end(outcome.ending, outcome.status))
+    return outcome
+
+
+def _run(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | None:
     if start.engine is not None:
         return run_on_ray(start, start.engine, stop, out)
     if start.config.run.head:

@@ -13,7 +13,7 @@ from apex.transport.hello import Welcome, host_name
 from apex.transport.messages.control import WaitAnswer
 from apex.transport.run_codec import RunCodec
 from apex.types import Role
-from apexreplay.errors import FINISHED, UnsavedMemoryError
+from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, UnsavedMemoryError
 from apexreplay.process.lifecycle import Stop
 from apexreplay.server.service import ServerSettings, serve
 from apexreplay.snapshots.folder import SnapshotFolder, shard_folder
@@ -39,14 +39,18 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
         own = shard_folder(snapshots, welcome.config.replay.num_shards, shard)
         folder = SnapshotFolder(own, steps=lambda step: stop.tick())  # Restoring a snapshot can take minutes.
 
+    sessions: list[Session] = []
+
     def join(status: Callable[[], ReplayStatus]) -> Session:
-        return _join(welcome, shard, status, advertise, stop)
+        sessions.append(_join(welcome, shard, status, advertise, stop))
+        return sessions[-1]
 
     try:
-        return serve(_settings(welcome, shard, folder), join, stop)
+        ended = serve(_settings(welcome, shard, folder), join, stop)
     except UnsavedMemoryError as error:
         log.warning("%s", error)
-        return FINISHED
+        ended = FINISHED
+    return NEIGHBOUR_GONE if ended == FINISHED and any(session.interrupted for session in sessions) else ended
 
 
 def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) -> ServerSettings:

@@ -78,7 +78,7 @@ class RunFolder:
 
     @property
     def asked(self) -> Config | None:
-        """The configuration of the first start, before sizes were chosen; None: an earlier version made the run."""
+        """What the first command, or the last one with --continue, asked for; None: an earlier version made the run."""
         asked = self.manifest.get("asked")
         return from_saved(asked) if asked else None
 
@@ -177,6 +177,7 @@ class RunFolder:
         """
         choose_algorithm(config, schema)
         started = (started or datetime.now()).astimezone()
+        facts = {"hardware": describe_hardware(), **_describe_start(argv, started)}  # This can take seconds.
         path = make_folder(config, started)
         manifest = {
             "format": FORMAT,
@@ -185,10 +186,9 @@ class RunFolder:
             "environment": config.environment.id,
             "seed": config.seed,
             "schema": schema.to_dict(),
-            "hardware": describe_hardware(),
             "config": to_dict(config),
             "asked": to_dict(asked or config),
-            **_describe_start(argv, started),
+            **facts,
         }
         with _reports_writing(path):
             for name in ("curves", "logs", "tensorboard", "checkpoints"):
@@ -197,11 +197,16 @@ class RunFolder:
             replace_file(path / MANIFEST, seal(manifest))
         return cls(path, unseal(seal(manifest)))  # The same as `open` reads: JSON has no tuples.
 
-    def record_resume(self, config: Config, *, argv: Sequence[str] = sys.argv) -> None:
-        """Records that the run is resumed, with its arguments and versions; raises UsageError if writing fails."""
+    def record_resume(self, config: Config, *, argv: Sequence[str] = sys.argv, asked: Config | None = None) -> None:
+        """Records that the run is resumed, with its arguments and versions; raises UsageError if writing fails.
+
+        `asked`: what a repeated command asks for; None: `RunFolder.asked` stays.
+        """
         again = {"elapsed_seconds": self.elapsed_seconds, **_describe_start(argv, datetime.now().astimezone())}
         self.manifest["resumed"] = [*self.manifest.get("resumed", []), again]
         self.manifest["config"] = to_dict(config)
+        if asked is not None:
+            self.manifest["asked"] = to_dict(asked)
         with _reports_writing(self.path):
             replace_file(self.path / MANIFEST, seal(self.manifest))
             replace_file(self.config_file, _encode_config(config))

@@ -24,7 +24,7 @@ from apex.launch.preflight.report import describe_limits
 from apex.launch.ray.cluster import open_cluster
 from apex.launch.ray.fleet import Fleet
 from apex.launch.resume import OPTION
-from apex.launch.start import RunOutcome, Start, find_end
+from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import open_view, print_line
 from apex.runs.lock import hold
@@ -131,12 +131,13 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
 
         callbacks, run_folder = start.callbacks, Path(config.run.folder) / config.run.name
         watch = RunMonitor(lambda: source[0]() if source else None, view, take, history, callbacks=callbacks)
-        callbacks.begin(config, run_folder)
 
         def notify(event: UnitEvent) -> None:
             watch.show_event(event)
             if event.kind == "learner":
                 (folder / BEGUN).touch()
+                if not source:  # The head has created the run folder.
+                    callbacks.begin(fleet.head_config, run_folder)
                 socket = ControlSocket(context, f"tcp://{event.address}", decode_answer, linger=0.0)
                 source[:] = [StatusClient(socket)]
 
@@ -150,7 +151,6 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
             fleet.end()
         watch.tick(failed=ending is not None and ending.failure is not None)  # The learner sends it unrequested.
         ending = ending or Ending(FINISHED)
-        callbacks.end(ending, find_end(ending, watch.status))
     return RunOutcome(config, run_folder, ending, watch.status, folder)
 
 

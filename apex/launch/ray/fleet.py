@@ -89,7 +89,7 @@ class Fleet:
     def follow_head(self, config_toml: str) -> None:
         """Reads the address of the learner from the head's configuration. If it is new, actors get new orders."""
         self.begun = True
-        config = from_dict(tomllib.loads(config_toml))
+        self.head_config = config = from_dict(tomllib.loads(config_toml))
         learner = f"{config.transport.bind}:{config.transport.port('control')}"
         if learner == self._learner:
             return

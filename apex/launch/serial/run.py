@@ -27,7 +27,7 @@ from apex.launch.preflight.fit import fit_one_process
 from apex.launch.preflight.report import describe_limits
 from apex.launch.preflight.warm_start import find_warm_start
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
-from apex.launch.start import RunOutcome, Start, find_end, judge
+from apex.launch.start import RunOutcome, Start, judge
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import line_view, print_line
 from apex.learning.coordinator.coordinator import Coordinator
@@ -256,5 +256,4 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
             ending = Ending(FAILED, "learner", Failure(role="learner", kind="error", detail=str(error)))
         watch.tick()
         ending = judge(ending, watch.status, folder)
-        callbacks.end(ending, find_end(ending, watch.status))
     return RunOutcome(config, folder.path, ending, watch.status)

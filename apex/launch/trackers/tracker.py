@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -44,8 +45,10 @@ class Tracker(Callback):
 
     def __init__(self) -> None:
         """Raises UsageError if the package is not installed."""
-        if importlib.util.find_spec(self.package) is None:
+        found = importlib.util.find_spec(self.package)
+        if found is None or found.origin is None:  # Without an origin, it is only a folder of that name.
             raise UsageError(f"tracking with {self.package} needs an optional package", remedy(self.package))
+        self._is_open = False
         self._since = time.time()
         self._offsets: dict[Path, int] = {}  # of the curves: bytes that were read
         self._times: dict[Path, float] = {}  # of their last rows that were logged
@@ -70,27 +73,36 @@ class Tracker(Callback):
         """Opens the record."""
         manifest = json.loads((run.folder / "manifest.json").read_bytes())
         self.open(run, str(manifest["run_id"]))
+        self._is_open = True
 
     def on_status(self, run: LiveRun, status: RunStatus) -> None:
         """Logs the rows of the curves since the last call."""
-        self.log_rows(list(self._new_rows(run.folder / "curves")))
+        if self._is_open:
+            self.log_rows(list(self._new_rows(run.folder / "curves")))
 
     def on_end(self, run: LiveRun, end: EndReason | None) -> None:
-        """Logs the rest, stores the last checkpoint, the best policy, a film and the report page, and closes."""
-        if run.status is not None:
-            self.on_status(run, run.status)
-        saved, folder = run.folder / "checkpoints", run.folder.absolute()
-        kept = [("policy", saved / BEST)] if (saved / BEST).exists() else []
+        """Logs the rest, stores the best policy, the last checkpoint, a film and the report page, and closes."""
+        if not self._is_open:
+            return
+        try:
+            if run.status is not None:
+                self.on_status(run, run.status)
+            for kind, path in self._artifacts(run.folder.absolute()):
+                self.keep(kind, path)
+        finally:
+            self.finish(failed=end is not None and end.kind == "failed")
+
+    def _artifacts(self, folder: Path) -> Iterator[tuple[str, Path]]:
+        """Yields kind and path of what to store; makes film and page when they are asked for."""
+        saved, film, page = folder / "checkpoints", folder / FILM, folder / PAGE
+        if (saved / BEST).exists():
+            yield "policy", saved / BEST
         if (newest := newest_update(saved)) is not None:
-            kept.append(("checkpoint", saved / f"{newest:09d}"))
-        film, page = folder / FILM, folder / PAGE
+            yield "checkpoint", saved / f"{newest:09d}"
         if has_policy(saved) and self._makes(film, "evaluate", str(folder), "--episodes", "1", "--video", str(film)):
-            kept.append(("film", film))
+            yield "film", film
         if self._makes(page, "report", str(folder), "--out", str(page), "--no-video"):
-            kept.append(("report", page))
-        for kind, path in kept:
-            self.keep(kind, path)
-        self.finish(failed=end is not None and end.kind == "failed")
+            yield "report", page
 
     def _new_rows(self, folder: Path) -> Iterator[Row]:
         """Yields the rows since the last call and since this start of the run."""
@@ -118,8 +130,11 @@ class Tracker(Callback):
             program = spawn(words, environment={"PYTHONPATH": paths})
             try:
                 status = program.wait(PROGRAM_SECONDS)
+            except subprocess.TimeoutExpired:
+                log.warning("%s was not made: apex %s took longer than %g s", path, command, PROGRAM_SECONDS)
+                return False
             finally:
                 program.kill()
         if status:
-            log.warning("%s was not made: apex %s ended with status %d", path, command, status)
+            log.warning("%s was not made: apex %s %s ended with status %d", path, command, arguments[0], status)
         return not status

@@ -14,7 +14,7 @@ class WandbTracker(Tracker):
     """Copies settings, curves, film, checkpoint and report page of a run to Weights & Biases.
 
     The store is the folder `wandb` beside the run folders, for `wandb sync`; with WANDB_MODE=online, your account.
-    WANDB_PROJECT chooses the project. Stores neither console output, nor the command line, nor code.
+    WANDB_PROJECT chooses the project. Stores neither console output nor code; the report page shows the typed command.
     """
 
     package = "wandb"
