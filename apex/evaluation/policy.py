@@ -25,7 +25,10 @@ from apex.schema import Schema
 from apexreplay.errors import UsageError, require
 from apexreplay.item_kinds import Array
 
-EPSILON = "probability of a random action, 0.001 by default; continuous actions: standard deviation of noise (SAC: factor on its own), default 0"
+EPSILON = (
+    "probability of a random action, 0.001 by default; continuous actions: standard deviation of noise, for SAC a factor "
+    "on that of the policy, default 0"
+)
 
 
 RUN = "a run folder, or its name below runs/ (default: the newest run)"

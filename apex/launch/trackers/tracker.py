@@ -4,7 +4,6 @@ import importlib.util
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -128,13 +127,12 @@ class Tracker(Callback):
             if path.exists() and path.stat().st_mtime > self._since:
                 return True
             program = spawn(words, environment={"PYTHONPATH": paths})
-            try:
-                status = program.wait(PROGRAM_SECONDS)
-            except subprocess.TimeoutExpired:
-                log.warning("%s was not made: apex %s took longer than %g s", path, command, PROGRAM_SECONDS)
-                return False
-            finally:
-                program.kill()
-        if status:
+            until = time.monotonic() + PROGRAM_SECONDS
+            while (status := program.poll()) is None and time.monotonic() < until:
+                time.sleep(0.1)
+            program.kill()
+        if status is None:
+            log.warning("%s was not made: apex %s took longer than %g s", path, command, PROGRAM_SECONDS)
+        elif status:
             log.warning("%s was not made: apex %s %s ended with status %d", path, command, arguments[0], status)
-        return not status
+        return status == 0
