@@ -26,8 +26,8 @@ from apexreplay.errors import UsageError, require
 from apexreplay.item_kinds import Array
 
 EPSILON = (
-    "probability of a random action, 0.001 by default; continuous actions: standard deviation of noise, for SAC a factor "
-    "on that of the policy, default 0"
+    "probability of a random action, 0.001 by default; continuous actions: standard deviation of noise, for SAC a "
+    "factor on that of the policy, default 0"
 )
 
 

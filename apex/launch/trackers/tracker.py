@@ -131,6 +131,7 @@ class Tracker(Callback):
             while (status := program.poll()) is None and time.monotonic() < until:
                 time.sleep(0.1)
             program.kill()
+            program.wait()
         if status is None:
             log.warning("%s was not made: apex %s took longer than %g s", path, command, PROGRAM_SECONDS)
         elif status:

@@ -224,6 +224,15 @@ def test_what_is_no_callback_is_refused(wrong):
         Callbacks([wrong])
 
 
+@pytest.mark.parametrize("seconds", [None, "5", -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["slow_seconds", "end_seconds"])
+def test_a_limit_that_is_no_time_is_refused_before_the_run(name, seconds):
+    wrong = Callback()
+    setattr(wrong, name, seconds)
+    with pytest.raises(UsageError, match=name):
+        Callbacks([wrong])
+
+
 def test_a_callback_without_methods_is_called_without_effect(begin, caplog):
     calls = begin(quiet := Callback())
     quiet.gate = threading.Event()

@@ -28,6 +28,7 @@ from apex.launch.resume import (
 )
 from apex.learning.run_save import snapshot_folder
 from apex.runs.folder import RunFolder
+from apex.runs.lock import hold
 from apex.version import VERSION
 from apexreplay.errors import DataError, UsageError
 from apexreplay.files.atomic_files import replace_file, seal
@@ -187,9 +188,51 @@ def test_settings_that_a_resume_changed_stay_when_the_command_is_repeated(folder
 
 def test_a_run_at_its_limit_is_over_until_the_limit_is_raised(folder):
     folder.end = EndReason("minutes", 1.0)
+    (folder.checkpoints / "000000007").mkdir()
+    (folder.checkpoints / "000000007/manifest.json").touch()
     assert again(folder).is_over
     assert not again(folder, max_minutes=2.0).is_over
     assert not again(folder, max_minutes=0.0).is_over
+
+
+def test_a_run_at_its_limit_is_not_the_success_of_another_command(folder):
+    folder.end = EndReason("updates", 40)
+    asked = dataclasses.replace(folder.asked, run=dataclasses.replace(folder.asked.run, max_updates=40))
+    assert read_continue(asked, [], accept=False, inspector=Inspector()).is_over
+    other = dataclasses.replace(asked, environment=EnvironmentConfig(id="Acrobot-v1"))
+    with pytest.raises(UsageError, match=r"environment\.id"):
+        read_continue(other, [], accept=False, inspector=Inspector())
+
+
+def test_a_run_that_ended_without_an_update_is_no_success(folder):
+    folder.end = EndReason("minutes", 1.0)
+    with pytest.raises(UsageError) as refused:
+        again(folder)
+    assert "without an update" in refused.value.problem
+    assert "--max-minutes" in refused.value.remedy
+
+
+def test_the_last_command_with_continue_is_the_one_to_compare_with(folder):
+    asked = folder.asked
+    other = dataclasses.replace(asked, learner=dataclasses.replace(asked.learner, learning_rate=1e-5))
+    start = read_continue(other, [], accept=True, inspector=Inspector())
+    folder.record_resume(start.config, argv=[], asked=start.repeated)
+    folder = RunFolder.open(folder.path)
+    assert again(folder).config.learner.learning_rate == 1e-5
+    with pytest.raises(UsageError, match="learning_rate"):
+        read_continue(asked, [], accept=False, inspector=Inspector())
+
+
+def test_a_running_run_is_not_continued(folder):
+    folder.end = EndReason("updates", 40)  # The learner records the end before the final policy is evaluated.
+    with hold(folder.path), pytest.raises(UsageError, match="still running"):
+        again(folder, max_updates=40)
+
+
+def test_a_run_in_one_process_is_not_continued(tmp_path):
+    config = Config(run=RunConfig(folder=str(tmp_path), name="new", single_process=True))
+    with pytest.raises(UsageError, match="--single-process"):
+        read_continue(config, [], accept=False, inspector=Inspector())
 
 
 def test_a_run_to_continue_needs_a_name(tmp_path):

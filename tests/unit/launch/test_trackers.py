@@ -2,6 +2,7 @@
 
 import json
 import time
+from importlib.machinery import ModuleSpec
 
 import pytest
 from support.messages import make_run_status
@@ -77,6 +78,7 @@ def test_each_row_of_the_curves_is_logged_once(run):
 
 def test_a_curve_that_a_resumed_learner_shortens_continues(run):
     tape, status = Tape(), make_run_status()
+    tape.on_start(run)
     write(run, "learner", *[(step, step - 2e12, 0.0) for step in range(9)])  # before this start
     tape.on_status(run, status)
     assert steps(tape) == []
@@ -97,6 +99,7 @@ def save(run):
 def test_the_end_keeps_rows_policy_checkpoint_film_and_page(run):
     save(run)
     tape, run.status = Tape(), make_run_status()
+    tape.on_start(run)
     write(run, "learner", (1, 0, 0.5))
     tape.on_end(run, EndReason("steps", 9.0))
     assert tape.kept == [
@@ -110,8 +113,43 @@ def test_the_end_keeps_rows_policy_checkpoint_film_and_page(run):
 
 def test_what_cannot_be_made_is_left_out(run):
     tape = Tape(made=())
+    tape.on_start(run)
     tape.on_end(run, EndReason("failed"))
     assert (tape.kept, tape.ended) == ([], [True])
+
+
+def test_a_record_is_closed_although_an_artifact_cannot_be_stored(run):
+    class Refusing(Tape):
+        def keep(self, kind, path):
+            super().keep(kind, path)
+            raise OSError("no space")
+
+    save(run)
+    tape = Refusing()
+    tape.on_start(run)
+    with pytest.raises(OSError, match="no space"):
+        tape.on_end(run, EndReason("steps", 9.0))
+    assert (tape.kept, tape.ended) == ([("policy", "best.safetensors")], [False])
+
+
+def test_a_tracker_that_could_not_open_its_record_makes_and_stores_nothing(run):
+    save(run)
+    tape = Tape()
+    (run.folder / "manifest.json").unlink()
+    with pytest.raises(FileNotFoundError):
+        tape.on_start(run)
+    write(run, "learner", (1, 0, 0.5))
+    tape.on_status(run, make_run_status())
+    tape.on_end(run, EndReason("steps", 9.0))
+    assert (tape.rows, tape.kept, tape.ended) == ([], [], [])
+
+
+def test_a_film_that_takes_too_long_is_left_out(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("apex.launch.trackers.tracker.PROGRAM_SECONDS", 0.0)
+    assert not Tracker._makes(Tape(), tmp_path / "film.mp4", "evaluate", str(tmp_path / "nothing"))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "film.mp4" in line
+    assert "longer than 0 s" in line
 
 
 def test_a_file_is_made_once_and_a_failed_command_is_logged(tmp_path, caplog):
@@ -126,9 +164,10 @@ def test_a_file_is_made_once_and_a_failed_command_is_logged(tmp_path, caplog):
 
 
 def test_a_missing_package_and_an_unknown_tracker_are_refused(monkeypatch, capsys):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="wandb") as error:
-        make_trackers(["wandb"])
+    for missing in (None, ModuleSpec("wandb", None)):  # The second one is a folder without a module.
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, spec=missing: spec)
+        with pytest.raises(UsageError, match="wandb") as error:
+            make_trackers(["wandb"])
     assert "pip install wandb" in error.value.remedy
     with pytest.raises(ConfigError, match="tensorbord"):
         read_start(["--preset", "cartpole", "--track", "tensorbord"])
@@ -137,7 +176,7 @@ def test_a_missing_package_and_an_unknown_tracker_are_refused(monkeypatch, capsy
 
 
 def test_the_option_makes_each_tracker_once(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: ModuleSpec(name, None, origin="here"))
     assert [each.package for each in make_trackers(["wandb", "mlflow", "wandb"])] == [*TRACKERS]
     assert make_trackers([]) == []
     start = read_start(["--preset", "cartpole", "--track", "wandb"])
