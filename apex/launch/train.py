@@ -96,8 +96,9 @@ def execute(start: Start, stop: Stop, out: TextIO | None = None) -> RunOutcome |
     require_all([check_limit(start.config)])
     outcome = _run(start, stop, out)
     if outcome is not None and start.callbacks.all:
-        logs = (outcome.driver_folder or outcome.folder) / "logs"
-        with log_to(logs / ("launcher.log" if outcome.driver_folder is None else "driver.log")):
+        name = "launcher" if start.engine is None else "driver"
+        name = "learner" if outcome.config.run.single_process else name
+        with log_to((outcome.driver_folder or outcome.folder) / "logs" / f"{name}.log", name):
             start.callbacks.end(outcome.ending, find_end(outcome.ending, outcome.status))
     return outcome
 

@@ -81,9 +81,10 @@ def check(folder, output):
     return run
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("single", [False, True])
 def test_a_callback_sees_a_run_and_ends_it_beside_broken_and_stuck_ones(tmp_path, single):
-    ended = subprocess.run(script(single_process=single), cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(script(single_process=single), cwd=tmp_path, capture_output=True, text=True, timeout=380)
     assert ended.returncode == 0, ended.stderr
     run = check(tmp_path, ended.stdout)
     assert run.end == EndReason("callback", detail="saved")
