@@ -126,10 +126,11 @@ def train(
     if ending.failure is not None:
         cause = describe_failure(ending.failure)
         raise UsageError(cause) if ending.status == REFUSED else TrainingError(cause, outcome.folder)
+    end = calls.true_end(find_end(ending, status))
     return Run(
         folder=outcome.folder,
         config=outcome.config,
-        end=(end := calls.true_end(find_end(ending, status))),
+        end=end,
         interrupted=not ending.role and (end is None or end.kind != "callback"),
         score=status.evaluator.score if status else None,
         best_score=status.evaluator.best if status else None,
