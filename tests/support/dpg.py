@@ -1,15 +1,20 @@
 """Batches and a naive NumPy twin of Ape-X DPG, which computes every derivative row by row and critic by critic."""
 
+import copy
+
 import numpy as np
 import torch
 
 from apex.algorithms.gradient_step import DeviceBatch
+from apex.config import Config, DpgConfig, LearnerConfig, SacConfig
 from apex.schema import Schema
 
 D, K, B = 3, 2, 6
 SCHEMA = Schema(
     frame_shape=(D,), frame_dtype="float32", stack=1, num_actions=0, n_step=5, codec="raw", action_size=K, masked=False
 )
+CPU = torch.device("cpu")
+SMALL = {"policy_units": 5, "policy_units_2": 4, "critic_units": 7, "critic_units_2": 6}
 
 
 def make_batch(seed=0, **changes):
@@ -23,6 +28,38 @@ def make_batch(seed=0, **changes):
         **changes,
     }
     return DeviceBatch(**{name: torch.from_numpy(np.asarray(row, np.float32)) for name, row in rows.items()})
+
+
+def make_step(algorithm_class, seed=1, learner=None, sac=None, **settings):
+    """Returns an update, its different online and target networks, its optimizer and its configuration."""
+    defaults = {"optimizer": "adam", "learning_rate": 0.01, "optimizer_epsilon": 1e-4, "num_threads": 1}
+    config = Config(
+        seed=seed,
+        learner=LearnerConfig(**{**defaults, **(learner or {})}),
+        dpg=DpgConfig(**{**SMALL, **settings}),
+        sac=SacConfig(**(sac or {})),
+    )
+    algorithm = algorithm_class(config, SCHEMA)
+    online, target = algorithm.make_network(), algorithm.make_network()
+    with torch.no_grad():
+        if online.normalizer is not None:  # Both have statistics of different rows.
+            for normalizer, number in ((online.normalizer, 1.0), (target.normalizer, 2.0)):
+                normalizer.mean += 0.25 * number
+                normalizer.variance *= number
+                normalizer.count += 10 * number
+        for parameter in online.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+    optimizer = algorithm.make_optimizer(online)
+    return algorithm.make_update(online, target, optimizer, CPU), online, target, optimizer, config
+
+
+def contents(online, optimizer):
+    state = copy.deepcopy((online.state_dict(), optimizer.state_dict()["state"]))
+    return [tensor for part in state for tensor in flat(part)]
+
+
+def flat(tree):
+    return [leaf for value in tree.values() for leaf in flat(value)] if isinstance(tree, dict) else [tree]
 
 
 class Twin:

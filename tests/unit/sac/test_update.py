@@ -2,56 +2,25 @@
 
 import copy
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from support.dpg import SCHEMA, B, K, make_batch
+from support.dpg import SCHEMA, B, K, contents, make_batch
+from support.dpg import make_step as make_step_of
 from support.sac import SacTwin, draw
 from torch import nn
 
 from apex.algorithms.optimizers import restore_optimizer
-from apex.config import Config, DpgConfig, LearnerConfig, SacConfig
+from apex.config import LearnerConfig, SacConfig
 from apex.runs.checkpoints.checkpoint import LearnerState, load_checkpoint, save_checkpoint
 from apex.sac.algorithm import SacAlgorithm
 from apex.sac.networks import SoftActorCritic
 from apex.sac.update import SacUpdate
 from apex.types import Progress
 
-CPU = torch.device("cpu")
-SMALL = {"policy_units": 5, "policy_units_2": 4, "critic_units": 7, "critic_units_2": 6}
-
-
-def make_step(seed=1, learner=None, sac=None, **settings):
-    """Returns an update, its different online and target networks, its optimizer and its configuration."""
-    defaults = {"optimizer": "adam", "learning_rate": 0.01, "optimizer_epsilon": 1e-4, "num_threads": 1}
-    config = Config(
-        seed=seed,
-        learner=LearnerConfig(**{**defaults, **(learner or {})}),
-        dpg=DpgConfig(**{**SMALL, **settings}),
-        sac=SacConfig(**(sac or {})),
-    )
-    algorithm = SacAlgorithm(config, SCHEMA)
-    online, target = algorithm.make_network(), algorithm.make_network()
-    with torch.no_grad():
-        if online.normalizer is not None:  # Both have statistics of different rows.
-            for normalizer, number in ((online.normalizer, 1.0), (target.normalizer, 2.0)):
-                normalizer.mean += 0.25 * number
-                normalizer.variance *= number
-                normalizer.count += 10 * number
-        for parameter in online.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
-    optimizer = algorithm.make_optimizer(online)
-    return algorithm.make_update(online, target, optimizer, CPU), online, target, optimizer, config
-
-
-def contents(online, optimizer):
-    state = copy.deepcopy((online.state_dict(), optimizer.state_dict()["state"]))
-    return [tensor for part in state for tensor in flat(part)]
-
-
-def flat(tree):
-    return [leaf for value in tree.values() for leaf in flat(value)] if isinstance(tree, dict) else [tree]
+make_step = partial(make_step_of, SacAlgorithm)
 
 
 class Constant(nn.Module):
