@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.item_kinds import Window
+from apexreplay.item_kinds import Sequence, Window
 from apexreplay.tables import FieldCodec, Table, table
 
 MIN_IMAGE_SIZE = 36  # pixels; smaller images are grids, for which the convolutions of DQN are too large
@@ -56,6 +56,9 @@ class Schema:
     action_size: int = 0  # K; 0 if actions are discrete
     masked: bool = False  # whether the environment has masks of the allowed actions
     parts: tuple[Part, ...] = ()  # parts of the observation, if the frame is their bytes one after the other
+    sequence_length: int = 0  # steps of a sequence; 0: the items of the replay memory are transitions
+    sequence_period: int = 0  # steps of an episode from the beginning of one sequence to that of the next one
+    state_size: int = 0  # D: numbers in the state of a recurrent agent
 
     @property
     def frame_bytes(self) -> int:
@@ -112,8 +115,8 @@ class Schema:
 
     @property
     def table(self) -> Table:
-        """The table of the transitions."""
-        return transitions(self)
+        """The table of the transitions, or of the sequences."""
+        return sequences(self) if self.sequence_length else transitions(self)
 
     def to_attributes(self) -> dict[str, Any]:
         """Returns the fields and the shapes, for code that creates a network without this package."""
@@ -126,6 +129,7 @@ class Schema:
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
         """Returns the schema from a result of `to_dict` or its JSON. Raises ValueError if a field is missing."""
+        saved = {"sequence_length": 0, "sequence_period": 0, "state_size": 0, **saved}  # added later
         missing = [field.name for field in fields(cls) if field.name not in saved]
         if missing:
             raise ValueError(f"the schema lacks {', '.join(missing)}: an older version of this package wrote it")
@@ -164,6 +168,30 @@ def transitions(schema: Schema) -> Table:
             **masks,
         },
         kept=("reward", "step_discount"),
+        description=schema.actions,
+    )
+
+
+@cache
+def sequences(schema: Schema) -> Table:
+    """Returns the table of sequences of steps, as R2D2 (Kapturowski et al. 2019) learns from them.
+
+    The values of step t have index t. Each is 0 for a step that its sequence does not train.
+    """
+    length = schema.sequence_length
+    masks = {"next_mask": ("|u1", (length, schema.mask_bytes))} if schema.masked else {}
+    return table(
+        "sequences",
+        {"observation": (schema.frame_dtype, schema.frame_shape, schema.codec)},
+        item=Sequence(length, schema.sequence_period),
+        values={
+            "state": ("<f4", (schema.state_size,)),  # of the agent before the first step
+            "span": ("|u1", (length,)),  # m, the steps of the n-step return
+            "n_step_return": ("<f4", (length,)),  # r_{t+1} + ... + gamma^(m-1) r_{t+m}
+            "discount": ("<f4", (length,)),  # gamma^m, or 0 if s_{t+m} is terminal
+            "action": (schema.action_dtype, (length, *schema.action_shape)),
+            **masks,
+        },
         description=schema.actions,
     )
 

@@ -1,7 +1,7 @@
 """Computes settings that are 0, "chosen for this machine", from cores, memory and GPU, and returns the reasons."""
 
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 from typing import Literal, NamedTuple
 
 from apex.config import ActorConfig, Config, LearnerConfig
@@ -110,12 +110,20 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Sized:
 
 
 def bytes_per_transition(config: Config, schema: Schema) -> int:
-    """Returns bytes of frames per transition, rounded up: an estimate for LZ4 images, else exact for a full segment."""
+    """Returns bytes of frames per transition or sequence, rounded up.
+
+    An estimate for LZ4 images and for sequences, else exact for a full segment.
+    """
+    steps = config.actor.segment_length
+    shared = 1.0  # frames per transition; a segment of sequences has one whole sequence more than its steps
+    if schema.sequence_length:
+        shared = (steps + schema.sequence_length) / max(1.0, steps / schema.sequence_period)
     if schema.has_images and schema.codec == "lz4":
         pixels = sum(prod(part.shape) for part in schema.all_parts if part.is_image)
         others = sum(part.num_bytes for part in schema.all_parts if not part.is_image)
-        return _divide_up(LZ4_BYTES * pixels, LZ4_PIXELS) + others
-    steps = config.actor.segment_length
+        return ceil(shared * (_divide_up(LZ4_BYTES * pixels, LZ4_PIXELS) + others))
+    if schema.sequence_length:
+        return ceil(shared * (schema.table.max_entry_bytes + 4)) + BLOB_ALIGNMENT
     # One frame per step, plus the first stack, the n-step window at the end, and final states of episodes.
     frames = steps + schema.stack + schema.n_step + _divide_up(steps, STEPS_PER_EPISODE)
     return _divide_up(frames * schema.table.max_entry_bytes + frame_blob.table_bytes(frames) + BLOB_ALIGNMENT, steps)

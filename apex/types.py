@@ -53,6 +53,12 @@ class Step(NamedTuple):
     metrics: Mapping[int, Mapping[str, float]] = {}
 
     @property
+    def over(self) -> NDArray[np.bool_]:
+        """Where the next step belongs to another episode, bool[E]."""
+        ended, unplayed = self.terminated | self.truncated, self.unplayed
+        return ended if unplayed is None else ended | unplayed
+
+    @property
     def unplayed(self) -> NDArray[np.bool_] | None:
         """Where the step is no transition, bool[E]: `failed` or `skipped`; None: nowhere."""
         if self.failed is None or self.skipped is None:

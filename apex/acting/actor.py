@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from apex.acting.segment_builder import SegmentBuilder
-from apex.algorithms.interface import Agent, Mask, check_allowed
+from apex.algorithms.interface import Agent, Mask, check_allowed, forget
 from apex.algorithms.parameters import load_parameters
 from apex.config import ActorConfig
 from apex.environments.interface import VectorEnvironment
@@ -65,7 +65,7 @@ class EpisodeScores(ScoreSums):
         self._score += step.reward
         self._length += 1
         finished = step.terminated | step.truncated
-        ended = finished if step.unplayed is None else finished | step.unplayed
+        ended = step.over
         if ended.any():
             games = [
                 ActorScores(self._streams[i].actor_id, 1, float(self._score[i]), int(self._length[i]))
@@ -131,6 +131,7 @@ class Actor:
             policy.refresh()
         self.wait.over()
         assert self._observation is not None
+        state = getattr(agent, "state", None)
         decision = agent.decide(self._observation, self._mask, self._exploration, self._rng)
         check_allowed(decision.action, self._mask)
         if self._builder.ready:
@@ -140,8 +141,9 @@ class Actor:
         cut_short = step.truncated & ~step.terminated
         final_value = agent.state_value(step.final_observation, step.final_mask) if cut_short.any() else None
         played = decision.action if step.played is None else step.played
-        self._builder.append(played, decision.value(played), decision.state_value, step, final_value)
+        self._builder.append(played, decision.value(played), decision.state_value, step, final_value, state)
         self.scores.add_step(step)
+        forget(agent, step.over)
         self._observation, self._mask = step.observation, step.action_mask
         self.num_steps += 1
         return True

@@ -19,7 +19,7 @@ from apexreplay.types import Cut
 MAX_SENT_PRIORITY = float(np.finfo(np.float32).max)
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """One step of all streams, axes [E]; stacked at a cut to [T, E]."""
 
     action: Array  # a_t; [E, K] for continuous actions
@@ -76,7 +76,7 @@ class SegmentBuilder:
         problem = f"observations must be {dtype}{list(shape)}, got {observation.dtype}{list(observation.shape)}"
         fits = observation.shape == shape and observation.dtype == dtype
         require(fits, problem, remedy="change the environment to match its observation space")
-        self._rows: list[_Row] = []  # steps, from the oldest that any stream still needs on
+        self._rows: list[Row] = []  # steps, from the oldest that any stream still needs on
         self._first = np.zeros(self._num_streams, np.int64)  # [E]  row of the oldest step that is not yet a transition
         self._num_steps = 0  # steps since the last cut
         self._frames = [[frame] for frame in self._compress(observation)]  # per stream, from the oldest needed frame on
@@ -96,6 +96,7 @@ class SegmentBuilder:
         state_value: NDArray[np.float32],  # [E]  bootstrap value of s_t, such as max_a Q(s_t, a)
         step: Step,
         final_value: NDArray[np.float32] | None,  # [E]  bootstrap value of step.final_observation; None: none truncated
+        state: Array | None = None,  # [E, D]  state of a recurrent agent before s_t; used only by `SequenceBuilder`
     ) -> None:
         """Adds one step of all streams. Reads only the rows of `final_value` that are truncated and not terminated.
 
@@ -118,7 +119,7 @@ class SegmentBuilder:
             before.final_value[cut_off] = state_value[cut_off]
         ended = step.terminated | step.truncated
         self._rows.append(
-            _Row(
+            Row(
                 action=action.copy(),
                 reward=np.clip(reward, -1.0, 1.0) if self._environment.clip_rewards else reward,
                 terminated=step.terminated | (step.life_lost & self._environment.life_loss_terminates) | dropped,
@@ -151,10 +152,21 @@ class SegmentBuilder:
         self._num_steps = 0
         if not self._rows:
             return []
-        rows = _Row(*map(np.stack, zip(*self._rows, strict=True)))
+        rows = Row(*map(np.stack, zip(*self._rows, strict=True)))
         n_step = n_step_returns(rows.reward, rows.terminated, rows.truncated, self._schema.n_step, self._actor.gamma)
         last = np.arange(len(self._rows))[:, None] + n_step.length - 1  # index of the row of r_{t+m}
         priority = _priorities(rows, n_step, last, state_value, self._rescaled)
+        cuts, stop = self._cut(rows, n_step, last, priority)
+        self._forget(rows, stop)
+        return cuts
+
+    def _cut(
+        self, rows: Row, n_step: NStep, last: NDArray[np.int64], priority: Array
+    ) -> tuple[list[Cut], NDArray[np.int64]]:
+        """Returns the segments, and the index of the first row that each stream still needs, int64[E].
+
+        `priority`: of each step, float64[T, E]. `last`: see `_priorities`.
+        """
         step_discount = np.where(rows.terminated, 0.0, self._actor.gamma)
         # Closed windows come before open ones, so a stream's new transitions are the rows first ... stop - 1.
         is_new = np.arange(len(self._rows))[:, None] >= self._first
@@ -184,8 +196,7 @@ class SegmentBuilder:
             records["next_depth"] = np.minimum(depth + length, self._schema.stack)
             frames = self._frames[stream][oldest - self._oldest[stream] :][: frame[-1] + length[-1] + 1 - oldest]
             cuts.append(Cut(int(stream), records, make_blob(frames)))
-        self._forget(rows, stop)
-        return cuts
+        return cuts, stop
 
     def _compress(self, observation: Array) -> list[bytes]:
         """Compresses the newest frame of each stack; the other frames were compressed before."""
@@ -203,7 +214,7 @@ class SegmentBuilder:
         )
         return pack_mask(mask)
 
-    def _forget(self, rows: _Row, stop: NDArray[np.int64]) -> None:
+    def _forget(self, rows: Row, stop: NDArray[np.int64]) -> None:
         """Drops unneeded rows and frames; `stop`, int64[E]: index of the first row that each stream still needs."""
         oldest = np.concatenate([rows.frame - rows.depth, (self._frame - self._depth)[None]]) + 1
         oldest_needed = oldest[stop, self._streams]
@@ -216,7 +227,7 @@ class SegmentBuilder:
 
 
 def _priorities(
-    rows: _Row, n_step: NStep, last: NDArray[np.int64], state_value: NDArray[np.float32], rescaled: bool
+    rows: Row, n_step: NStep, last: NDArray[np.int64], state_value: NDArray[np.float32], rescaled: bool
 ) -> Array:
     """Returns |TD error| by the actor's network, float64[T, E]; `last`, int64[T, E]: index of the row of r_{t+m}."""
     following = np.concatenate([rows.state_value[1:], state_value[None]])

@@ -11,6 +11,7 @@ import torch
 from apex.acting.actor import ActingPolicy, Actor, NewestParameters
 from apex.acting.host import WorkerReports
 from apex.acting.segment_builder import SegmentBuilder
+from apex.acting.sequence_builder import SequenceBuilder
 from apex.acting.shared_parameters import SharedParameters
 from apex.algorithms.interface import make_algorithm
 from apex.config import Config
@@ -99,12 +100,18 @@ def make_actor(
         ActingPolicy(algorithm.make_agent(algorithm.make_network(), bfloat16=bfloat16), parameters),
         streams,
         algorithm.exploration(config.actor.num_actors),
-        builder=SegmentBuilder(
-            config.actor, config.environment, schema, len(streams), rescaled=config.network.value_rescaling
-        ),
+        builder=make_builder(config, schema, len(streams)),
         link=link,
         rng=rng,
     )
+
+
+def make_builder(config: Config, schema: Schema, num_streams: int) -> SegmentBuilder:
+    """Returns the builder of the items that the schema has: sequences, or transitions."""
+    if schema.sequence_length:
+        return SequenceBuilder(config, schema, num_streams)
+    rescaled = config.network.value_rescaling
+    return SegmentBuilder(config.actor, config.environment, schema, num_streams, rescaled=rescaled)
 
 
 def acts_in_bfloat16(config: Config, schema: Schema, *, has_bfloat16: bool) -> bool:

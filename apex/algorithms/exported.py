@@ -50,6 +50,7 @@ class Exported(NamedTuple):
     summary: str  # first words of the model card: "A Q-network whose largest output marks the greedy action"
     use: str  # one sentence: how to choose an action from the output
     facts: Sequence[str]  # sentences about input and output
+    state_size: int = 0  # D of a recurrent network, which also takes float32[B, D] and returns the next one; 0: others
 
 
 def begin_code(factory: str, schema: Schema) -> str:

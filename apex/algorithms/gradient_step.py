@@ -7,7 +7,11 @@ from torch import Tensor
 
 
 class DeviceBatch(NamedTuple):
-    """A batch on the device."""
+    """A batch on the device.
+
+    Of sequences of L steps, `stacks` is frame_dtype[1, B, L, *F], and the fields of a transition have an axis of steps:
+    [B, L, ...]; steps that are not trained have a `span` of 0.
+    """
 
     stacks: Tensor  # frame_dtype[2, B, S, *F]: s_t, s_{t+m}
     action: Tensor  # int64[B] or float32[B, K]
@@ -15,6 +19,8 @@ class DeviceBatch(NamedTuple):
     discount: Tensor  # float32[B]
     weights: Tensor  # float32[B]  importance weights
     next_mask: Tensor | None = None  # bool[B, A]  actions allowed in s_{t+m}; None: the environment has no masks
+    span: Tensor | None = None  # uint8[B, L]  m; None: a batch of transitions
+    state: Tensor | None = None  # float32[B, D]  state of the agent before the first step of a sequence
 
     @property
     def tensors(self) -> list[Tensor]:

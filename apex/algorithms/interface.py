@@ -63,6 +63,21 @@ class Agent(Protocol):
         """Chooses actions as `decide` does, with the same `exploration` for all E states; returns only the actions."""
 
 
+class RecurrentAgent(Agent, Protocol):
+    """An agent that remembers what it has seen. `decide` and `act` advance its state by one step; nothing else does."""
+
+    state: NDArray[np.float32] | None  # [E, D]  before the next observation; None: all zero, for any E
+
+    def forget(self, ended: NDArray[np.bool_] | None = None) -> None:
+        """Sets the state to zero in environments whose episode has ended, bool[E]; None: in all, and E may change."""
+
+
+def forget(agent: Agent, ended: NDArray[np.bool_] | None = None) -> None:
+    """Calls `forget` of a recurrent agent; does nothing for any other agent."""
+    if (clear := getattr(agent, "forget", None)) is not None:
+        clear(ended)
+
+
 class Algorithm(Protocol):
     """A learning algorithm, created by `factory(config, schema)` from the whole configuration and a schema.
 

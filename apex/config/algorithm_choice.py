@@ -3,12 +3,15 @@
 Does not import torch.
 """
 
+from dataclasses import replace
+
 from apex.config.built_in import ALGORITHMS
 from apex.config.codec import flatten
 from apex.config.tree import Config, NetworkConfig
 from apex.schema import Schema
 from apexreplay.errors import require
 
+STATE_ARRAYS = 2  # of an LSTM: hidden and cell state
 WIDE_ENOUGH = 0.5  # minimum width at which bfloat16 is faster on CPUs that support it: Pong, 26 ms instead of 29 ms
 KINDS = {False: "discrete", True: "continuous"}
 
@@ -50,6 +53,25 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
         remedy="use double_q",
     )
     return name
+
+
+def with_sequences(config: Config, schema: Schema) -> Schema:
+    """Returns the schema with the sequences of a recurrent algorithm; unchanged for any other algorithm.
+
+    Raises UsageError if the algorithm is recurrent and an observation has more than one frame.
+    """
+    built_in = ALGORITHMS.get(config.algorithm)
+    if built_in is None or not built_in.recurrent:
+        return schema
+    problem = f"algorithm {config.algorithm!r} sees one frame at a time, but the observations have {schema.stack}"
+    require(schema.stack == 1, problem, remedy="set --environment.frame-stack 1: its state remembers earlier frames")
+    r2d2 = config.r2d2
+    return replace(
+        schema,
+        sequence_length=r2d2.sequence_length,
+        sequence_period=r2d2.period(config.actor.n_step),
+        state_size=STATE_ARRAYS * r2d2.units,
+    )
 
 
 def require_actions(config: Config, schema: Schema, algorithm: str, *, continuous: bool) -> None:

@@ -8,10 +8,12 @@ class BuiltIn(NamedTuple):
 
     path: str  # module:class, which is called with a configuration and a schema
     continuous: bool  # whether it learns continuous actions
+    recurrent: bool = False  # whether it learns from sequences, with a state that its agents keep
 
 
 ALGORITHMS = {
     "dqn": BuiltIn("apex.dqn.algorithm:DqnAlgorithm", continuous=False),
+    "r2d2": BuiltIn("apex.r2d2.algorithm:R2d2Algorithm", continuous=False, recurrent=True),
     "dpg": BuiltIn("apex.dpg.algorithm:DpgAlgorithm", continuous=True),
     "sac": BuiltIn("apex.sac.algorithm:SacAlgorithm", continuous=True),
 }

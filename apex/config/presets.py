@@ -13,6 +13,7 @@ from apex.config import (
     EvaluatorConfig,
     LearnerConfig,
     NetworkConfig,
+    R2d2Config,
     ReplayConfig,
     RunConfig,
     from_dict,
@@ -181,6 +182,36 @@ CARTPOLE = replace(
     run=RunConfig(stop_score=475.0),  # the environment's own threshold; the maximum of an episode is 500
 )
 
+# R2D2 on few cores, for vectors, grids and dictionaries. Sequences are those of the paper; networks are small.
+R2D2 = replace(
+    VECTOR,
+    algorithm="r2d2",
+    environment=EnvironmentConfig(frame_stack=1, clip_rewards=False, life_loss_terminates=False),  # [R2D2]: all three
+    actor=ActorConfig(
+        num_actors=16,  # [R2D2]: 256
+        n_step=5,  # [R2D2]
+        gamma=0.997,  # [R2D2]
+        segment_length=40,  # a sequence becomes complete every 40 steps
+        parameters_period=20,  # [R2D2]: 400
+    ),
+    replay=ReplayConfig(
+        capacity=10_000,  # sequences. [R2D2]: 100,000
+        min_size_to_sample=100,  # sequences. [R2D2]: 50,000 transitions
+        priority_exponent=0.9,  # [R2D2]
+        samples_per_insert=16.0,  # [R2D2]: not limited
+        inserts_wait=True,
+    ),
+    learner=replace(
+        VECTOR.learner,
+        batch_size=32,  # sequences. [R2D2]: 64
+        importance_sampling_exponent=0.6,  # [R2D2]
+        # [R2D2]: 2,500 updates, Adam with 1e-4 and epsilon 1e-3
+        target_period=100,
+    ),
+    network=replace(VECTOR.network, value_rescaling=True),  # [R2D2]
+    r2d2=R2d2Config(units=64),  # [R2D2]: 512
+)
+
 LUNARLANDER = replace(
     VECTOR,
     environment=EnvironmentConfig(id="LunarLander-v3", clip_rewards=False),
@@ -279,6 +310,7 @@ PRESETS: dict[str, Preset] = {
     "lunarlander": Preset(LUNARLANDER, "LunarLander-v3, until solved"),
     "pong": Preset(PONG, "Atari Pong, sized for this machine (the default)"),
     "atari": Preset(ATARI, "any Atari game on a GPU: the paper's network and batch"),
+    "r2d2": Preset(R2D2, "tasks that need memory: a recurrent network, few cores"),
     "dpg": Preset(DPG, "continuous actions: the paper's values, 64 actors"),
     "control": Preset(CONTROL, "continuous actions on few cores: TD3's additions"),
     "paper": Preset(PAPER, "the paper's values, 360 actors"),

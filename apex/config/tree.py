@@ -16,6 +16,7 @@ from msgspec import Meta
 from apex.config.addresses import MOST_SAMPLERS, REPLAY_SOCKETS, SOCKETS, TransportConfig
 from apex.config.built_in import ALGORITHMS
 from apex.config.dpg import DpgConfig
+from apex.config.r2d2 import R2d2Config
 from apex.config.sac import SacConfig
 from apex.config.validation import (
     Branch,
@@ -247,7 +248,7 @@ class Config(Branch):
     """The complete configuration. The defaults are the paper's values where the paper gives one."""
 
     seed: Seed = 1  # random seed of the networks, the environments and exploration
-    algorithm: str = ""  # dqn, dpg, sac or module:factory(config, schema); empty: by actions
+    algorithm: str = ""  # dqn, r2d2, dpg, sac or module:factory(config, schema); empty: by actions
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -256,6 +257,7 @@ class Config(Branch):
     network: NetworkConfig = field(default_factory=NetworkConfig)
     dpg: DpgConfig = field(default_factory=DpgConfig)
     sac: SacConfig = field(default_factory=SacConfig)
+    r2d2: R2d2Config = field(default_factory=R2d2Config)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
     run: RunConfig = field(default_factory=RunConfig)
@@ -273,6 +275,12 @@ class Config(Branch):
             self.run.stop_score is None or self.evaluator.enabled,
             "run.stop_score needs the evaluator",
             "set evaluator.enabled to true",
+        )
+        period = self.r2d2.period(self.actor.n_step)
+        require_setting(
+            period > 0 or self.algorithm != "r2d2",
+            f"r2d2.sequence_length {self.r2d2.sequence_length} must be > r2d2.burn_in {self.r2d2.burn_in} + "
+            f"actor.n_step {self.actor.n_step}",
         )
         self._check_shards()
         self._check_ports()

@@ -33,24 +33,29 @@ ONE_HEAD = """\
 
 def export(config: Config, schema: Schema, network: nn.Module) -> Exported:
     """Returns the Q-network with its description for `apex export`."""
-    use = "The action is `q_values(observation).argmax(1)`."
-    if schema.masked:
-        use = (
-            "The action is `q_values(observation).masked_fill(~mask, -torch.inf).argmax(1)`. `mask` is the "
-            'environment\'s `info["action_mask"]`, bool [batch, actions]; False marks actions that are not allowed.'
-        )
     return Exported(
         module=network,
         output="q",
         names=_plain_names(config, schema, network),
         code=_code(config, schema, network),
         summary="A Q-network whose largest output marks the greedy action",
-        use=use,
-        facts=_facts(config, schema),
+        use=describe_use(schema),
+        facts=facts(config, schema),
     )
 
 
-def _facts(config: Config, schema: Schema) -> list[str]:
+def describe_use(schema: Schema) -> str:
+    """Returns how to choose an action, for the model card."""
+    if not schema.masked:
+        return "The action is `q_values(observation).argmax(1)`."
+    return (
+        "The action is `q_values(observation).masked_fill(~mask, -torch.inf).argmax(1)`. `mask` is the "
+        'environment\'s `info["action_mask"]`, bool [batch, actions]; False marks actions that are not allowed.'
+    )
+
+
+def facts(config: Config, schema: Schema) -> list[str]:
+    """Returns what the model card says about inputs and outputs."""
     output = f"Output: float32 [batch, {schema.num_actions}], one Q-value per action 0 ... {schema.num_actions - 1}"
     output += " of Atari's whole action set." if config.environment.full_action_space else "."
     if config.network.dueling and not config.network.factory:

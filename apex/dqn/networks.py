@@ -53,7 +53,10 @@ class QNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """uint8 or float32 [B, S, *F] -> float32 [B, A]; an `Encoder` also takes a dictionary of parts."""
-        features = self.body(observation)
+        return self.score(self.body(observation))
+
+    def score(self, features: Tensor) -> Tensor:
+        """Returns the output of the heads: [B, num_features] -> float32 [B, A]."""
         advantage: Tensor = self.advantage(features)
         if self.value is None:
             return advantage
@@ -119,21 +122,29 @@ class Head(nn.Module):
         return output
 
 
-def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
-    hidden, num_actions = config.hidden, schema.num_actions
+def make_body(config: NetworkConfig, schema: Schema) -> tuple[type[QNetwork], nn.Module, int]:
+    """Returns the class of network for these observations, its body, and the number of features of the body."""
     if len(schema.frame_shape) == 1 and not schema.parts:
         units = config.body_hidden
         inputs = nn.Linear(prod(schema.observation_shape), units)
         body = nn.Sequential(ScaledFlatten(), inputs, nn.ReLU(), nn.Linear(units, units), nn.ReLU())
-        return VectorQNetwork(config, body, units, num_actions, hidden)
-    if schema.has_images:
-        hidden = max(1, round(hidden * config.width))
+        return VectorQNetwork, body, units
     if schema.parts or not schema.has_images:
         encoder = Encoder(schema, width=config.width, units=config.body_hidden)
-        return QNetwork(config, encoder, encoder.num_features, num_actions, hidden)
+        return QNetwork, encoder, encoder.num_features
     height, width, channels = (*schema.frame_shape, 1)[:3]
     layers, num_features = convolutions(schema.stack * channels, height, width, config.width)
-    return PixelQNetwork(config, nn.Sequential(*layers), num_features, num_actions, hidden)
+    return PixelQNetwork, nn.Sequential(*layers), num_features
+
+
+def head_units(config: NetworkConfig, schema: Schema) -> int:
+    """Returns the number of units in the hidden layer of each head."""
+    return max(1, round(config.hidden * config.width)) if schema.has_images else config.hidden
+
+
+def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
+    kind, body, num_features = make_body(config, schema)
+    return kind(config, body, num_features, schema.num_actions, head_units(config, schema))
 
 
 def _make_custom(path: str, schema: Schema) -> nn.Module:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from apex.config import Config, EnvironmentConfig
-from apex.config.algorithm_choice import choose_algorithm
+from apex.config.algorithm_choice import choose_algorithm, with_sequences
 from apex.environments.answers import BadAnswerError
 from apex.environments.factory import atari_game, describe
 from apex.environments.interface import VectorEnvironment
@@ -48,11 +48,12 @@ class Inspector:
     def schema(self, config: Config, report: Callable[[str], None] = lambda change: None) -> Schema:
         """Returns `factory.describe` of the environment, which is also stepped, unless it is an Atari game.
 
+        With a recurrent algorithm, adds its sequences.
         Raises UsageError if a step fails, and also after `run.stuck_seconds`; StoppedError if a stop is requested.
         """
         environment, n_step = config.environment, config.actor.n_step
         if atari_game(environment.id) is not None:  # ALE starts neither threads nor processes for this.
-            return describe(environment, n_step, report)
+            return with_sequences(config, describe(environment, n_step, report))
         seen = attrgetter("id", "args", "image_size", "image_crop", "grayscale", "frame_stack")
         key = json.dumps(seen(environment))
         if key not in self._found:
@@ -60,7 +61,7 @@ class Inspector:
             self._found[key] = self._ask_child(subject, partial(_describe, environment), config)
         for change in self._found[key]["changes"]:
             report(change)
-        return replace(Schema.from_dict(self._found[key]["schema"]), n_step=n_step)
+        return with_sequences(config, replace(Schema.from_dict(self._found[key]["schema"]), n_step=n_step))
 
     def try_algorithm(self, config: Config, schema: Schema) -> None:
         """Builds a network and an algorithm of the user; raises UsageError if the programs of a run could not use them.

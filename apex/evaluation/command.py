@@ -13,13 +13,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from apex.algorithms.interface import Mask
+from apex.algorithms.interface import Mask, forget
 from apex.command_line import ENV_ARG, read_env_args
 from apex.config import EnvironmentConfig
 from apex.config.arguments import Parser, check_out, positive_int, probability, seed
@@ -64,6 +66,7 @@ class Player(NamedTuple):
     epsilon: float
     checkpoint: Path | None = None  # None: a random policy
     updates: int | None = None
+    forget: Callable[[NDArray[np.bool_] | None], None] = lambda ended: None  # see `play`
 
 
 def evaluate(
@@ -190,10 +193,18 @@ def _play(
     )
     with closing(environment):
         if path is None:
-            return play(environment, player.policy, episodes, stop=stop, on_game=on_game)
+            return play(environment, player.policy, episodes, stop=stop, on_game=on_game, forget=player.forget)
         film = begin_video(path, environment.fps, "--video")
         camera = Camera(film, environment, player.policy, max_pictures=max_pictures)
-        games = play(environment, camera.act, episodes, stop=stop, on_step=camera.see, on_game=on_game)
+        games = play(
+            environment,
+            camera.act,
+            episodes,
+            stop=stop,
+            on_step=camera.see,
+            on_game=on_game,
+            forget=player.forget,
+        )
         film.close()
         return games
 
@@ -233,7 +244,7 @@ def load_player(path: Path, epsilon: float | None, seed: int, *, checks: bool = 
         require_fit(path, info)
     epsilon = default_epsilon(info.schema) if epsilon is None else epsilon
     policy = make_policy(agent, epsilon, np.random.default_rng(evaluation_seed(seed)))
-    return Player(policy, info.environment, epsilon, path, info.num_updates)
+    return Player(policy, info.environment, epsilon, path, info.num_updates, partial(forget, agent))
 
 
 def _sum_up(player: Player, seed: int, games: Sequence[Episode], video: Path | None) -> Evaluation:

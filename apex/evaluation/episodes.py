@@ -64,19 +64,22 @@ def play(
     stop: Callable[[], bool] = lambda: False,
     on_step: Callable[[Step], None] = lambda step: None,
     on_game: Callable[[Episode], None] = lambda game: None,
+    forget: Callable[[NDArray[np.bool_] | None], None] = lambda ended: None,
     endless_steps: int = ENDLESS_STEPS,
 ) -> list[Episode]:
     """Plays `episodes` full games, fewer if `stop` returns True; returns them in the order in which they ended.
 
     Environment i of E plays `episodes // E` games, and one more if i < episodes % E, however long they take. (The first
     `episodes` games to end would include too many short ones.) A game in which the environment failed is played again.
-    A warning is logged for a game that reaches `endless_steps`.
+    A warning is logged for a game that reaches `endless_steps`. `forget` is called with None at first, and then after
+    each step with the environments whose episode has ended, bool[E]; a recurrent agent needs it.
     """
     num_envs = environment.num_envs
     missing = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
     scores, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
     games: list[Episode] = []
     observation, mask = environment.reset(), environment.action_mask
+    forget(None)
     while missing.any() and not stop():
         action = policy(observation, mask)
         check_allowed(action, mask)
@@ -85,6 +88,7 @@ def play(
         scores += step.reward
         lengths += 1
         on_step(step)
+        forget(step.over)
         for i in np.flatnonzero((lengths == endless_steps) & (missing > 0)):
             message = "environment %d (of %d): its game has not ended after %d steps; give it a time limit"
             log.warning(message, i, num_envs, endless_steps)

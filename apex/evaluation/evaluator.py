@@ -3,11 +3,12 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from apex.algorithms.interface import Agent
+from apex.algorithms.interface import Agent, forget
 from apex.algorithms.parameters import load_parameters
 from apex.config import Config
 from apex.environments import factory
@@ -228,7 +229,9 @@ class Evaluator:
         try:
             policy = make_policy(self._agent, self._config.epsilon, np.random.default_rng(seed))
             for count in counts:
-                games += play(environment, policy, count - len(games), stop=is_over)
+                games += play(
+                    environment, policy, count - len(games), stop=is_over, forget=partial(forget, self._agent)
+                )
                 if is_over() or is_enough(games):
                     break
         finally:

@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.algorithms.interface import Agent
+from apex.algorithms.interface import Agent, RecurrentAgent, forget
 from apex.config.validation import Probability, checked
 from apex.environments.answers import MASK, BadAnswerError, read_mask
 from apex.environments.factory import describe
@@ -87,9 +87,9 @@ class Policy:
         observation, _ = env.reset()
         observation, reward, *_ = env.step(policy(observation))
 
-    If the network sees the last S > 1 frames, as of Atari, call `reset` when an episode begins. An Atari game is played
-    as `gymnasium.make("ALE/Pong-v5")` shows it. Training also takes the maximum of the last two frames of the emulator,
-    which only `make_environment` does.
+    If the network sees the last S > 1 frames, as of Atari, or is recurrent, call `reset` when an episode begins. An
+    Atari game is played as `gymnasium.make("ALE/Pong-v5")` shows it. Training also takes the maximum of the last two
+    frames of the emulator, which only `make_environment` does.
 
     `act` and `q_values` take prepared observations, as `prepare` and the environment of `make_environment` return them:
 
@@ -124,8 +124,29 @@ class Policy:
         return self._translator.convert(self._choose(batch, mask), is_one=is_one)
 
     def reset(self) -> None:
-        """Forgets the frames of the previous episode. Only policies that see several frames remember them."""
+        """Forgets the previous episode. Only policies that see several frames, and recurrent ones, remember it."""
+        forget(self._agent)
         self._translator.reset()
+
+    @property
+    def state(self) -> NDArray[np.float32] | None:
+        """The state of a recurrent policy before its next observation, float32[B, D], of a batch of B environments.
+
+        None: at the beginning of an episode, or if the policy is not recurrent. Every choice of actions advances it.
+        Assign it to continue from another state, and set rows to 0 where an episode has ended. Assigning raises
+        UsageError if the policy is not recurrent, or if the shape is another one.
+        """
+        state: NDArray[np.float32] | None = getattr(self._agent, "state", None)
+        return state
+
+    @state.setter
+    def state(self, state: NDArray[np.float32] | None) -> None:
+        size = self.info.schema.state_size
+        require(size > 0, f"the policy of {self.info.environment.id} is not recurrent: it has no state")
+        given = None if state is None else np.asarray(state, np.float32)
+        problem = f"the state must be float32[B, {size}], got {None if given is None else list(given.shape)}"
+        require(given is None or given.shape == (len(given), size), problem)
+        cast(RecurrentAgent, self._agent).state = given
 
     def prepare(self, observation: Any) -> Array:
         """Converts an observation of the environment, or a batch, to the format that the network was trained on.
@@ -161,6 +182,7 @@ class Policy:
         q_values: Callable[[Array], NDArray[np.float32]] | None = getattr(self._agent, "q_values", None)
         if q_values is None:
             raise UsageError(f"the policy of {self.info.environment.id} has no Q-values: its algorithm is not DQN")
+        self._check_state(len(batch))
         q = q_values(batch)
         return q[0] if is_one else q
 
@@ -178,7 +200,14 @@ class Policy:
         is_complete = mask is not None or not self.info.schema.masked
         require(is_complete, problem, remedy='pass info["action_mask"] as the second argument')
         allowed = None if mask is None else self._mask(mask, len(batch))
+        self._check_state(len(batch))
         return self._agent.act(batch, allowed, self.epsilon, self._rng)
+
+    def _check_state(self, size: int) -> None:
+        """Raises UsageError if the policy remembers another number of environments."""
+        known = size if self.state is None else len(self.state)
+        problem = f"the policy remembers {known} environments, but this batch has {size} observations"
+        require(known == size, problem, remedy="call Policy.reset when episodes begin")
 
     def _mask(self, mask: Any, size: int) -> NDArray[np.bool_]:
         """Checks an action mask; returns bool[B, A]."""

@@ -8,6 +8,9 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from apex.algorithms.interface import Mask
 from apex.config.arguments import Parser, check_out, positive_float, positive_int, probability, seed
 from apex.environments.factory import make_environment
@@ -64,6 +67,10 @@ class NewestPlayer:
         """Returns the policy's actions."""
         return self._player.policy(observation, mask)
 
+    def forget(self, ended: NDArray[np.bool_] | None) -> None:
+        """Passes on which episodes have ended."""
+        self._player.forget(ended)
+
     def end_game(self, game: Episode) -> None:
         """Prints the score and loads the newest policy; if that is damaged, the previous one continues to play."""
         self._num_games += 1
@@ -110,6 +117,7 @@ def main(argv: Sequence[str]) -> int:
                 stop=lambda: stop.poll() or camera.num_pictures >= max_pictures,
                 on_step=camera.see,
                 on_game=player.end_game,
+                forget=player.forget,
             )
             screen.close()
         if out is not None and camera.num_pictures:

@@ -23,6 +23,7 @@ NUM_SLOTS = 3  # slots: one in training, one ready, one being filled; each furth
 MAX_BEHIND = 2  # updates that a GPU may be behind: one being computed, one queued; their slots must not change
 MOST_LOADERS = 64
 ROW_FIELDS = ("keys", "probability", "action", "n_step_return", "discount", "version")  # of every `Batch`
+SEQUENCE_FIELDS = ("span", "state")  # of a `Batch` of sequences
 MAX_RETURN = 1e15  # largest usable |n_step_return|: beyond it, squares of TD errors and gradients overflow
 
 
@@ -38,6 +39,7 @@ class BatchPart(NamedTuple):
 class Batch(NamedTuple):
     """A batch in the learner's memory: views of a slot, valid until the slot is released.
 
+    Of sequences, `stacks` is frame_dtype[1, B, L, *F], and fields of a transition have an axis of steps: [B, L, ...].
     A batch has one part of B/R rows from each of the R replay shards, in the order of the shards.
     """
 
@@ -54,6 +56,8 @@ class Batch(NamedTuple):
     parts: list[BatchPart]
     slot: int
     next_mask: Array | None = None  # bool[B, A]  actions allowed in s_{t+m}; None: the environment has no masks
+    span: Array | None = None  # uint8[B, L]  m, see `schema.sequences`; None: a batch of transitions
+    state: Array | None = None  # float32[B, D]
 
     @property
     def usable(self) -> NDArray[np.bool_]:
@@ -80,18 +84,24 @@ class BatchRing:
 
     def __init__(self, schema: Schema, batch_size: int, num_slots: int = NUM_SLOTS, num_shards: int = 1) -> None:
         """`batch_size` must be a multiple of `num_shards`."""
-        shape = (2, batch_size, *schema.observation_shape)
+        item, length = schema.table.item, schema.sequence_length
+        shape = (len(item.positions), batch_size, item.width, *schema.frame_shape)
+        rows = (batch_size, length) if length else (batch_size,)
         self._num_masked = schema.num_actions if schema.masked else 0
+        self._copied = ("action", "version", "discount", *(SEQUENCE_FIELDS if length else ()))
+        self._row_fields = (*ROW_FIELDS, *(SEQUENCE_FIELDS if length else ()))
         self.dtype = np.dtype(
             [
                 ("keys", "<i8", batch_size),
                 ("probability", "<f8", batch_size),
-                ("action", schema.action_dtype, (batch_size, *schema.action_shape)),
+                ("action", schema.action_dtype, (*rows, *schema.action_shape)),
                 ("version", "<i8", batch_size),
-                ("n_step_return", "<f4", batch_size),
-                ("discount", "<f4", batch_size),
+                ("n_step_return", "<f4", rows),
+                ("discount", "<f4", rows),
                 ("parts", "<u8", (num_shards, 5)),  # fields of `BatchPart`, then number of live transitions
-                ("next_mask", "?", (batch_size, self._num_masked)),
+                ("next_mask", "?", (*rows, self._num_masked)),
+                ("span", "u1", (batch_size, length)),
+                ("state", "<f4", (batch_size, schema.state_size)),
             ]
         )
         frame_bytes = prod(shape) * np.dtype(schema.frame_dtype).itemsize
@@ -133,12 +143,13 @@ class BatchRing:
         """Writes all fields of a part except its stacks. `decoded`: which stacks could be decoded; `rows`: of each."""
         fields, records = self._fields[slot], part.records
         fields["keys"][rows] = records["key"]
-        for name in ("action", "version", "discount"):
+        for name in self._copied:
             fields[name][rows] = records[name]
         if self._num_masked:
             fields["next_mask"][rows] = unpack_mask(records["next_mask"], self._num_masked)
-        usable = decoded & (np.abs(records["n_step_return"]) <= MAX_RETURN)
-        fields["n_step_return"][rows] = np.where(usable, records["n_step_return"], 0)
+        returns = records["n_step_return"]
+        usable = decoded & (np.abs(returns) <= MAX_RETURN).reshape(len(returns), -1).all(1)
+        fields["n_step_return"][rows] = np.where(usable.reshape(-1, *(1,) * (returns.ndim - 1)), returns, 0)
         fields["probability"][rows] = np.where(usable, records["probability"], np.inf)
         fields["parts"][part.shard] = part[:5]  # up to `num_transitions`
 
@@ -157,7 +168,7 @@ class BatchRing:
         parts = fields["parts"].tolist()
         return Batch(
             stacks=self.stacks[slot],
-            **{name: fields[name] for name in ROW_FIELDS},
+            **{name: fields[name] for name in self._row_fields},
             next_mask=fields["next_mask"] if self._num_masked else None,
             num_transitions=sum(num_transitions for *_, num_transitions in parts),
             parts=[BatchPart(*part) for *part, _ in parts],

@@ -9,7 +9,7 @@ batch of a skipped update is then saved. Therefore the ring needs `MAX_BEHIND` m
 import ctypes
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ class HostTransfer:
 
     def load(self, batch: Batch, weights: Array) -> DeviceBatch:
         """Returns views of the batch's memory; `weights`: float32[B]."""
-        return DeviceBatch(*map(torch.from_numpy, _arrays(batch, weights)))
+        return DeviceBatch(**_tensors(batch, weights))
 
     def give_back(self, batch: Batch, result: Tensor) -> None:
         """Sends the result of the batch's update, and releases its slot."""
@@ -82,7 +82,7 @@ class CudaTransfer:
         self._send = send
         self._release = release
         self._copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._buffers: list[list[Tensor]] = []
+        self._buffers: list[dict[str, Tensor]] = []
         self._free = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
         self._num_loaded = 0
         self._returning: deque[_Copy] = deque()  # results of updates
@@ -90,21 +90,22 @@ class CudaTransfer:
 
     def load(self, batch: Batch, weights: Array) -> DeviceBatch:
         """Starts a copy to the GPU. The current stream waits for it; this thread does not. `weights`: float32[B]."""
-        arrays = [torch.from_numpy(array) for array in _arrays(batch, weights)]
+        tensors = _tensors(batch, weights)
         if not self._buffers:
             for _ in range(2):
-                self._buffers.append([torch.empty_like(array, device=self._device) for array in arrays])
+                buffer = {name: torch.empty_like(source, device=self._device) for name, source in tensors.items()}
+                self._buffers.append(buffer)
             # Earlier uses of this memory were ordered on the current stream, where the buffers were allocated.
             self._copy_stream.wait_stream(torch.cuda.current_stream(self._device))
         which = self._num_loaded % 2
         self._num_loaded += 1
         with torch.cuda.stream(self._copy_stream):
             self._copy_stream.wait_event(self._free[which])
-            for target, source in zip(self._buffers[which], arrays, strict=True):
-                target.copy_(source, non_blocking=True)
+            for name, source in tensors.items():
+                self._buffers[which][name].copy_(source, non_blocking=True)
             done = self._note()
         torch.cuda.current_stream(self._device).wait_event(done)
-        return DeviceBatch(*self._buffers[which])
+        return DeviceBatch(**self._buffers[which])
 
     def give_back(self, batch: Batch, result: Tensor) -> None:
         """Starts to copy the result to the host. Sends the results that have arrived, and releases their slots."""
@@ -194,7 +195,7 @@ def _is_done(event: torch.cuda.Event) -> bool:
     return bool(event.query())  # type: ignore[no-untyped-call]
 
 
-def _arrays(batch: Batch, weights: Array) -> Sequence[Array]:
-    """Returns the arrays of a batch in the order of `DeviceBatch`."""
-    arrays = batch.stacks, batch.action, batch.n_step_return, batch.discount, weights
-    return arrays if batch.next_mask is None else (*arrays, batch.next_mask)
+def _tensors(batch: Batch, weights: Array) -> dict[str, Tensor]:
+    """Returns views of the fields of a `DeviceBatch` that the batch has."""
+    arrays = {name: getattr(batch, name) for name in DeviceBatch._fields if name != "weights"} | {"weights": weights}
+    return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}

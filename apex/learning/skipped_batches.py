@@ -7,7 +7,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from apex.learning.batch_ring import MAX_RETURN, ROW_FIELDS, Batch
+from apex.learning.batch_ring import MAX_RETURN, ROW_FIELDS, SEQUENCE_FIELDS, Batch
 from apexreplay.files.atomic_files import replace_file
 from apexreplay.types import PriorityUpdate
 
@@ -48,8 +48,8 @@ class SkippedBatches:
         try:
             if self._folder.is_dir() and len(list(self._folder.glob("*.safetensors"))) >= MAX_FILES:
                 return
-            names = ("stacks", *ROW_FIELDS, *([] if batch.next_mask is None else ["next_mask"]))
-            arrays = {name: np.ascontiguousarray(getattr(batch, name)) for name in names}
+            fields = {name: getattr(batch, name) for name in ("stacks", *ROW_FIELDS, "next_mask", *SEQUENCE_FIELDS)}
+            arrays = {name: np.ascontiguousarray(field) for name, field in fields.items() if field is not None}
             name = f"{max(batch.version.tolist(), default=0):09d}-{batch.keys[0]:012d}.safetensors"
             replace_file(self._folder / name, safetensors.numpy.save({**arrays, "td_errors": td_errors.copy()}))
         except OSError as error:

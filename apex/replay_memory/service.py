@@ -56,6 +56,8 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
 def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) -> ServerSettings:
     """Returns the settings of one shard. There are no samplers if the learner draws from the shared memory."""
     config, transport = welcome.config, welcome.config.transport
+    length = welcome.schema.sequence_length
+    most = config.actor.segment_length + max(config.actor.n_step, length)  # items of one segment
     is_shared = transport.shared_memory and welcome.memory == memory_id()
     return ServerSettings(
         codec=RunCodec(welcome.run_id, welcome.schema),
@@ -69,9 +71,9 @@ def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) ->
         snapshot_seconds=config.checkpoint.replay_period,
         last_snapshot_seconds=LAST_SNAPSHOT_SECONDS,
         endpoints={name: transport.endpoint(name, index=shard) for name in REPLAY_SOCKETS},
-        max_segment_items=config.actor.segment_length + config.actor.n_step,
+        max_segment_items=most,
         max_segments=config.actor.window * config.actor.num_actors,
-        max_segment_bytes=max_segment_bytes(welcome.schema.table, config.actor.segment_length),
+        max_segment_bytes=max_segment_bytes(welcome.schema.table, most if length else config.actor.segment_length),
         read_keys=partial(read_keys, transport.keys, Role.REPLAY),
         stuck_seconds=config.run.stuck_seconds,
         warning=InsecureBindWarning(transport.insecure_address, KEYS_REMEDY),

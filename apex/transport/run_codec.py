@@ -57,12 +57,24 @@ class RunCodec(Codec):
         result: EvaluationResult = decode_json(body[cut:], EvaluationResult)
         return result, Parameters(version, _finite(body[:cut])) if count else None
 
+    def num_steps(self, records: Array) -> int:
+        """Returns the number of steps that these transitions or sequences train."""
+        return int((records["span"] > 0).sum()) if self.schema.sequence_length else len(records)
+
     def _check_records(self, records: Array, num_steps: Array | int) -> None:
         super()._check_records(records, num_steps)
         require_all(_is_share(records["discount"]), "discount", "a discount is outside [0, 1]")
         if "step_discount" in (records.dtype.names or ()):
             require_all(_is_share(records["step_discount"]), "step_discount", "a step discount is outside [0, 1]")
+        if self.schema.sequence_length:
+            self._check_spans(records)
         self._check_actions(records)
+
+    def _check_spans(self, records: Array) -> None:
+        """Checks that each window of a sequence ends at one of its steps."""
+        span = records["span"].astype(np.int64)
+        inside = np.arange(span.shape[1]) + span < records["depth"][:, None]
+        require_all((span <= self.schema.n_step) & (inside | (span == 0)), "span", "a window ends beyond its sequence")
 
     def _check_actions(self, records: Array) -> None:
         """Checks actions and masks. A mask must allow at least one action unless the discount is 0."""
@@ -74,9 +86,9 @@ class RunCodec(Codec):
             require_all(known, "action", f"an action is not in 0 ... {schema.num_actions - 1}")
         if schema.masked:
             masks = records["next_mask"]
-            allowed = masks.any(axis=1) | (records["discount"] == 0)
+            allowed = masks.any(axis=-1) | (records["discount"] == 0)
             require_all(allowed, "mask", "a mask allows no action although the discount is not 0")
-            beyond = masks[:, -1] >> (schema.num_actions - 8 * (schema.mask_bytes - 1))
+            beyond = masks[..., -1] >> (schema.num_actions - 8 * (schema.mask_bytes - 1))
             require_all(beyond == 0, "mask", f"a mask allows actions above {schema.num_actions - 1}")
 
 

@@ -68,6 +68,8 @@ class ReplayServer(Reader):
             except ValueError as error:
                 self.refuse(WireError("store", str(error)))
             else:
+                if outcome is InsertOutcome.STORED:
+                    self._store.count_steps(self._codec.num_steps(segment.records))
                 if outcome is not InsertOutcome.UNKNOWN_ACTOR:  # Gets no receipt; counted by the store.
                     owed.add(segment.stream.actor_id)
         self._seen_at.update(dict.fromkeys(owed, self._clock()))
@@ -144,6 +146,7 @@ class ReplayServer(Reader):
         return ReplayStatus(
             waiting=waits.get(samplers.waits_for),
             num_inserted=inserted,
+            num_steps=store.num_steps,
             num_drawn=drawn,
             store_incarnation=str(store.store_incarnation),
             size=store.size,

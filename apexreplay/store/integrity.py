@@ -84,7 +84,7 @@ def _check_segments(regions: Regions, table: Table) -> None:
 
 def _find_segments(regions: Regions) -> _Segments:
     """Finds the live segments; raises ValueError unless their blobs are in order and within the arena."""
-    _, _, first_byte, end_byte, is_torn, _ = regions.cells.tolist()
+    _, _, first_byte, end_byte, is_torn, *_ = regions.cells.tolist()
     arena_bytes = regions.sizes.arena_bytes
     blobs = regions.records["segment"][regions.live_slots()]
     begins = np.flatnonzero(np.diff(blobs, prepend=blobs[:1] - 1))

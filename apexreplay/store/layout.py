@@ -39,7 +39,9 @@ STORE_HEADER = np.dtype(
 # these, keys from FIRST_KEY on are live. Blobs of live keys lie between the byte numbers FIRST_BYTE and END_BYTE.
 # TORN is 1 during each write. It stays 1 if the writer is killed, and recovery then repairs what is half written.
 # Items of an older version than OLDEST_VERSION have weight 0 and are not drawn.
-COMMIT, FIRST_KEY, FIRST_BYTE, END_BYTE, TORN, OLDEST_VERSION = range(6)
+# STEPS counts the steps that the stored items stand for; if the writer is killed, those of its last segment may be
+# missing.
+COMMIT, FIRST_KEY, FIRST_BYTE, END_BYTE, TORN, OLDEST_VERSION, STEPS = range(7)
 CELLS_OFFSET = 512  # offset of the cells in the file, in bytes
 
 BLOB_ALIGNMENT = 8  # in the arena, every blob begins at a multiple of this, in bytes
@@ -137,7 +139,7 @@ class Regions:
         num_nodes = SumTree.num_nodes(sizes.capacity)
         self.sizes = sizes
         self.header = np.frombuffer(buffer, STORE_HEADER, 1, header)
-        self.cells = np.frombuffer(buffer, np.int64, 6, header + CELLS_OFFSET)
+        self.cells = np.frombuffer(buffer, np.int64, 7, header + CELLS_OFFSET)
         self.streams = np.frombuffer(buffer, STREAM_ROW, 2 * sizes.num_streams, streams).reshape(-1, 2)
         self.records = np.frombuffer(buffer, stored_record_dtype(table), sizes.capacity, records)
         self.tree = SumTree(np.frombuffer(buffer, np.float64, num_nodes, nodes), sizes.capacity)
@@ -195,6 +197,11 @@ class Store:
     def num_inserted(self) -> int:
         """Number of transitions stored since the store was created, which is also the next key."""
         return int(self._cells[COMMIT])
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that the items stand for that were stored since the store was created."""
+        return int(self._cells[STEPS])
 
     @property
     def first_key(self) -> int:

@@ -17,7 +17,7 @@ from apexreplay.item_kinds import Array
 from apexreplay.store.deduplication import InsertOutcome, StreamRow
 from apexreplay.store.file import create_file, open_file
 from apexreplay.store.integrity import require_sound, seal
-from apexreplay.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, TORN, Regions, Store, StoreSettings
+from apexreplay.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, STEPS, TORN, Regions, Store, StoreSettings
 from apexreplay.store.location import beside, in_use
 from apexreplay.store.priority_weights import PriorityWeights, count_refused
 from apexreplay.store.version_bound import VersionBound
@@ -165,6 +165,10 @@ class StoreWriter(Store):
         else:
             self.refused[outcome] += 1
         return outcome
+
+    def count_steps(self, num_steps: int) -> None:
+        """Adds to `num_steps` those of a segment that was stored."""
+        self._cells[STEPS] += num_steps
 
     def first_key_after(self, num_records: int, num_bytes: int) -> int:
         """Returns the oldest key that is live after a segment of this size was stored."""

@@ -193,6 +193,10 @@ class Codec:
             if column.dtype.kind == "f":
                 require_all(np.isfinite(column), "blob", f"a value of {', '.join(entry.names)} is not finite")
 
+    def num_steps(self, records: Array) -> int:
+        """Returns how many steps the items of a segment stand for: one each, unless a codec knows better."""
+        return len(records)
+
     def _check_records(self, records: Array, num_steps: Array | int) -> None:
         """Checks the fields that segments and batches share. `num_steps`: steps of the message, or of each record."""
         for name in self.table.floats:

@@ -11,6 +11,7 @@ class ReplayStatus(Record, frozen=True, kw_only=True):
 
     waiting: Waiting | None  # what the server waits for; None while it works
     num_inserted: Count  # transitions inserted since the store was created
+    num_steps: Count  # environment steps that these transitions stand for; those of a sequence are several
     num_drawn: Count  # transitions drawn by all samplers
     store_incarnation: Text
     size: Count  # transitions in the store

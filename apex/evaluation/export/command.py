@@ -44,6 +44,7 @@ from apexreplay.files.atomic_files import replace_file
 from apexreplay.process.lifecycle import reports_errors
 
 MODEL, CARD, CONFIG, ONNX = "model.safetensors", "README.md", "config.json", "model.onnx"
+STATE, NEXT_STATE = "state", "next_state"  # input and output of a recurrent network
 OPSET = 18  # ONNX opset of 2022, which all current runtimes support
 TOLERANCE = 1e-3  # largest allowed difference between ONNX and torch, as a fraction of max(1, largest |output|)
 BATCHES = (1, 5, 250)  # sizes of the random batches on which ONNX and torch are compared
@@ -88,7 +89,7 @@ def export(
     }
     compared = None
     if onnx:
-        files[ONNX], compared = to_onnx(exported.module, info.schema, exported.output)
+        files[ONNX], compared = to_onnx(exported.module, info.schema, exported.output, exported.state_size)
     played = evaluate(folder.path, episodes, checkpoint=path.absolute(), epsilon=0.0) if episodes else None
     card = write_card(
         folder,
@@ -119,8 +120,8 @@ def _find_exported(info: PolicyInfo, network: nn.Module) -> Exported:
     return make(network)
 
 
-def to_onnx(network: nn.Module, schema: Schema, output: str = "q") -> tuple[bytes, OnnxFacts]:
-    """Returns the network as ONNX, and its comparison with torch.
+def to_onnx(network: nn.Module, schema: Schema, output: str = "q", state_size: int = 0) -> tuple[bytes, OnnxFacts]:
+    """Returns the network as ONNX, and its comparison with torch. `state_size`: see `Exported`.
 
     Raises UsageError if a package is missing, and ExportError if the conversion fails or the outputs differ.
     """
@@ -131,43 +132,53 @@ def to_onnx(network: nn.Module, schema: Schema, output: str = "q") -> tuple[byte
         raise UsageError(f"--onnx: {error}", f"install onnx and onnxruntime: {remedy('export')}") from error
     rng = np.random.default_rng(0)
     try:
-        network = _TakesTensors(network, schema)
-        data = _write_onnx(network, output, _observations(schema, 2, rng))
+        names = [output, *([NEXT_STATE] if state_size else [])]
+        network = _TakesTensors(network, schema, state_size)
+        data = _write_onnx(network, names, _inputs(schema, state_size, 2, rng))
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
-        batches = [_observations(schema, size, rng) for size in BATCHES]
-        outputs = [session.run([output], {name: part.numpy() for name, part in batch.items()})[0] for batch in batches]
+        batches = [_inputs(schema, state_size, size, rng) for size in BATCHES]
+        outputs = [session.run(names, {name: part.numpy() for name, part in batch.items()}) for batch in batches]
     except Exception as error:  # The packages do not document which errors they raise.
         raise ExportError(f"the network cannot be written as ONNX: {type(error).__name__}: {error}") from error
     largest, num_differing = 0.0, 0
-    for batch, found in zip(batches, outputs, strict=True):
+    for batch, results in zip(batches, outputs, strict=True):
         with torch.inference_mode():
-            expected = network(*batch.values()).numpy()
-        difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else np.inf
-        if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
-            problem = f"the outputs of the ONNX network differ from torch by {difference:g} for a batch of {len(found)}"
-            raise ExportError(problem, "remove branches that depend on the size or the values of the batch")
-        largest = max(largest, difference)
-        num_differing += int((found.argmax(1) != expected.argmax(1)).sum())
+            wanted = [result.numpy() for result in network(*batch.values())]
+        for found, expected in zip(results, wanted, strict=True):
+            difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else np.inf
+            if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
+                size = len(found)
+                problem = f"the outputs of the ONNX network differ from torch by {difference:g} for a batch of {size}"
+                raise ExportError(problem, "remove branches that depend on the size or the values of the batch")
+            largest = max(largest, difference)
+        num_differing += int((results[0].argmax(1) != wanted[0].argmax(1)).sum())
     return data, OnnxFacts(OPSET, largest, sum(BATCHES), num_differing, runtime.__version__)
 
 
 class _TakesTensors(nn.Module):
-    """Calls a network with the parts of an observation, each given as a tensor of its own, or with the only array."""
+    """Calls a network with the parts of an observation, each given as a tensor of its own, or with the only array.
 
-    def __init__(self, network: nn.Module, schema: Schema) -> None:
+    A recurrent network also takes the state before this observation, and returns the one after it.
+    """
+
+    def __init__(self, network: nn.Module, schema: Schema, state_size: int) -> None:
         super().__init__()
         self.network = network
         self._names = [part.name for part in schema.parts]
+        self._is_recurrent = state_size > 0
 
-    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
-        """Returns the output of the network."""
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns the outputs of the network."""
+        parts = inputs[:-1] if self._is_recurrent else inputs
         named = dict(zip(self._names, parts, strict=True)) if self._names else parts[0]
-        output: torch.Tensor = self.network(named)
-        return output
+        if not self._is_recurrent:
+            return (self.network(named),)
+        q, state = self.network(named, inputs[-1])
+        return q[:, 0], state
 
 
-def _write_onnx(network: nn.Module, output: str, example: dict[str, torch.Tensor]) -> bytes:
-    axes = {name: {0: "batch"} for name in (*example, output)}
+def _write_onnx(network: nn.Module, outputs: list[str], example: dict[str, torch.Tensor]) -> bytes:
+    axes = {name: {0: "batch"} for name in (*example, *outputs)}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         # torch's newer exporter takes ten times as long and needs another package: ignore the deprecation warning.
         warnings.simplefilter("ignore")
@@ -177,7 +188,7 @@ def _write_onnx(network: nn.Module, output: str, example: dict[str, torch.Tensor
             tuple(example.values()),
             path,
             input_names=list(example),
-            output_names=[output],
+            output_names=outputs,
             dynamic_axes=axes,
             opset_version=OPSET,
             dynamo=False,
@@ -185,7 +196,7 @@ def _write_onnx(network: nn.Module, output: str, example: dict[str, torch.Tensor
         return path.read_bytes()
 
 
-def _observations(schema: Schema, size: int, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+def _inputs(schema: Schema, state_size: int, size: int, rng: np.random.Generator) -> dict[str, torch.Tensor]:
     """Returns random inputs of the network by name."""
 
     def draw(part: Part) -> np.ndarray[Any, Any]:
@@ -194,7 +205,10 @@ def _observations(schema: Schema, size: int, rng: np.random.Generator) -> dict[s
             return rng.standard_normal(shape, dtype=np.float32)
         return rng.integers(part.most + 1 if part.dtype != "bool" else 2, size=shape, dtype=part.stored_as)
 
-    return {part.name: torch.from_numpy(draw(part)) for part in schema.all_parts}
+    inputs = {part.name: torch.from_numpy(draw(part)) for part in schema.all_parts}
+    if state_size:
+        inputs[STATE] = torch.from_numpy(rng.standard_normal((size, state_size), dtype=np.float32))
+    return inputs
 
 
 def _steps_until(folder: RunFolder, path: Path, num_updates: int) -> int | None:

@@ -58,7 +58,8 @@ def store_bytes(config: Config, schema: Schema) -> int:
 def memory_needed(config: Config, schema: Schema, *, cuda: bool) -> Memory:
     """Returns how much memory a run on one host needs. All parts except `store` are estimates."""
     actor, learner = config.actor, config.learner
-    batch = 2 * learner.batch_size * prod(schema.observation_shape)  # values in the stacks of s_t and of s_{t+m}
+    item = schema.table.item
+    batch = learner.batch_size * len(item.positions) * item.width * prod(schema.frame_shape)  # values of all frames
     ring = slots_needed(learner.num_loaders, cuda=cuda) * batch * (1 if schema.frame_dtype == "uint8" else 4)
     update = CUDA_BYTES if cuda else update_bytes(config, schema)
     return Memory(

@@ -61,7 +61,7 @@ class Experience:
         settings = draw_settings(config.replay, 0, config.learner.batch_size)
 
         def clock() -> float:  # Advances by one second for each row of the curves.
-            return store.num_inserted / STEPS_PER_ROW
+            return store.num_steps / STEPS_PER_ROW
 
         self.server = ReplayServer(store, self._codec, counters, settings.limiter, clock=clock)
         self.ring = BatchRing.configured(config.learner, 1, schema, cuda=False)

@@ -97,7 +97,7 @@ class SerialCoordinator:
     def send(self, message: TrainerReport) -> None:
         """Stores the rates in the trainer's report, which comes once a second. They are only shown to the user."""
         now = self._folder.elapsed_seconds = self._state.elapsed_seconds
-        (steps_per_second,) = self._steps.measure(now, self._store.num_inserted)
+        (steps_per_second,) = self._steps.measure(now, self._store.num_steps)
         self._rates = {
             "steps_per_second": steps_per_second,
             "updates_per_second": message.status.updates_per_second,
@@ -106,7 +106,8 @@ class SerialCoordinator:
 
     def receive(self) -> EndReason | None:
         """Does the work that is due; returns why the run should end, or None if it should continue."""
-        self._state.count_steps(0, self._store.num_inserted, str(self._store.store_incarnation))
+        store = self._store
+        self._state.count_steps(0, store.num_inserted, store.num_steps, str(store.store_incarnation))
         if self._state.num_steps >= self._row_at:
             self._row_at = self._state.num_steps - self._state.num_steps % STEPS_PER_ROW + STEPS_PER_ROW
             self.write_rows()

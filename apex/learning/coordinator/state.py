@@ -89,7 +89,7 @@ class RunState:
         self.members.update(heartbeat)
         if isinstance(heartbeat, ReplayHeartbeat):
             status = heartbeat.status
-            self.count_steps(heartbeat.shard, status.num_inserted, status.store_incarnation)
+            self.count_steps(heartbeat.shard, status.num_inserted, status.num_steps, status.store_incarnation)
 
     def keep_evaluation(self, result: EvaluationResult) -> None:
         """Stores an evaluation; `best_score` includes it already."""
@@ -104,9 +104,9 @@ class RunState:
         )
         self.evaluations.append(row)
 
-    def count_steps(self, shard: int, num_inserted: int, store_incarnation: str) -> None:
-        """Records how many transitions the store of a shard has ever stored."""
-        self.steps.count(shard, num_inserted, store_incarnation)
+    def count_steps(self, shard: int, num_inserted: int, num_steps: int, store_incarnation: str) -> None:
+        """Records how many transitions or sequences the store of a shard has ever stored, and their steps."""
+        self.steps.count(shard, num_inserted, num_steps, store_incarnation)
         if self._first_step_at is None and self.num_steps > self._steps_before:
             self._first_step_at = self._clock()
 
@@ -249,19 +249,19 @@ class RunState:
 
 
 class StepCounter:
-    """Counts all transitions that the shards have ever stored, even if a store is created again and counts from 0."""
+    """Counts the steps that the shards have ever stored, even if a store is created again and counts from 0."""
 
     def __init__(self, config: ReplayConfig) -> None:
-        self.num_steps = 0  # transitions stored in this run
+        self.num_steps = 0  # steps stored in this run
         self._config = config
-        self._stores: dict[int, tuple[str, int]] = {}  # shard -> incarnation and count of its store
+        self._stores: dict[int, tuple[str, int, int]] = {}  # shard -> incarnation, items and steps of its store
         self._steps_before = 0  # steps that are not in the counts of the present stores
 
-    def count(self, shard: int, num_inserted: int, store_incarnation: str) -> None:
-        """Records the count of a shard. `num_steps` never decreases, even if a new store has fewer transitions."""
-        known, before = self._stores.get(shard, ("", 0))
-        self._stores[shard] = store_incarnation, num_inserted
-        counted = sum(count for _, count in self._stores.values())
+    def count(self, shard: int, num_inserted: int, num_steps: int, store_incarnation: str) -> None:
+        """Records the counts of a shard. The run's steps never decrease, even if a new store has fewer."""
+        known, before, _ = self._stores.get(shard, ("", 0, 0))
+        self._stores[shard] = store_incarnation, num_inserted, num_steps
+        counted = sum(count for _, _, count in self._stores.values())
         if store_incarnation != known:
             name = self._config.server_name(shard)
             if num_inserted < before:
