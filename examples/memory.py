@@ -1,48 +1,41 @@
 """Two tasks that a policy without memory cannot solve.
 
-    apex train --preset r2d2 --env examples.memory:make_cue
-    apex train --preset r2d2 --env examples.memory:make_cartpole
+cd examples
+apex train --preset r2d2 --env memory:make_cue --stop-score 0.9          about half a minute
+apex train --preset r2d2 --env memory:make_cartpole --stop-score 450     a few minutes
 """
 
-from typing import Any
-
-import gymnasium as gym
+import gymnasium
 import numpy as np
-from numpy.typing import NDArray
+from gymnasium import spaces
 
 DELAY = 11  # steps between the cue and the choice
 
 
-class Cue(gym.Env[NDArray[np.float32], int]):
-    """Shows a cue, -1 or 1, in the first observation only, and rewards the action at step `DELAY` that repeats it."""
+class Cue(gymnasium.Env):
+    """Shows a cue, -1 or 1, in the first observation only. The action at step DELAY must repeat it: reward 1, or -1."""
 
-    def __init__(self) -> None:
-        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)  # cue, and 1 before the choice
-        self.action_space = gym.spaces.Discrete(2)
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)  # the cue, and 1 before the choice
+    action_space = spaces.Discrete(2)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Begins an episode."""
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self._cue = int(self.np_random.integers(2))
-        self._step = 0
-        return np.array([2 * self._cue - 1, 0], np.float32), {}
+        self.cue, self.steps = int(self.np_random.integers(2)), 0
+        return np.array([2 * self.cue - 1, 0], np.float32), {}
 
-    def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Plays one step; the reward, 1 or -1, comes after the last one."""
-        self._step += 1
-        is_over = self._step > DELAY
-        reward = (1.0 if action == self._cue else -1.0) if is_over else 0.0
-        return np.array([0, self._step == DELAY], np.float32), reward, is_over, False, {}
+    def step(self, action):
+        self.steps += 1
+        is_over = self.steps > DELAY
+        reward = (1.0 if action == self.cue else -1.0) if is_over else 0.0
+        return np.array([0, self.steps == DELAY], np.float32), reward, is_over, False, {}
 
 
-def make_cue() -> gym.Env[Any, Any]:
-    """Returns the cue task. Its score is 1 with memory, and 0 on average without."""
+def make_cue():
+    """Returns the cue task. Its mean score is 1 with memory, and 0 without."""
     return Cue()
 
 
-def make_cartpole() -> gym.Env[Any, Any]:
-    """Returns CartPole-v1 with positions only: cart and pole, without their velocities."""
-    space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    return gym.wrappers.TransformObservation(gym.make("CartPole-v1"), lambda observation: observation[[0, 2]], space)
+def make_cartpole():
+    """Returns CartPole-v1 without velocities: only the positions of cart and pole."""
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    return gymnasium.wrappers.TransformObservation(gymnasium.make("CartPole-v1"), lambda seen: seen[[0, 2]], space)

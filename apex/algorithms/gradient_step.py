@@ -7,11 +7,7 @@ from torch import Tensor
 
 
 class DeviceBatch(NamedTuple):
-    """A batch on the device.
-
-    Of sequences of L steps, `stacks` is frame_dtype[1, B, L, *F], and the fields of a transition have an axis of steps:
-    [B, L, ...]; steps that are not trained have a `span` of 0.
-    """
+    """A batch of transitions on the device."""
 
     stacks: Tensor  # frame_dtype[2, B, S, *F]: s_t, s_{t+m}
     action: Tensor  # int64[B] or float32[B, K]
@@ -19,13 +15,24 @@ class DeviceBatch(NamedTuple):
     discount: Tensor  # float32[B]
     weights: Tensor  # float32[B]  importance weights
     next_mask: Tensor | None = None  # bool[B, A]  actions allowed in s_{t+m}; None: the environment has no masks
-    span: Tensor | None = None  # uint8[B, L]  m; None: a batch of transitions
-    state: Tensor | None = None  # float32[B, D]  state of the agent before the first step of a sequence
 
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors that are not None, in order: `DeviceBatch(*batch.tensors)` equals the batch."""
         return [tensor for tensor in self if tensor is not None]
+
+
+class SequenceBatch(NamedTuple):
+    """A batch of sequences of L steps on the device, for recurrent algorithms; see `apex.schema.sequences`."""
+
+    stacks: Tensor  # frame_dtype[1, B, L, *F]
+    action: Tensor  # int64[B, L]
+    n_step_return: Tensor  # float32[B, L]
+    discount: Tensor  # float32[B, L]
+    weights: Tensor  # float32[B]  importance weights
+    span: Tensor  # uint8[B, L]  m; 0: the step is not trained
+    state: Tensor  # float32[B, D]  state of the agent before the first step
+    next_mask: Tensor | None = None  # bool[B, L, A]  actions allowed in s_{t+m}; None: the environment has no masks
 
 
 class Updated(NamedTuple):
@@ -43,4 +50,7 @@ class Update(Protocol):
     ready: bool = True  # whether the online network may be published, saved and examined
 
     def __call__(self, batch: DeviceBatch) -> Updated:
-        """Updates the online network. On CUDA, returns without waiting for the GPU."""
+        """Updates the online network. On CUDA, returns without waiting for the GPU, if that is possible.
+
+        A recurrent algorithm gets a `SequenceBatch`.
+        """

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apex.algorithms.gradient_step import DeviceBatch
+from apex.algorithms.gradient_step import DeviceBatch, SequenceBatch
 from apex.learning.batch_ring import MAX_BEHIND, Batch
 from apexreplay.item_kinds import Array
 
@@ -36,9 +36,9 @@ class HostTransfer:
         self._send = send
         self._release = release
 
-    def load(self, batch: Batch, weights: Array) -> DeviceBatch:
+    def load(self, batch: Batch, weights: Array) -> DeviceBatch | SequenceBatch:
         """Returns views of the batch's memory; `weights`: float32[B]."""
-        return DeviceBatch(**_tensors(batch, weights))
+        return _kind(batch)(**_tensors(batch, weights))
 
     def give_back(self, batch: Batch, result: Tensor) -> None:
         """Sends the result of the batch's update, and releases its slot."""
@@ -88,7 +88,7 @@ class CudaTransfer:
         self._returning: deque[_Copy] = deque()  # results of updates
         self._fetching: deque[_Copy] = deque()
 
-    def load(self, batch: Batch, weights: Array) -> DeviceBatch:
+    def load(self, batch: Batch, weights: Array) -> DeviceBatch | SequenceBatch:
         """Starts a copy to the GPU. The current stream waits for it; this thread does not. `weights`: float32[B]."""
         tensors = _tensors(batch, weights)
         if not self._buffers:
@@ -105,7 +105,7 @@ class CudaTransfer:
                 self._buffers[which][name].copy_(source, non_blocking=True)
             done = self._note()
         torch.cuda.current_stream(self._device).wait_event(done)
-        return DeviceBatch(**self._buffers[which])
+        return _kind(batch)(**self._buffers[which])
 
     def give_back(self, batch: Batch, result: Tensor) -> None:
         """Starts to copy the result to the host. Sends the results that have arrived, and releases their slots."""
@@ -195,7 +195,11 @@ def _is_done(event: torch.cuda.Event) -> bool:
     return bool(event.query())  # type: ignore[no-untyped-call]
 
 
+def _kind(batch: Batch) -> type[DeviceBatch] | type[SequenceBatch]:
+    return DeviceBatch if batch.span is None else SequenceBatch
+
+
 def _tensors(batch: Batch, weights: Array) -> dict[str, Tensor]:
-    """Returns views of the fields of a `DeviceBatch` that the batch has."""
-    arrays = {name: getattr(batch, name) for name in DeviceBatch._fields if name != "weights"} | {"weights": weights}
+    """Returns views of the fields that the batch has."""
+    arrays = {name: getattr(batch, name) for name in _kind(batch)._fields if name != "weights"} | {"weights": weights}
     return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}

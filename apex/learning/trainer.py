@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apex.algorithms.dormant_units import DormantUnits
+from apex.algorithms.gradient_step import DeviceBatch
 from apex.algorithms.graph_update import place
 from apex.algorithms.interface import Algorithm
 from apex.algorithms.losses import importance_weights
@@ -182,7 +183,7 @@ class Trainer:
         # 0, its step would take up to 14 times as long on a CPU. Only here, because 0.0 < 5e-324 must hold elsewhere.
         torch.set_flush_denormal(True)
         try:
-            updated = self._update(on_device)
+            updated = self._update(cast(DeviceBatch, on_device))
         finally:
             torch.set_flush_denormal(False)
         self.figures = updated.figures

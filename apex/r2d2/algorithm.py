@@ -76,7 +76,7 @@ class R2d2Algorithm(DqnAlgorithm):
 
     def make_network(self) -> RecurrentQNetwork:
         """Returns a recurrent Q-network: frame_dtype[B, T, *F], float32[B, D] -> float32[B, T, A], float32[B, D]."""
-        return make_network(self.config.network, self.config.r2d2.units, self.schema, seed=self.config.seed)
+        return make_network(self.config.network, self.schema, seed=self.config.seed)
 
     def make_agent(self, network: nn.Module, *, bfloat16: bool = False) -> R2d2Agent:  # type: ignore[override]
         """See `Algorithm.make_agent`."""

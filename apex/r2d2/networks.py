@@ -13,29 +13,30 @@ from torch import Tensor, nn
 from apex.algorithms.custom_network import CustomNetwork, seeded
 from apex.algorithms.encoders import channels_first
 from apex.config import NetworkConfig
+from apex.config.algorithm_choice import STATE_ARRAYS
 from apex.dqn.networks import PixelQNetwork, QNetwork, head_units, make_body
 from apex.schema import Schema
 
 Observation = Tensor | Mapping[str, Tensor]
 
 
-def make_network(config: NetworkConfig, units: int, schema: Schema, *, seed: int) -> "RecurrentQNetwork":
+def make_network(config: NetworkConfig, schema: Schema, *, seed: int) -> "RecurrentQNetwork":
     """Returns a network for observations frame_dtype[B, T, *F]. Equal seeds give equal parameters.
 
-    units: units of the LSTM. A custom network, `network.factory`, is the body: dtype[B, 1, *F] -> float32[B, any].
+    A custom network, `network.factory`, is the body: dtype[B, 1, *F] -> float32[B, any].
     Raises UsageError if it cannot be trained or its parameters cannot be sent. torch's global random state does not
     change.
     """
     with seeded(seed):
         if not config.factory:
             kind, body, num_features = make_body(config, schema)
-            return RecurrentQNetwork(config, schema, body, num_features, units, is_pixel=kind is PixelQNetwork)
+            return RecurrentQNetwork(config, schema, body, num_features, is_pixel=kind is PixelQNetwork)
         custom = CustomNetwork(config.factory, schema)
         module: nn.Module = custom.module
         custom.require(isinstance(module, nn.Module), f"returned {type(module).__name__}", "return a torch.nn.Module")
         body = custom.adapt(module)
         num_features = custom.check_output("module", (2, None), body).shape[1]
-        network = RecurrentQNetwork(config, schema, body, num_features, units, is_pixel=False)
+        network = RecurrentQNetwork(config, schema, body, num_features, is_pixel=False)
         custom.check_parameters(network)
         return network
 
@@ -49,14 +50,14 @@ class RecurrentQNetwork(nn.Module):
         schema: Schema,
         body: nn.Module,
         num_features: int,
-        units: int,
         *,
         is_pixel: bool,
     ) -> None:
         """is_pixel: whether the body is that of `PixelQNetwork`."""
         super().__init__()
         self.is_pixel = is_pixel
-        self.num_actions, self.state_size = schema.num_actions, 2 * units
+        self.num_actions, self.state_size = schema.num_actions, schema.state_size
+        units = self.state_size // STATE_ARRAYS
         # Its body and heads; without the recurrent layer in between, they would be a Q-network.
         self.q = QNetwork(config, body, units, schema.num_actions, head_units(config, schema))
         self.recurrent = nn.LSTM(num_features, units, batch_first=True)

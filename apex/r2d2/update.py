@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from apex.algorithms.gradient_step import DeviceBatch, Update, Updated
+from apex.algorithms.gradient_step import SequenceBatch, Update, Updated
 from apex.algorithms.losses import mean_loss
 from apex.algorithms.optimizers import center_gradients, clip_gradients, step_where_finite
 from apex.config import LearnerConfig
@@ -43,10 +43,8 @@ class R2d2Update(Update):
         self._max_share = max_share
         self._parameters = [parameter for parameter in online.parameters() if parameter.requires_grad]
 
-    def __call__(self, batch: DeviceBatch) -> Updated:
+    def __call__(self, batch: SequenceBatch) -> Updated:  # type: ignore[override]
         """Updates the online network if loss and gradient are finite."""
-        assert batch.span is not None
-        assert batch.state is not None
         span = batch.span.long()
         rows, steps = span.nonzero(as_tuple=True)  # [M] each
         later = steps + span[rows, steps]  # step of s_{t+m}
@@ -109,6 +107,7 @@ def mix(td_errors: Tensor, rows: Tensor, size: int, max_share: float) -> Tensor:
     """
     zeros = td_errors.new_zeros(size)
     largest = zeros.scatter_reduce(0, rows, td_errors, "amax")
-    mean: Tensor = zeros.index_add(0, rows, td_errors) / zeros.index_add(0, rows, torch.ones_like(td_errors)).clamp(min=1)
+    counts = zeros.index_add(0, rows, torch.ones_like(td_errors))
+    mean: Tensor = zeros.index_add(0, rows, td_errors) / counts.clamp(min=1)
     mixed: Tensor = max_share * largest + (1 - max_share) * mean
     return mixed

@@ -103,6 +103,25 @@ TASKS = {
         8.0,
         3,
     ),
+    # The memory of these two is a recurrent network; without it, the first one has the score 0.
+    "cue": LearningTask(
+        "examples.memory:make_cue",
+        ("--preset", "r2d2", "--env", "examples.memory:make_cue", "--stop-score", "0.95"),
+        100,
+        0.9,
+        300.0,
+        6.0,
+        3,
+    ),
+    "cartpole-positions": LearningTask(
+        "examples.memory:make_cartpole",
+        ("--preset", "r2d2", "--env", "examples.memory:make_cartpole", "--stop-score", "460"),
+        100,
+        450.0,
+        360.0,
+        8.0,
+        3,
+    ),
     # The peers have no bar either: each of our seeds must be above each of theirs after the same time.
     "halfcheetah": LearningTask("HalfCheetah-v5", ("--env", "HalfCheetah-v5"), 30, None, 1_200.0, 20.0, 3),
     "hopper": LearningTask("Hopper-v5", ("--env", "Hopper-v5"), 30, None, 1_200.0, 20.0, 2),

@@ -15,7 +15,7 @@ from apexreplay.wire.status import ReplayStatus
 RUN = 0xABCDEF
 
 REPLAY = ReplayStatus(
-    waiting=None, num_inserted=0, num_drawn=0, store_incarnation="7", size=0, bytes=0, max_bytes=1_000,
+    waiting=None, num_inserted=0, num_steps=0, num_drawn=0, store_incarnation="7", size=0, bytes=0, max_bytes=1_000,
     inserts_per_second=0.0, samples_per_second=0.0, busy_share=0.0, stale_priorities=0, duplicate_segments=0,
     refused=0, refusals={}, refused_connections={}, samplers_wait_for="",
     inserts_wait=False, priority_histogram=None,
@@ -45,7 +45,9 @@ def make_heartbeat(
     fence=0,
     **status,
 ):
-    """Returns a heartbeat; `status` changes fields of its status."""
+    """Returns a heartbeat; `status` changes fields of its status. Each inserted item stands for one step."""
+    if "num_inserted" in status:
+        status.setdefault("num_steps", status["num_inserted"])
     return HEARTBEATS[role](
         session=session, run_id=run_id, host=host, pid=7, shard=shard, streams=list(streams),
         endpoints=endpoints or {}, resources=resources, fence=fence, status=replace(STATUSES[role], **status),

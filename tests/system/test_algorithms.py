@@ -1,4 +1,4 @@
-"""Runs other algorithms than DQN with the real programs and commands: Ape-X DPG, SAC, and a user's algorithm."""
+"""Runs other algorithms than DQN with the real programs and commands: DPG, SAC, R2D2, and a user's algorithm."""
 
 import json
 import math
@@ -14,6 +14,9 @@ from apex.runs.checkpoints.checkpoint import load_checkpoint
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
+from examples import memory
+
+REPOSITORY = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.timeout(400)  # longer than the tests' own deadlines
 
@@ -96,6 +99,33 @@ def test_sac_goes_through_all_programs_and_resumes_its_temperature(programs):
     after, num_steps = temperature(folder)
     assert num_steps == 160
     assert 0.8 < after / before < 1.25  # Ten steps change its logarithm by about 0.1.
+
+
+@pytest.mark.covers_programs
+def test_r2d2_learns_to_remember_over_sockets_and_resumes(programs, monkeypatch):
+    """Two shards, whose samplers send the sequences; without memory, the mean score of this task is 0."""
+    shutil.copy(REPOSITORY / "examples/memory.py", programs.folder / "memory.py")
+    name = ("--preset", "r2d2", "--env", "memory:make_cue", "--name", "cue", "--stop-score", "0.95")
+    far = ("--replay.num-shards", "2", "--transport.no-shared-memory", "--evaluator.period-seconds", "2")
+    run(programs, "train", "train", *name, *far, *programs.offset, "--actors", "4", "--max-updates", "2000")
+    folder = RunFolder.open(programs.folder / "runs/cue")
+    assert "reached the score 0.95" in programs.output("train")
+    rows = read_curve(folder.curves / "replay.jsonl")
+    assert rows[-1]["steps"] == 12 * rows[-1]["scalars"]["replay/num_inserted"]  # A sequence is an episode of 12 steps.
+    output = run(programs, "evaluate", "evaluate", "runs/cue", "--episodes", "20", "--json")
+    assert json.loads(output.splitlines()[-1])["mean"] > 0.9
+    monkeypatch.syspath_prepend(programs.folder)
+    policy, environment = load_policy(folder.path), memory.make_cue()
+    for seed in range(5):
+        (observation, _), is_over = environment.reset(seed=seed), False
+        policy.reset()
+        while not is_over:
+            observation, reward, is_over, _, _ = environment.step(policy(observation))
+        assert reward == 1
+    updates = last_figures(folder)["learner/updates"]
+    limits = ("--stop-score", "none", "--max-updates", str(int(updates) + 20))
+    run(programs, "resume", "train", "--resume", "runs/cue", *limits)
+    assert last_figures(folder)["learner/updates"] == updates + 20
 
 
 @pytest.mark.covers_programs

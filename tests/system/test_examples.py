@@ -28,7 +28,13 @@ OUTPUTS = {
 
 
 def test_there_is_no_other_example():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*OUTPUTS, "c51.py", "observations.py", *ADAPTERS}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        *OUTPUTS,
+        "c51.py",
+        "memory.py",
+        "observations.py",
+        *ADAPTERS,
+    }
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
@@ -53,6 +59,21 @@ def test_the_environment_is_found_by_the_command_too(monkeypatch):
     config = parse_config(["--env", "custom_environment:KeyAndDoor"], prog="apex train")
     assert describe(config.environment, 3).num_actions == 4
     assert config.run.stop_score is None  # The stop score of CartPole's preset does not fit this environment.
+
+
+@pytest.mark.parametrize(("name", "steps"), [("make_cue", 12), ("make_cartpole", 51)])
+def test_tasks_of_memory_hide_what_matters(name, steps, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    config = parse_config(["--preset", "r2d2", "--env", f"memory:{name}"], prog="apex train")
+    assert describe(config.environment, 3).frame_shape == (2,)
+    environment = getattr(importlib.import_module("memory"), name)()
+    observation, _ = environment.reset(seed=1)
+    length, is_over = 0, False
+    while not is_over:
+        action = int(observation[1] > 0) if name == "make_cartpole" else environment.cue
+        observation, reward, ended, truncated, _ = environment.step(action)
+        length, is_over = length + 1, ended or truncated
+    assert (length, reward) == (steps, 1)
 
 
 @pytest.fixture

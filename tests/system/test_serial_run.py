@@ -73,7 +73,21 @@ PENDULUM = (
     "--evaluator.period-updates=40",
     "--stop-score=none",
 )
+MEMORY = (
+    "--preset=r2d2",
+    "--env=examples.memory:make_cue",
+    *COMMON,
+    "--actors=4",
+    "--replay.capacity=2000",
+    "--replay.min-size-to-sample=40",
+    "--replay.samples-per-insert=4",
+    "--r2d2.sequence-length=16",
+    "--r2d2.burn-in=4",
+    "--max-updates=40",
+    "--evaluator.period-updates=30",
+)
 JOBS = {
+    "memory": (*MEMORY, "--seed=3"),
     "pendulum": (*PENDULUM, "--seed=3"),
     "cartpole": (*CARTPOLE, "--seed=3"),
     "pong": (*PONG, "--seed=3"),
@@ -106,7 +120,7 @@ def start(folder, names, hash_seed):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The jobs' run folders by name, for each of two processes. The second process repeats jobs in another order."""
-    plans = [("cartpole", "another", "pong", "pendulum"), ("pendulum", "pong", "cartpole")]
+    plans = [("cartpole", "another", "pong", "pendulum", "memory"), ("memory", "pendulum", "pong", "cartpole")]
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
     processes = [start(folder, plan, number) for number, (folder, plan) in enumerate(zip(folders, plans, strict=True))]
     try:
@@ -143,7 +157,7 @@ def tensors(folder):
     return state.num_updates, state.progress.num_steps, found
 
 
-@pytest.mark.parametrize("name", ["cartpole", "pong", "pendulum"])
+@pytest.mark.parametrize("name", ["cartpole", "pong", "pendulum", "memory"])
 def test_a_seed_gives_the_same_curves_and_bits_in_another_process(runs, name):
     first, second = (each[name] for each in runs)
     assert curves(first) == curves(second)

@@ -153,7 +153,10 @@ def test_the_status_shows_a_stuck_main_thread(coordinator, monkeypatch):
 
 def test_actors_wait_for_replay_and_receive_its_endpoints(coordinator):
     replay, _ = session_of(
-        coordinator.welcome("replay"), "replay", {"num_inserted": 42}, {"priorities": "tcp://1.2.3.4:5"}
+        coordinator.welcome("replay"),
+        "replay",
+        {"num_inserted": 42, "num_steps": 42},
+        {"priorities": "tcp://1.2.3.4:5"},
     )
     welcome = coordinator.welcome(num_streams=1, needs_replay=True)
     assert welcome.replay == [{"priorities": "tcp://1.2.3.4:5"}]
@@ -298,7 +301,7 @@ def test_the_best_evaluation_is_kept_and_shown(coordinator):
 def test_scores_reach_the_curves_with_the_known_number_of_steps(coordinator):
     # Curves begin when all replay servers have reported.
     endpoints = {"priorities": "tcp://127.0.0.1:1"}
-    replay, _ = session_of(coordinator.welcome("replay"), "replay", {"num_inserted": 42}, endpoints)
+    replay, _ = session_of(coordinator.welcome("replay"), "replay", {"num_inserted": 42, "num_steps": 42}, endpoints)
     coordinator.news(lambda news: news.progress.num_steps == 42)
     waiting = [Scores([ActorScores(5, 2, 34.0, 8)])]
     actor, _ = session_of(coordinator.welcome("actor"), "actor", take_scores=lambda: waiting.pop() if waiting else None)
@@ -366,10 +369,10 @@ def test_invalid_messages_are_counted_and_do_not_end_the_coordinator(coordinator
 
 
 def test_the_trainer_and_then_all_programs_learn_of_the_end(coordinator):
-    status = {"num_inserted": 999}
+    status = {"num_inserted": 999, "num_steps": 999}
     replay, stop = session_of(coordinator.welcome("replay"), "replay", status)
     coordinator.news(lambda news: news.progress.num_steps == 999)
-    status["num_inserted"] = 1_000
+    status["num_inserted"] = status["num_steps"] = 1_000
     assert coordinator.news(lambda news: news.end).end == EndReason("steps", 1_000.0)
     assert not stop.poll()
     coordinator.finish(EndReason("steps", 1_000.0))
