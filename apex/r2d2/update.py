@@ -83,8 +83,8 @@ class R2d2Update(Update):
         """
         bfloat16, warm = self._config.bfloat16 == "on", min(self._burn_in, frames.shape[1])
         if not warm:
-            q, _ = self._online(frames, state, bfloat16=bfloat16)
-            return q
+            values: Tensor = self._online(frames, state, bfloat16=bfloat16)[0]
+            return values
         began = is_first.nonzero().flatten()
         with torch.no_grad():
             _, state = self._online(frames[:, :warm], state, bfloat16=bfloat16)
