@@ -178,11 +178,9 @@ class RunFolder:
         choose_algorithm(config, schema)
         started = (started or datetime.now()).astimezone()
         facts = {"hardware": describe_hardware(), **_describe_start(argv, started)}  # This can take seconds.
-        path = make_folder(config, started)
         manifest = {
             "format": FORMAT,
             "run_id": secrets.randbelow(2**64 - 1) + 1,
-            "name": path.name,
             "environment": config.environment.id,
             "seed": config.seed,
             "schema": schema.to_dict(),
@@ -190,11 +188,16 @@ class RunFolder:
             "asked": to_dict(asked or config),
             **facts,
         }
-        with _reports_writing(path):
-            for name in ("curves", "logs", "tensorboard", "checkpoints"):
-                (path / name).mkdir()
-            replace_file(path / "config.toml", _encode_config(config))
-            replace_file(path / MANIFEST, seal(manifest))
+
+        def fill(path: Path, name: str) -> None:
+            manifest["name"] = name
+            with _reports_writing(path):
+                for part in ("curves", "logs", "tensorboard", "checkpoints"):
+                    (path / part).mkdir(exist_ok=True)
+                replace_file(path / "config.toml", _encode_config(config))
+                replace_file(path / MANIFEST, seal(manifest))
+
+        path = make_folder(config, started, fill)
         return cls(path, unseal(seal(manifest)))  # The same as `open` reads: JSON has no tuples.
 
     def record_resume(self, config: Config, *, argv: Sequence[str] = sys.argv, asked: Config | None = None) -> None:

@@ -1,6 +1,9 @@
 """Makes and names the folder of a new run."""
 
 import re
+import shutil
+import tempfile
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -8,8 +11,13 @@ from apex.config import Config
 from apexreplay.errors import UsageError
 
 
-def make_folder(config: Config, started: datetime | None = None) -> Path:
-    """Makes a new, empty folder with the run's name. A default name gets a number if it is taken.
+def make_folder(
+    config: Config, started: datetime | None = None, fill: Callable[[Path, str], None] = lambda folder, name: None
+) -> Path:
+    """Makes the folder of a new run with the run's name. A default name gets a number if it is taken.
+
+    `fill(folder, name)` writes the files, and may be called again with another name. The folder gets its name only when
+    it is complete, so that a start that is killed leaves nothing of this name. An empty folder is replaced.
 
     Raises UsageError if a configured name is taken, or if the folder cannot be made.
     """
@@ -18,16 +26,23 @@ def make_folder(config: Config, started: datetime | None = None) -> Path:
     path, number = first, 1
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            try:
-                path.mkdir(mode=0o700)  # 0700, because a user who can read the run id in the manifest could join it.
-                return path
-            except FileExistsError as error:
-                if config.run.name:
-                    problem = f"run.name {config.run.name!r}: {path} exists already, and a run is never overwritten"
-                    raise UsageError(problem, "choose another name, or omit run.name") from error
-            number += 1
-            path = first.with_name(f"{first.name}-{number}")
+        # Others cannot read it: a user who could read the run id in the manifest could join the run.
+        unnamed = Path(tempfile.mkdtemp(prefix=f".{first.name}.", dir=path.parent))
+        try:
+            while True:
+                fill(unnamed, path.name)
+                try:
+                    return unnamed.rename(path)
+                except OSError as error:
+                    if not path.exists():
+                        raise
+                    if config.run.name:
+                        problem = f"run.name {config.run.name!r}: {path} exists already, and a run is never overwritten"
+                        raise UsageError(problem, "choose another name, or omit run.name") from error
+                number += 1
+                path = first.with_name(f"{first.name}-{number}")
+        finally:
+            shutil.rmtree(unnamed, ignore_errors=True)  # It exists only if it did not get its name.
     except OSError as error:
         problem = f"cannot make the run folder {path}: {error.filename}: {error.strerror}"
         raise UsageError(problem, "set run.folder to another folder") from error

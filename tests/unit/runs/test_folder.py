@@ -85,6 +85,34 @@ def test_a_given_name_is_never_used_twice(tmp_path):
     assert (run.curves / "learner.jsonl").read_text() == "precious"
 
 
+def test_a_start_that_is_killed_leaves_nothing_of_its_name(tmp_path, monkeypatch):
+    """The files of a folder come before its name; an empty folder, which older versions left, is replaced."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*path):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", kill)
+        with pytest.raises(Killed):
+            create(tmp_path, name="mine")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    assert create(tmp_path, name="mine").name == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_with_the_name_is_not_overwritten(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(UsageError, match="exists already"):
+        create(tmp_path, name="mine")
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_relative_folder_is_below_the_current_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = create("some/runs", name="mine")
