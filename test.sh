@@ -17,8 +17,8 @@ unset PYTHONDONTWRITEBYTECODE # Tests start hundreds of programs; without byteco
 LEARNING=(apexreplay/{files/file_lock,frame_blob,rate_limiter,types,'store/*'}
   apex/{types,config/{tree,dpg,algorithm_choice,codec},sizing,acting/segment_builder,'algorithms/*','algorithms/kernels/*'}
   apex/dqn/{algorithm,autograd_update,losses,networks,target_forward,'manual_backward/*'}
-  apex/{{dpg,sac}/{algorithm,networks,update},runtime/importer})
-TESTS_OF_LEARNING=(tests/unit/{algorithms,config,dpg,dqn,sac,test_command_line.py,test_sizing.py} tests/unit/acting/test_segment_builder.py
+  apex/{{dpg,iqn,sac}/{algorithm,networks,update},runtime/importer})
+TESTS_OF_LEARNING=(tests/unit/{algorithms,config,dpg,dqn,iqn,sac,test_command_line.py,test_sizing.py} tests/unit/acting/test_segment_builder.py
   tests/unit/apexreplay/{frames,process/test_freed_memory.py,store,test_rate_limiter.py,test_selection.py})
 
 ruff format --check .

@@ -12,6 +12,7 @@ class BuiltIn(NamedTuple):
 
 ALGORITHMS = {
     "dqn": BuiltIn("apex.dqn.algorithm:DqnAlgorithm", continuous=False),
+    "iqn": BuiltIn("apex.iqn.algorithm:IqnAlgorithm", continuous=False),
     "dpg": BuiltIn("apex.dpg.algorithm:DpgAlgorithm", continuous=True),
     "sac": BuiltIn("apex.sac.algorithm:SacAlgorithm", continuous=True),
 }

@@ -28,7 +28,9 @@ def make_network(config: NetworkConfig, schema: Schema, *, seed: int) -> nn.Modu
     The module scales uint8. torch's global random state does not change.
     """
     with seeded(seed):
-        return _make_custom(config.factory, schema) if config.factory else _make_own(config, schema)
+        return (
+            make_custom(config.factory, schema, schema.num_actions)[0] if config.factory else _make_own(config, schema)
+        )
 
 
 def q_values(network: nn.Module, observation: NDArray[Any], *, bfloat16: bool = False) -> NDArray[np.float32]:
@@ -53,12 +55,15 @@ class QNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """uint8 or float32 [B, S, *F] -> float32 [B, A]; an `Encoder` also takes a dictionary of parts."""
-        features = self.body(observation)
+        return self.values(self.body(observation))
+
+    def values(self, features: Tensor) -> Tensor:
+        """[..., features] -> float32 [..., A]."""
         advantage: Tensor = self.advantage(features)
         if self.value is None:
             return advantage
         value: Tensor = self.value(features)
-        return value + advantage - advantage.mean(1, keepdim=True)
+        return value + advantage - advantage.mean(-1, keepdim=True)
 
     @torch.no_grad()
     def _balance(self) -> None:
@@ -104,11 +109,11 @@ class Head(nn.Module):
     def __init__(self, num_features: int, hidden: int, num_outputs: int) -> None:
         super().__init__()
         self.hidden = nn.Linear(num_features, hidden)
-        self.activation = nn.ReLU()
+        self.activation: nn.Module = nn.ReLU()
         self.output = nn.Linear(hidden, num_outputs)
 
     def forward(self, features: Tensor) -> Tensor:
-        """[B, num_features] -> float32 [B, num_outputs]."""
+        """[..., num_features] -> float32 [..., num_outputs]."""
         hidden: Tensor = self.activation(self.hidden(features))
         device = hidden.device.type
         if not torch.is_autocast_enabled(device):  # autocast() below takes as long as a small layer.
@@ -120,28 +125,34 @@ class Head(nn.Module):
 
 
 def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
-    hidden, num_actions = config.hidden, schema.num_actions
+    hidden, num_actions = hidden_units(config, schema), schema.num_actions
     if len(schema.frame_shape) == 1 and not schema.parts:
         units = config.body_hidden
         inputs = nn.Linear(prod(schema.observation_shape), units)
         body = nn.Sequential(ScaledFlatten(), inputs, nn.ReLU(), nn.Linear(units, units), nn.ReLU())
         return VectorQNetwork(config, body, units, num_actions, hidden)
-    if schema.has_images:
-        hidden = max(1, round(hidden * config.width))
-    if schema.parts or not schema.has_images:
-        encoder = Encoder(schema, width=config.width, units=config.body_hidden)
+    if schema.parts or not schema.has_images or config.torso == "impala":
+        encoder = Encoder(schema, width=config.width, units=config.body_hidden, torso=config.torso)
         return QNetwork(config, encoder, encoder.num_features, num_actions, hidden)
     height, width, channels = (*schema.frame_shape, 1)[:3]
     layers, num_features = convolutions(schema.stack * channels, height, width, config.width)
     return PixelQNetwork(config, nn.Sequential(*layers), num_features, num_actions, hidden)
 
 
-def _make_custom(path: str, schema: Schema) -> nn.Module:
-    """Calls the user's factory. Raises UsageError if the network cannot be trained or its parameters cannot be sent."""
+def hidden_units(config: NetworkConfig, schema: Schema) -> int:
+    """Returns the units in the hidden layer of each head."""
+    return max(1, round(config.hidden * config.width)) if schema.has_images else config.hidden
+
+
+def make_custom(path: str, schema: Schema, num_outputs: int | None) -> tuple[nn.Module, int]:
+    """Returns the module of the user's factory, and its number of outputs. `num_outputs`: the wanted one; None: any.
+
+    Raises UsageError if the network cannot be trained or its parameters cannot be sent.
+    """
     custom = CustomNetwork(path, schema)
     module: nn.Module = custom.module
     custom.require(isinstance(module, nn.Module), f"returned {type(module).__name__}", "return a torch.nn.Module")
     module = custom.adapt(module)
-    custom.check_output("module", (2, schema.num_actions), module)
+    output = custom.check_output("module", (2, num_outputs), module)
     custom.check_parameters(module)
-    return module
+    return module, output.shape[1]
