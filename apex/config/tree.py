@@ -179,7 +179,7 @@ class NetworkConfig(Branch):
     """The Q-network: dueling heads on a convolutional or fully connected body. Ape-X DPG uses only `factory`."""
 
     value_rescaling: bool = False  # the outputs are h(Q) instead of Q, for unclipped rewards [Pohlen et al. 2018]
-    factory: str = ""  # your own network, module:factory(schema) -> torch.nn.Module; replaces the settings below
+    factory: str = ""  # your own network, module:factory(schema), in place of the settings below
     width: Annotated[float, Meta(gt=0, le=8)] = 1.0  # images: factor on channels 32, 64, 64 and hidden units [DQN]
     torso: Torso = "dqn"  # images; impala: residual blocks, spectral norm, pooling to 6 x 6 [Clark et al. 2024]
     hidden: PositiveInt = 512  # units in the hidden layer of each head [Wang et al. 2016]

@@ -126,17 +126,26 @@ class Head(nn.Module):
 
 def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
     hidden, num_actions = hidden_units(config, schema), schema.num_actions
+    if schema.has_images and not schema.parts and config.torso == "dqn":
+        height, width, channels = (*schema.frame_shape, 1)[:3]
+        layers, num_features = convolutions(schema.stack * channels, height, width, config.width)
+        return PixelQNetwork(config, nn.Sequential(*layers), num_features, num_actions, hidden)
+    body, num_features = make_body(config, schema)
+    kind = QNetwork if isinstance(body, Encoder) else VectorQNetwork
+    return kind(config, body, num_features, num_actions, hidden)
+
+
+def make_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Module, int]:
+    """Returns layers from observations to features, and the number of features: two layers for vectors, or an encoder.
+
+    An encoder computes the same as the layers of `PixelQNetwork`, which have hand-written gradients.
+    """
     if len(schema.frame_shape) == 1 and not schema.parts:
         units = config.body_hidden
         inputs = nn.Linear(prod(schema.observation_shape), units)
-        body = nn.Sequential(ScaledFlatten(), inputs, nn.ReLU(), nn.Linear(units, units), nn.ReLU())
-        return VectorQNetwork(config, body, units, num_actions, hidden)
-    if schema.parts or not schema.has_images or config.torso == "impala":
-        encoder = Encoder(schema, width=config.width, units=config.body_hidden, torso=config.torso)
-        return QNetwork(config, encoder, encoder.num_features, num_actions, hidden)
-    height, width, channels = (*schema.frame_shape, 1)[:3]
-    layers, num_features = convolutions(schema.stack * channels, height, width, config.width)
-    return PixelQNetwork(config, nn.Sequential(*layers), num_features, num_actions, hidden)
+        return nn.Sequential(ScaledFlatten(), inputs, nn.ReLU(), nn.Linear(units, units), nn.ReLU()), units
+    encoder = Encoder(schema, width=config.width, units=config.body_hidden, torso=config.torso)
+    return encoder, encoder.num_features
 
 
 def hidden_units(config: NetworkConfig, schema: Schema) -> int:

@@ -32,11 +32,12 @@ def q_values(x):  # %s
 def export(config: Config, schema: Schema, network: QuantileNetwork) -> Exported:
     """Returns the quantile network with its description for `apex export`; the output is the Q-values."""
     factory, number = config.network.factory, config.iqn.num_policy_fractions
-    is_own = isinstance(network.body, Encoder)
-    features = network.body.code("body") if isinstance(network.body, Encoder) else "body(x)"
+    features = "body(x)" if factory else 'F.relu(linear("body.3", F.relu(linear("body.1", x.flatten(1)))))'
+    if isinstance(network.body, Encoder):
+        features = network.body.code("body")
     signature = f"{describe_input(factory, schema)} -> float32 [batch, {schema.num_actions}]"
     quantiles = "a" if network.value is None else 'head("value", x) + a - a.mean(-1, keepdim=True)'
-    code = begin_code(factory, schema) + (ENCODERS if is_own else LOAD_BODY)
+    code = begin_code(factory, schema) + (LOAD_BODY if factory else ENCODERS)
     exported = dqn.export(config, schema, network)
     return exported._replace(
         code=f"import torch\n{code}{CODE % (signature, number, number, features, quantiles)}",

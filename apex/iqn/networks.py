@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from apex.algorithms.custom_network import seeded
-from apex.algorithms.encoders import Encoder
 from apex.config import IqnConfig, NetworkConfig
-from apex.dqn.networks import Head, QNetwork, hidden_units, make_custom
+from apex.dqn.networks import Head, QNetwork, hidden_units, make_body, make_custom
 from apex.schema import Schema
 
 COSINES = 64  # n of equation 4
@@ -29,7 +28,7 @@ class QuantileNetwork(QNetwork):
     frequencies: Tensor  # float32[COSINES]
 
     def __init__(self, config: NetworkConfig, iqn: IqnConfig, schema: Schema) -> None:
-        body, size = _make_body(config, schema)
+        body, size = make_custom(config.factory, schema, None) if config.factory else make_body(config, schema)
         super().__init__(config, body, size, schema.num_actions, hidden_units(config, schema))
         self.embedding = nn.Sequential(nn.Linear(COSINES, size), nn.ReLU())
         for head in self.children() if iqn.layer_norm else ():
@@ -50,14 +49,9 @@ class QuantileNetwork(QNetwork):
 
 
 def make_network(config: NetworkConfig, iqn: IqnConfig, schema: Schema, *, seed: int) -> QuantileNetwork:
-    """Returns the network with the layers that `network.*` describes. Equal seeds give equal parameters."""
+    """Returns the network that `network.*` describes; the body may be a custom network with any number of features.
+
+    Equal seeds give equal parameters.
+    """
     with seeded(seed):
         return QuantileNetwork(config, iqn, schema)
-
-
-def _make_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Module, int]:
-    """Returns the module below embedding and heads, and its number of features; a custom network may have any."""
-    if config.factory:
-        return make_custom(config.factory, schema, None)
-    encoder = Encoder(schema, width=config.width, units=config.body_hidden, torso=config.torso)
-    return encoder, encoder.num_features
