@@ -43,7 +43,7 @@ class IqnUpdate(Update):
         """Updates the online network if loss and gradient are finite."""
         size, device = len(batch.action), batch.stacks.device
         check_rows(size, n_step_return=batch.n_step_return, discount=batch.discount, weights=batch.weights)
-        own, others = torch.rand(2, size, self._num_fractions, device=device)
+        own, others = random_fractions((2, size, self._num_fractions), device)
         # No cache on CUDA, because its converted weights would outlive the memory of a captured graph.
         with torch.autocast(
             device.type, torch.bfloat16, self._config.bfloat16 == "on", cache_enabled=device.type == "cpu"
@@ -71,7 +71,7 @@ class IqnUpdate(Update):
             q = self._restore(self._target.quantiles(state, fractions)).mean(1)
             bonus, bootstrap = munchausen_quantiles(q, quantiles, batch.action)
         else:
-            next_q = self._online(next_state)
+            next_q = self._online.quantiles(next_state, fractions).mean(1)
             if batch.next_mask is not None:
                 next_q = next_q.masked_fill(~batch.next_mask, -torch.inf)
             bonus, bootstrap = torch.zeros_like(batch.discount), _of_action(quantiles, next_q.argmax(1))
@@ -80,6 +80,15 @@ class IqnUpdate(Update):
 
     def _restore(self, quantiles: Tensor) -> Tensor:
         return restore(quantiles) if self._rescaled else quantiles
+
+
+def random_fractions(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Returns fractions, float32[..., N]: the i-th is uniform in the i-th of N equal intervals of 0 ... 1.
+
+    Sums over N have the same expectation as with independent fractions, but a smaller variance: the mean of N
+    independent quantiles has so much noise that it hides the TD errors.
+    """
+    return (torch.arange(shape[-1], device=device) + torch.rand(shape, device=device)) / shape[-1]
 
 
 def quantile_huber(delta: Tensor, fractions: Tensor) -> Tensor:

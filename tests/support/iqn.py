@@ -4,15 +4,15 @@ import math
 
 import torch
 
-TAU, ALPHA, LOWEST = 0.03, 0.9, -1.0  # of Munchausen targets (Vieillard et al. 2020, table 1), typed a second time
+TAU, ALPHA, LOWEST = 0.03, 0.9, -1.0  # of Munchausen targets (Vieillard et al. 2020, appendix B.1), typed a second time
 
 
 def draw(seed, batch, number):
     """Returns the fractions that an update draws after `torch.manual_seed(seed)`: of predictions, then of targets."""
     torch.manual_seed(seed)
-    fractions = torch.rand(2, len(batch.action), number).tolist()
+    uniform = torch.rand(2, len(batch.action), number).tolist()
     torch.manual_seed(seed)
-    return fractions
+    return [[[(i + each) / number for i, each in enumerate(row)] for row in rows] for rows in uniform]
 
 
 def h(x):
@@ -64,11 +64,6 @@ class IqnTwin:
         values = [self.quantiles(state, fraction).tolist() for fraction in fractions]
         return [[inverse_h(z) for z in row] for row in values] if self.config.network.value_rescaling else values
 
-    def q(self, state):
-        number = self.config.iqn.num_policy_fractions
-        values = [self.quantiles(state, (i + 0.5) / number).tolist() for i in range(number)]
-        return [sum(column) / number for column in zip(*values, strict=True)]
-
     def targets(self, target, batch, row, fractions):
         """Returns the samples of the target of a row; `target`: another twin."""
         s, s2 = batch.stacks[:, row, 0].double()
@@ -76,7 +71,11 @@ class IqnTwin:
         samples = target.returns(s2, fractions)
         if self.config.learner.target == "double_q":
             allowed = [True] * len(samples[0]) if batch.next_mask is None else batch.next_mask[row].tolist()
-            q = [value if yes else -math.inf for value, yes in zip(self.q(s2), allowed, strict=True)]
+            values = [self.quantiles(s2, fraction).tolist() for fraction in fractions]
+            q = [
+                sum(column) if yes else -math.inf
+                for column, yes in zip(zip(*values, strict=True), allowed, strict=True)
+            ]
             goals = [reward + discount * sample[q.index(max(q))] for sample in samples]
         else:
             log_pi = log_policy(target.returns(s, fractions))[batch.action[row]]
