@@ -58,12 +58,12 @@ class QNetwork(nn.Module):
         return self.values(self.body(observation))
 
     def values(self, features: Tensor) -> Tensor:
-        """[..., features] -> float32 [..., A]."""
+        """[B, features] -> float32 [B, A]."""
         advantage: Tensor = self.advantage(features)
         if self.value is None:
             return advantage
         value: Tensor = self.value(features)
-        return value + advantage - advantage.mean(-1, keepdim=True)
+        return value + advantage - advantage.mean(1, keepdim=True)
 
     @torch.no_grad()
     def _balance(self) -> None:
@@ -113,7 +113,7 @@ class Head(nn.Module):
         self.output = nn.Linear(hidden, num_outputs)
 
     def forward(self, features: Tensor) -> Tensor:
-        """[..., num_features] -> float32 [..., num_outputs]."""
+        """[B, num_features] -> float32 [B, num_outputs]."""
         hidden: Tensor = self.activation(self.hidden(features))
         device = hidden.device.type
         if not torch.is_autocast_enabled(device):  # autocast() below takes as long as a small layer.

@@ -44,8 +44,9 @@ class QuantileNetwork(QNetwork):
 
     def quantiles(self, observation: Tensor | Mapping[str, Tensor], fractions: Tensor) -> Tensor:
         """Returns the returns at the fractions, float32[B, N] or [1, N], as float32[B, N, A] [equation 4]."""
-        embedding = self.embedding(torch.cos(fractions[..., None] * self.frequencies))
-        return self.values(self.body(observation)[:, None] * embedding)
+        each = -1, fractions.shape[1]  # `DormantUnits` expects layers to return [rows, units].
+        embedding = self.embedding(torch.cos(fractions.flatten()[:, None] * self.frequencies)).unflatten(0, each)
+        return self.values((self.body(observation)[:, None] * embedding).flatten(0, 1)).unflatten(0, each)
 
 
 def make_network(config: NetworkConfig, iqn: IqnConfig, schema: Schema, *, seed: int) -> QuantileNetwork:

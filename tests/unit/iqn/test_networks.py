@@ -9,6 +9,7 @@ import torch
 from support.builders import VECTORS
 from torch import nn
 
+from apex.algorithms.dormant_units import NUM_STATES, DormantUnits
 from apex.algorithms.parameters import flatten_parameters, load_parameters
 from apex.config import IqnConfig, NetworkConfig
 from apex.iqn.networks import make_network
@@ -53,9 +54,9 @@ def test_embedding_is_a_layer_of_cosines_times_the_features():
     weight, bias = network.embedding[0].weight, network.embedding[0].bias
     cosines = [cos(pi * i * tau) for i in range(64)]
     embedding = [max(0.0, float(weight[k].detach() @ torch.tensor(cosines) + bias[k].detach())) for k in range(2)]
-    features = network.body(x)[0].detach()
+    features = network.body(x).detach()
     expected = network.values(features * torch.tensor(embedding))
-    torch.testing.assert_close(network.quantiles(x, torch.tensor([[tau]]))[0, 0], expected)
+    torch.testing.assert_close(network.quantiles(x, torch.tensor([[tau]]))[0], expected)
 
 
 def test_q_values_are_means_of_quantiles_at_fixed_fractions():
@@ -75,7 +76,22 @@ def test_heads_are_normalized_before_their_activation():
     assert len(seen) == 2
     for hidden in seen:
         assert hidden.mean(-1).abs().max() < 1e-5
-        torch.testing.assert_close(hidden.var(-1, correction=0), torch.ones(3, 32), rtol=0.01, atol=0)
+        torch.testing.assert_close(hidden.var(-1, correction=0), torch.ones(96), rtol=0.01, atol=0)
+
+
+def test_dormant_units_are_counted_for_each_layer():
+    network = make(network={"hidden": 8, "body_hidden": 16})
+    with torch.no_grad():
+        network.value.hidden.bias[3] = network.embedding[0].bias[5] = -1e3
+    units = DormantUnits(network)
+    units.add(torch.randn(NUM_STATES, 1, 4))
+    shares = units.shares()
+    assert set(shares) == {"body.2", "body.4", "advantage.activation", "value.activation", "embedding.1"}
+    assert shares["value.activation"] >= 1 / 8
+    assert shares["embedding.1"] >= 1 / 16
+    assert all(
+        (share * (16 if "body" in name or "embedding" in name else 8)) % 1 == 0 for name, share in shares.items()
+    )
 
 
 @pytest.mark.parametrize("schema", [VECTORS, IMAGES, GRID, MIXED], ids=["vector", "image", "grid", "parts"])
