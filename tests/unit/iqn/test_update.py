@@ -45,9 +45,12 @@ def make_step(schema=SCHEMA, network=None, learner=None, lr=1.0, seed=1, **iqn):
         iqn=IqnConfig(**{"num_fractions": 4, "num_policy_fractions": 3, **iqn}),
     )
     online, target = (IqnAlgorithm(replace(config, seed=s), schema).make_network() for s in (seed, seed + 1))
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in (*online.parameters(), *target.parameters()):
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+        online.advantage.output.bias[0] += 3  # The networks prefer different actions.
+        target.advantage.output.bias[1] += 3
     algorithm = IqnAlgorithm(config, schema)
     rule = torch.optim.SGD(online.parameters(), lr=lr)
     return algorithm.make_update(online, target.eval(), rule, CPU), online, target, config
