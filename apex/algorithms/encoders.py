@@ -114,10 +114,8 @@ class _Image(_PartEncoder):
         height, width, channels = (*part.shape, 1)[:3]
         super().__init__()
         self._torso, channels = torso, stack * channels
-        plain = torso == "dqn"
-        self.layers = nn.Sequential(
-            *(convolutions(channels, height, width, scale)[0] if plain else impala(channels, scale))
-        )
+        plain = convolutions(channels, height, width, scale)[0] if torso == "dqn" else None
+        self.layers = nn.Sequential(*(plain or impala(channels, scale)))
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8[B, S, H, W] or [B, S, H, W, C] -> [B, features]."""

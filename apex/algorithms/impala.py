@@ -93,7 +93,7 @@ class Pool(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, C, POOLED, POOLED]."""
         for axis in (2, 3):
-            size = features.shape[axis]
+            size = int(features.shape[axis])  # ONNX would divide negative tensors differently.
             bounds = [(i * size // POOLED, -(-(i + 1) * size // POOLED)) for i in range(POOLED)]
             maxima = [features.narrow(axis, first, end - first).amax(axis) for first, end in bounds]
             features = torch.stack(maxima, axis)

@@ -28,9 +28,9 @@ def make_network(config: NetworkConfig, schema: Schema, *, seed: int) -> nn.Modu
     The module scales uint8. torch's global random state does not change.
     """
     with seeded(seed):
-        return (
-            make_custom(config.factory, schema, schema.num_actions)[0] if config.factory else _make_own(config, schema)
-        )
+        if config.factory:
+            return make_custom(config.factory, schema, schema.num_actions)[0]
+        return _make_own(config, schema)
 
 
 def q_values(network: nn.Module, observation: NDArray[Any], *, bfloat16: bool = False) -> NDArray[np.float32]:

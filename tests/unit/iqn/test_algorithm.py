@@ -116,7 +116,7 @@ def observations(schema, size):
         (CARTPOLE, replace(SMALL, dueling=False), {"layer_norm": True, "num_policy_fractions": 5}),
         (CARTPOLE, replace(SMALL, factory="own_torso:make_own"), {}),
         (PONG, SMALL, {}),
-        (PONG, replace(SMALL, torso="impala"), {"layer_norm": True}),
+        (replace(PONG, image_size=84), replace(SMALL, torso="impala"), {"layer_norm": True}),
     ],
     ids=["vector", "one-head", "own", "image", "impala"],
 )
