@@ -45,8 +45,9 @@ class QuantileNetwork(QNetwork):
     def quantiles(self, observation: Tensor | Mapping[str, Tensor], fractions: Tensor) -> Tensor:
         """Returns the returns at the fractions, float32[B, N] or [1, N], as float32[B, N, A] [equation 4]."""
         each = -1, fractions.shape[1]  # `DormantUnits` expects layers to return [rows, units].
-        embedding = self.embedding(torch.cos(fractions.flatten()[:, None] * self.frequencies)).unflatten(0, each)
-        return self.values((self.body(observation)[:, None] * embedding).flatten(0, 1)).unflatten(0, each)
+        embedding = self.embedding(torch.cos(fractions.flatten()[:, None] * self.frequencies))
+        features = self.body(observation)[:, None] * torch.unflatten(embedding, 0, each)
+        return torch.unflatten(self.values(features.flatten(0, 1)), 0, each)
 
 
 def make_network(config: NetworkConfig, iqn: IqnConfig, schema: Schema, *, seed: int) -> QuantileNetwork:

@@ -7,17 +7,17 @@ Axes: B batch, N and M fractions of predictions and targets, A actions.
 import torch
 from torch import Tensor, nn
 
-from apex.algorithms.gradient_step import DeviceBatch, Update, Updated
+from apex.algorithms.gradient_step import DeviceBatch
 from apex.algorithms.losses import check_rows
 from apex.algorithms.n_step import n_step_target, rescale, restore
-from apex.algorithms.optimizers import center_gradients, clip_gradients, step_where_finite
 from apex.config import LearnerConfig
-from apex.dqn.losses import TEMPERATURE, describe, munchausen
+from apex.dqn.autograd_update import EagerUpdate, PartResult
+from apex.dqn.losses import TEMPERATURE, munchausen
 from apex.iqn.networks import QuantileNetwork
 
 
-class IqnUpdate(Update):
-    """The gradient step, executed operation by operation."""
+class IqnUpdate(EagerUpdate):
+    """The gradient step of DQN with the loss of IQN, executed operation by operation."""
 
     def __init__(
         self,
@@ -30,45 +30,34 @@ class IqnUpdate(Update):
         rescaled: bool,
     ) -> None:
         """`num_fractions`: N and M. `rescaled`: the networks output quantiles of h(return), see `rescale`."""
-        self.torch_threads = max(1, config.num_threads)
-        self._config = config
+        super().__init__(config, online, target, optimizer)
         self._online = online
-        self._target = target
-        self._optimizer = optimizer
+        self._target_quantiles = target.quantiles
         self._num_fractions = num_fractions
         self._rescaled = rescaled
-        self._parameters = [parameter for parameter in online.parameters() if parameter.requires_grad]
 
-    def __call__(self, batch: DeviceBatch) -> Updated:
-        """Updates the online network if loss and gradient are finite."""
+    def _differentiate(self, index: int, batch: DeviceBatch, share: float) -> PartResult:
+        """Computes the loss of the batch, and stores the gradients in the online network."""
         size, device = len(batch.action), batch.stacks.device
         check_rows(size, n_step_return=batch.n_step_return, discount=batch.discount, weights=batch.weights)
         own, others = random_fractions((2, size, self._num_fractions), device)
-        # No cache on CUDA, because its converted weights would outlive the memory of a captured graph.
-        with torch.autocast(
-            device.type, torch.bfloat16, self._config.bfloat16 == "on", cache_enabled=device.type == "cpu"
-        ):
+        with self._precision(device.type):
             goal = self._targets(batch, others)
             quantiles = self._online.quantiles(batch.stacks[0], own)
         chosen = _of_action(quantiles, batch.action)
         loss = (batch.weights * quantile_huber(goal[:, None] - chosen[:, :, None], own)).mean()
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._config.centered_gradients:
-            center_gradients(self._parameters)
-        norm = clip_gradients(self._parameters, self._config.max_gradient_norm)
-        finite = torch.isfinite(loss.detach()) & torch.isfinite(norm)
-        step_where_finite(finite, self._optimizer)
         td_errors = (goal.mean(1) - chosen.detach().mean(1)).abs()
-        return Updated(td_errors, finite, describe(loss.detach(), quantiles.detach().mean(1), td_errors, norm))
+        return PartResult(loss.detach(), td_errors, quantiles.detach().mean(1))
 
     @torch.no_grad()
     def _targets(self, batch: DeviceBatch, fractions: Tensor) -> Tensor:
         """Returns samples of the target of each row, float32[B, M]."""
         state, next_state = batch.stacks
-        quantiles = self._restore(self._target.quantiles(next_state, fractions))
+        quantiles = self._restore(self._target_quantiles(next_state, fractions))
         if self._config.target == "munchausen":
-            q = self._restore(self._target.quantiles(state, fractions)).mean(1)
+            q = self._restore(self._target_quantiles(state, fractions)).mean(1)
             bonus, bootstrap = munchausen_quantiles(q, quantiles, batch.action)
         else:
             next_q = self._online.quantiles(next_state, fractions).mean(1)
