@@ -17,8 +17,9 @@ unset PYTHONDONTWRITEBYTECODE # Tests start hundreds of programs; without byteco
 LEARNING=(apexreplay/{files/file_lock,frame_blob,rate_limiter,types,'store/*'}
   apex/{types,config/{tree,dpg,algorithm_choice,codec},sizing,acting/{segment_builder,sequence_builder},'algorithms/*','algorithms/kernels/*'}
   apex/dqn/{algorithm,autograd_update,losses,networks,target_forward,'manual_backward/*'}
-  apex/{{dpg,sac,r2d2}/{algorithm,networks,update},runtime/importer})
-TESTS_OF_LEARNING=(tests/unit/{algorithms,config,dpg,dqn,sac,r2d2,test_command_line.py,test_sizing.py} tests/unit/acting/test_{segment,sequence}_builder.py
+  apex/{{dpg,iqn,r2d2,sac}/{algorithm,networks,update},runtime/importer})
+TESTS_OF_LEARNING=(tests/unit/{algorithms,config,dpg,dqn,iqn,r2d2,sac,test_command_line.py,test_sizing.py}
+  tests/unit/acting/test_{segment,sequence}_builder.py
   tests/unit/apexreplay/{frames,process/test_freed_memory.py,store,test_rate_limiter.py,test_selection.py})
 
 ruff format --check .

@@ -18,7 +18,7 @@ from apex.config.tree import Config
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GENERATED = DOCS / "reference" / "generated"
-SETTINGS = ("tree", "addresses", "dpg", "sac", "r2d2")  # modules of apex/config that define settings
+SETTINGS = ("tree", "addresses", "iqn", "r2d2", "dpg", "sac")  # modules of apex/config that define settings
 OUTSIDE = {  # files outside docs/ that are also pages of the site
     "changelog": ROOT / "CHANGELOG.md",
     "contributing": ROOT / "CONTRIBUTING.md",

@@ -12,7 +12,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from apex.algorithms.impala import impala
 from apex.algorithms.kernels.pixel_convolution import PixelConvolution
+from apex.config.tree import Torso
 from apex.schema import Part, Schema
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride of each layer for images [DQN]
@@ -28,13 +30,13 @@ class Encoder(nn.Module):
     The names of a dictionary are those of the parts.
     """
 
-    def __init__(self, schema: Schema, *, width: float, units: int) -> None:
-        """`width`: factor on the channels for images. `units`: outputs of the encoder of a vector."""
+    def __init__(self, schema: Schema, *, width: float, units: int, torso: Torso = "dqn") -> None:
+        """`width`, `torso`: factor on the channels, and layers for images. `units`: outputs for a vector."""
         super().__init__()
         self._parts = schema.parts
         self._names = [part.name for part in schema.all_parts]
         # A ModuleDict accepts no names with dots.
-        self.encoders = nn.ModuleList(_make(part, schema.stack, width, units) for part in schema.all_parts)
+        self.encoders = nn.ModuleList(_make(part, schema.stack, width, units, torso) for part in schema.all_parts)
         with torch.no_grad():
             example = torch.zeros(1, *schema.observation_shape, dtype=getattr(torch, schema.frame_dtype))
             self.num_features = self(example).shape[1]
@@ -106,12 +108,14 @@ class _PartEncoder(nn.Module, ABC):
 
 
 class _Image(_PartEncoder):
-    """The torso of DQN."""
+    """The torso of DQN or of IMPALA."""
 
-    def __init__(self, part: Part, stack: int, scale: float) -> None:
+    def __init__(self, part: Part, stack: int, scale: float, torso: Torso) -> None:
         height, width, channels = (*part.shape, 1)[:3]
         super().__init__()
-        self.layers = nn.Sequential(*convolutions(stack * channels, height, width, scale)[0])
+        self._torso, channels = torso, stack * channels
+        plain = convolutions(channels, height, width, scale)[0] if torso == "dqn" else None
+        self.layers = nn.Sequential(*(plain or impala(channels, scale)))
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8[B, S, H, W] or [B, S, H, W, C] -> [B, features]."""
@@ -120,6 +124,8 @@ class _Image(_PartEncoder):
 
     def code(self, x: str, name: str) -> str:
         """See `_PartEncoder`."""
+        if self._torso == "impala":
+            return f'impala(image_axes({x}).float() * (1 / 255), "{name}.layers")'
         pools = [layer.output_size for layer in self.layers if isinstance(layer, nn.AdaptiveMaxPool2d)]
         strides = tuple(stride for _, _, stride in CONVOLUTIONS)
         pool = f", pool={pools[0]}" if pools else ""
@@ -196,9 +202,9 @@ class _Categories(_PartEncoder):
         return f'embed({x}, w["{name}.table"])'
 
 
-def _make(part: Part, stack: int, scale: float, units: int) -> _PartEncoder:
+def _make(part: Part, stack: int, scale: float, units: int, torso: Torso) -> _PartEncoder:
     if part.is_image:
-        return _Image(part, stack, scale)
+        return _Image(part, stack, scale, torso)
     if len(part.shape) > 1 and part.dtype in ("uint8", "bool"):
         return _Grid(part, stack)
     return _Categories(part, stack, units) if part.dtype == "int32" else _Vector(part, stack, units)

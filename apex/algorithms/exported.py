@@ -5,19 +5,21 @@ from typing import NamedTuple
 
 from torch import nn
 
+from apex.algorithms.impala import CODE
 from apex.schema import Schema
 
 # The exported code does not import this package. The tests run it unchanged.
-BUILT_IN = """\
-import torch.nn.functional as F
-from safetensors.torch import load_file
-
-w = load_file("model.safetensors")
-
+LINEAR = """
 def linear(name, x):
     return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
 
 """
+BUILT_IN = f"""\
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+w = load_file("model.safetensors")
+{LINEAR}"""
 
 
 # Used by the code of `Encoder.code`.
@@ -38,6 +40,7 @@ def embed(x, table):
     return F.relu(F.embedding(rows.flatten(1), table).sum(1))
 
 """
+ENCODERS += CODE
 
 
 class Exported(NamedTuple):

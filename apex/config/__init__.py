@@ -9,6 +9,7 @@ from apex.config.codec import lay_over as lay_over
 from apex.config.codec import load_toml as load_toml
 from apex.config.codec import to_dict as to_dict
 from apex.config.dpg import DpgConfig as DpgConfig
+from apex.config.iqn import IqnConfig as IqnConfig
 from apex.config.r2d2 import R2d2Config as R2d2Config
 from apex.config.sac import SacConfig as SacConfig
 from apex.config.tree import ActorConfig as ActorConfig

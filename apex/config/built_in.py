@@ -13,6 +13,7 @@ class BuiltIn(NamedTuple):
 
 ALGORITHMS = {
     "dqn": BuiltIn("apex.dqn.algorithm:DqnAlgorithm", continuous=False),
+    "iqn": BuiltIn("apex.iqn.algorithm:IqnAlgorithm", continuous=False),
     "r2d2": BuiltIn("apex.r2d2.algorithm:R2d2Algorithm", continuous=False, recurrent=True),
     "dpg": BuiltIn("apex.dpg.algorithm:DpgAlgorithm", continuous=True),
     "sac": BuiltIn("apex.sac.algorithm:SacAlgorithm", continuous=True),

@@ -11,6 +11,7 @@ from apex.config import (
     DpgConfig,
     EnvironmentConfig,
     EvaluatorConfig,
+    IqnConfig,
     LearnerConfig,
     NetworkConfig,
     R2d2Config,
@@ -62,6 +63,34 @@ ATARI = Config(
         episodes=2,
         num_envs=20,  # An evaluation uses only one per game; those that confirm a score use all 20.
     ),
+)
+
+# Any Atari game on a GPU: Beyond The Rainbow (Clark et al. 2024), with the values of the authors' code. Exploration is
+# that of Ape-X; the paper has noisy networks.
+BTR = Config(
+    algorithm="iqn",
+    environment=EnvironmentConfig(sticky_actions=0.25, life_loss_terminates=False),
+    actor=replace(ATARI.actor, num_actors=64, gamma=0.997),
+    replay=ReplayConfig(
+        capacity=2**20,
+        min_size_to_sample=200_000,
+        priority_exponent=0.2,
+        samples_per_insert=4.0,  # one batch of 256 after each step of 64 environments
+        inserts_wait=True,  # the paper's learner and environments wait for each other
+    ),
+    learner=LearnerConfig(
+        batch_size=256,
+        optimizer="adam",
+        learning_rate=1e-4,
+        optimizer_epsilon=0.005 / 256,
+        max_gradient_norm=10.0,
+        loss="huber",
+        target="munchausen",
+        target_period=500,
+    ),
+    network=NetworkConfig(torso="impala"),
+    iqn=IqnConfig(num_policy_fractions=8, layer_norm=True),  # layers are not normalized by default there
+    evaluator=replace(ATARI.evaluator, epsilon=0.01),
 )
 
 # Pong on few cores: many small updates. The network has a quarter of the width. On few cores the batch is an eighth of
@@ -310,6 +339,7 @@ PRESETS: dict[str, Preset] = {
     "lunarlander": Preset(LUNARLANDER, "LunarLander-v3, until solved"),
     "pong": Preset(PONG, "Atari Pong, sized for this machine (the default)"),
     "atari": Preset(ATARI, "any Atari game on a GPU: the paper's network and batch"),
+    "btr": Preset(BTR, "any Atari game on a GPU: Beyond The Rainbow, with IQN"),
     "r2d2": Preset(R2D2, "tasks that need memory: a recurrent network, few cores"),
     "dpg": Preset(DPG, "continuous actions: the paper's values, 64 actors"),
     "control": Preset(CONTROL, "continuous actions on few cores: TD3's additions"),

@@ -16,6 +16,7 @@ from msgspec import Meta
 from apex.config.addresses import MOST_SAMPLERS, REPLAY_SOCKETS, SOCKETS, TransportConfig
 from apex.config.built_in import ALGORITHMS
 from apex.config.dpg import DpgConfig
+from apex.config.iqn import IqnConfig
 from apex.config.r2d2 import R2d2Config
 from apex.config.sac import SacConfig
 from apex.config.validation import (
@@ -40,6 +41,7 @@ Fraction = Annotated[float, Meta(gt=0, le=1)]
 ImageSize = Annotated[int, Meta(ge=8, le=512)]
 Crop = Annotated[str, Meta(pattern=r"^(\d+:\d+,\d+:\d+)?$"), "give TOP:BOTTOM,LEFT:RIGHT in pixels"]
 Format = Literal["auto", "on", "off"]
+Torso = Literal["dqn", "impala"]
 TensorboardPort = Annotated[Port, "use --run.no-tensorboard to start none"]
 
 
@@ -158,9 +160,9 @@ class LearnerConfig(Branch):
     adam_beta2: Decay = 0.999  # decay of Adam's mean of squared gradients (beta 2)
     init_from: str = ""  # run or policy file whose parameters a new run copies where they fit
     random_shift: Annotated[int, Meta(ge=0, le=64)] = 0  # images: shift states by up to N pixels [Yarats et al. 2021]
-    centered_gradients: bool = False  # DQN: subtract the mean over each unit's weights [Yong et al. 2020]
+    centered_gradients: bool = False  # DQN, IQN: subtract the mean over each unit's weights [Yong et al. 2020]
     max_gradient_norm: PositiveFloat = 40.0  # gradients with a larger norm are scaled down to it [appendix C]
-    loss: Literal["squared", "huber"] = "squared"  # squared: 1/2 delta^2 [section 3.2]
+    loss: Literal["squared", "huber"] = "squared"  # squared: 1/2 delta^2 [section 3.2]. IQN: always quantile Huber
     importance_sampling_exponent: Probability = 0.4  # beta, exponent of the importance weights [section 4.1]
     target: Literal["double_q", "munchausen"] = "double_q"  # rule of the targets [section 3.1; Vieillard et al. 2020]
     target_period: PositiveInt = 2_500  # the target network is copied from the network every N updates [section 4.1]
@@ -178,8 +180,9 @@ class NetworkConfig(Branch):
     """The Q-network: dueling heads on a convolutional or fully connected body. Ape-X DPG uses only `factory`."""
 
     value_rescaling: bool = False  # the outputs are h(Q) instead of Q, for unclipped rewards [Pohlen et al. 2018]
-    factory: str = ""  # your own network, module:factory(schema) -> torch.nn.Module; replaces the settings below
+    factory: str = ""  # your own network, module:factory(schema), in place of the settings below
     width: Annotated[float, Meta(gt=0, le=8)] = 1.0  # images: factor on channels 32, 64, 64 and hidden units [DQN]
+    torso: Torso = "dqn"  # images; impala: residual blocks, spectral norm, pooling to 6 x 6 [Clark et al. 2024]
     hidden: PositiveInt = 512  # units in the hidden layer of each head [Wang et al. 2016]
     body_hidden: PositiveInt = 128  # vectors: units in each of the two layers below the heads
     dueling: bool = True  # separate heads for state value and advantages [section 3.2]
@@ -248,13 +251,14 @@ class Config(Branch):
     """The complete configuration. The defaults are the paper's values where the paper gives one."""
 
     seed: Seed = 1  # random seed of the networks, the environments and exploration
-    algorithm: str = ""  # dqn, r2d2, dpg, sac or module:factory(config, schema); empty: by actions
+    algorithm: str = ""  # dqn, iqn, r2d2, dpg, sac or module:factory(config, schema); empty: by actions
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    iqn: IqnConfig = field(default_factory=IqnConfig)
     dpg: DpgConfig = field(default_factory=DpgConfig)
     sac: SacConfig = field(default_factory=SacConfig)
     r2d2: R2d2Config = field(default_factory=R2d2Config)

@@ -32,7 +32,7 @@ MOST_PARTS = 2
 SMALLEST_PART = 64
 
 
-class _Part(NamedTuple):
+class PartResult(NamedTuple):
     """The result for one part of a batch. The gradients are stored in the network that processed the part."""
 
     loss: Tensor  # float32[]  contribution of this part to the mean loss of the batch, detached
@@ -86,7 +86,7 @@ class EagerUpdate(Update):
         figures = describe(part.loss, part.q, part.td_errors, norm.detach())
         return Updated(part.td_errors, finite, figures)
 
-    def _differentiate_in_parts(self, batch: DeviceBatch) -> _Part:
+    def _differentiate_in_parts(self, batch: DeviceBatch) -> PartResult:
         num_parts = min(len(self._networks), len(batch.action))
         stacks = batch.stacks.tensor_split(num_parts, 1)
         rows = zip(*(row.tensor_split(num_parts) for row in batch.tensors[1:]), strict=True)
@@ -99,9 +99,9 @@ class EagerUpdate(Update):
             gradients = [twin.grad for twin in twins if twin.grad is not None]
             twins[0].grad = sum(gradients[1:], gradients[0]) if gradients else None
         losses, td_errors, q = zip(*done, strict=True)
-        return _Part(torch.stack(losses).sum(), torch.cat(td_errors), torch.cat(q))
+        return PartResult(torch.stack(losses).sum(), torch.cat(td_errors), torch.cat(q))
 
-    def _differentiate(self, index: int, batch: DeviceBatch, share: float) -> _Part:
+    def _differentiate(self, index: int, batch: DeviceBatch, share: float) -> PartResult:
         """Computes `share` times the loss of a part of the batch, and stores the gradients in network `index`."""
         target = self._target.start(batch.stacks)
         with self._precision(batch.stacks.device.type):
@@ -114,7 +114,7 @@ class EagerUpdate(Update):
         for parameter in self._parameters[index]:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
-        return _Part(loss.detach(), errors.detach().abs(), q[: len(batch.action)].detach())
+        return PartResult(loss.detach(), errors.detach().abs(), q[: len(batch.action)].detach())
 
     def _precision(self, device: str) -> AbstractContextManager[Any]:
         if self._config.bfloat16 != "on":

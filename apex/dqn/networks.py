@@ -28,7 +28,9 @@ def make_network(config: NetworkConfig, schema: Schema, *, seed: int) -> nn.Modu
     The module scales uint8. torch's global random state does not change.
     """
     with seeded(seed):
-        return _make_custom(config.factory, schema) if config.factory else _make_own(config, schema)
+        if config.factory:
+            return make_custom(config.factory, schema, schema.num_actions)[0]
+        return _make_own(config, schema)
 
 
 def q_values(network: nn.Module, observation: NDArray[Any], *, bfloat16: bool = False) -> NDArray[np.float32]:
@@ -53,10 +55,10 @@ class QNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """uint8 or float32 [B, S, *F] -> float32 [B, A]; an `Encoder` also takes a dictionary of parts."""
-        return self.score(self.body(observation))
+        return self.values(self.body(observation))
 
-    def score(self, features: Tensor) -> Tensor:
-        """Returns the output of the heads: [B, num_features] -> float32 [B, A]."""
+    def values(self, features: Tensor) -> Tensor:
+        """[B, features] -> float32 [B, A]."""
         advantage: Tensor = self.advantage(features)
         if self.value is None:
             return advantage
@@ -107,7 +109,7 @@ class Head(nn.Module):
     def __init__(self, num_features: int, hidden: int, num_outputs: int) -> None:
         super().__init__()
         self.hidden = nn.Linear(num_features, hidden)
-        self.activation = nn.ReLU()
+        self.activation: nn.Module = nn.ReLU()
         self.output = nn.Linear(hidden, num_outputs)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -122,37 +124,44 @@ class Head(nn.Module):
         return output
 
 
-def make_body(config: NetworkConfig, schema: Schema) -> tuple[type[QNetwork], nn.Module, int]:
-    """Returns the class of network for these observations, its body, and the number of features of the body."""
+def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
+    hidden, num_actions = hidden_units(config, schema), schema.num_actions
+    if schema.has_images and not schema.parts and config.torso == "dqn":
+        height, width, channels = (*schema.frame_shape, 1)[:3]
+        layers, num_features = convolutions(schema.stack * channels, height, width, config.width)
+        return PixelQNetwork(config, nn.Sequential(*layers), num_features, num_actions, hidden)
+    body, num_features = make_body(config, schema)
+    kind = QNetwork if isinstance(body, Encoder) else VectorQNetwork
+    return kind(config, body, num_features, num_actions, hidden)
+
+
+def make_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Module, int]:
+    """Returns layers from observations to features, and the number of features: two layers for vectors, or an encoder.
+
+    An encoder computes the same as the layers of `PixelQNetwork`, which have hand-written gradients.
+    """
     if len(schema.frame_shape) == 1 and not schema.parts:
         units = config.body_hidden
         inputs = nn.Linear(prod(schema.observation_shape), units)
-        body = nn.Sequential(ScaledFlatten(), inputs, nn.ReLU(), nn.Linear(units, units), nn.ReLU())
-        return VectorQNetwork, body, units
-    if schema.parts or not schema.has_images:
-        encoder = Encoder(schema, width=config.width, units=config.body_hidden)
-        return QNetwork, encoder, encoder.num_features
-    height, width, channels = (*schema.frame_shape, 1)[:3]
-    layers, num_features = convolutions(schema.stack * channels, height, width, config.width)
-    return PixelQNetwork, nn.Sequential(*layers), num_features
+        return nn.Sequential(ScaledFlatten(), inputs, nn.ReLU(), nn.Linear(units, units), nn.ReLU()), units
+    encoder = Encoder(schema, width=config.width, units=config.body_hidden, torso=config.torso)
+    return encoder, encoder.num_features
 
 
-def head_units(config: NetworkConfig, schema: Schema) -> int:
-    """Returns the number of units in the hidden layer of each head."""
+def hidden_units(config: NetworkConfig, schema: Schema) -> int:
+    """Returns the units in the hidden layer of each head."""
     return max(1, round(config.hidden * config.width)) if schema.has_images else config.hidden
 
 
-def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
-    kind, body, num_features = make_body(config, schema)
-    return kind(config, body, num_features, schema.num_actions, head_units(config, schema))
+def make_custom(path: str, schema: Schema, num_outputs: int | None) -> tuple[nn.Module, int]:
+    """Returns the module of the user's factory, and its number of outputs. `num_outputs`: the wanted one; None: any.
 
-
-def _make_custom(path: str, schema: Schema) -> nn.Module:
-    """Calls the user's factory. Raises UsageError if the network cannot be trained or its parameters cannot be sent."""
+    Raises UsageError if the network cannot be trained or its parameters cannot be sent.
+    """
     custom = CustomNetwork(path, schema)
     module: nn.Module = custom.module
     custom.require(isinstance(module, nn.Module), f"returned {type(module).__name__}", "return a torch.nn.Module")
     module = custom.adapt(module)
-    custom.check_output("module", (2, schema.num_actions), module)
+    output = custom.check_output("module", (2, num_outputs), module)
     custom.check_parameters(module)
-    return module
+    return module, output.shape[1]

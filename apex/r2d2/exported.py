@@ -1,26 +1,18 @@
 """Describes a recurrent Q-network for `apex export`: code that loads the file, and text for the model card."""
 
-from typing import cast
-
-from torch import nn
-
-from apex.algorithms.encoders import CONVOLUTIONS, Encoder
-from apex.algorithms.exported import ENCODERS, Exported, begin_code, describe_input
+from apex.algorithms.encoders import Encoder
+from apex.algorithms.exported import ENCODERS, LINEAR, Exported, begin_code, describe_input
 from apex.config import Config
 from apex.dqn.exported import describe_use, facts
 from apex.r2d2.networks import RecurrentQNetwork
 from apex.schema import Schema
 
-LOAD_BODY = """\
+LOAD_BODY = f"""\
+import torch.nn.functional as F
+
 body = make(schema).eval()
-body.load_state_dict({n.removeprefix("q.body."): w[n] for n in w if n.startswith("q.body.")})
-
-"""
-LINEAR = """\
-def linear(name, x):
-    return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
-
-"""
+body.load_state_dict({{n.removeprefix("q.body."): w[n] for n in w if n.startswith("q.body.")}})
+{LINEAR}"""
 RECURRENT = """\
 def recurrent(kind, x):
     return F.linear(x, w[f"recurrent.weight_{kind}_l0"], w[f"recurrent.bias_{kind}_l0"])
@@ -44,26 +36,14 @@ ONE_HEAD = """\
 def export(config: Config, schema: Schema, network: RecurrentQNetwork) -> Exported:
     """Returns the Q-network with its description for `apex export`."""
     factory, size = config.network.factory, network.state_size
-    begin = f"import torch\n{begin_code(factory, schema)}"
-    if factory:
-        begin += f"import torch.nn.functional as F\n\n{LINEAR}{LOAD_BODY}"
-        features = "body(x)"
-    elif isinstance(network.q.body, Encoder):
-        begin, features = begin + ENCODERS, network.q.body.code("q.body")
-    elif network.is_pixel:
-        strides = tuple(stride for _, _, stride in CONVOLUTIONS)
-        pools = [each.output_size for each in cast(nn.Sequential, network.q.body) if hasattr(each, "output_size")]
-        pool = f", pool={pools[0]}" if pools else ""
-        begin += ENCODERS
-        features = f'convolve(image_axes(x).float() * (1 / 255), "q.body", {strides}{pool})'
-    else:
-        features = 'F.relu(linear("q.body.3", F.relu(linear("q.body.1", x.flatten(1)))))'
+    begin = f"import torch\n{begin_code(factory, schema)}{LOAD_BODY if factory else ENCODERS}{RECURRENT}"
+    features = "body(x)" if factory else 'F.relu(linear("q.body.3", F.relu(linear("q.body.1", x.flatten(1)))))'
+    if isinstance(network.q.body, Encoder):
+        features = network.q.body.code("q.body")
     signature = f"{describe_input(factory, schema)}, float32 [batch, {size}] -> float32 [batch, {schema.num_actions}]"
     heads = DUELING_HEADS if config.network.dueling else ONE_HEAD
     own = {name: name.replace(".module.", ".") for name in network.state_dict() if factory and schema.parts}
-    code = (
-        f"{begin}{RECURRENT}def q_values(x, state):  # {signature}, the next state\n    x = {features}\n{LSTM}{heads}"
-    )
+    code = f"{begin}def q_values(x, state):  # {signature}, the next state\n    x = {features}\n{LSTM}{heads}"
     return Exported(
         module=network,
         output="q",

@@ -10,11 +10,10 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from apex.algorithms.custom_network import CustomNetwork, seeded
-from apex.algorithms.encoders import channels_first
+from apex.algorithms.custom_network import seeded
 from apex.config import NetworkConfig
 from apex.config.algorithm_choice import STATE_ARRAYS
-from apex.dqn.networks import PixelQNetwork, QNetwork, head_units, make_body
+from apex.dqn.networks import QNetwork, hidden_units, make_body, make_custom
 from apex.schema import Schema
 
 Observation = Tensor | Mapping[str, Tensor]
@@ -28,38 +27,19 @@ def make_network(config: NetworkConfig, schema: Schema, *, seed: int) -> "Recurr
     change.
     """
     with seeded(seed):
-        if not config.factory:
-            kind, body, num_features = make_body(config, schema)
-            return RecurrentQNetwork(config, schema, body, num_features, is_pixel=kind is PixelQNetwork)
-        custom = CustomNetwork(config.factory, schema)
-        module: nn.Module = custom.module
-        custom.require(isinstance(module, nn.Module), f"returned {type(module).__name__}", "return a torch.nn.Module")
-        body = custom.adapt(module)
-        num_features = custom.check_output("module", (2, None), body).shape[1]
-        network = RecurrentQNetwork(config, schema, body, num_features, is_pixel=False)
-        custom.check_parameters(network)
-        return network
+        make = make_custom(config.factory, schema, None) if config.factory else make_body(config, schema)
+        return RecurrentQNetwork(config, schema, *make)
 
 
 class RecurrentQNetwork(nn.Module):
     """Returns the Q-values of each of T steps, and the state after the last one."""
 
-    def __init__(
-        self,
-        config: NetworkConfig,
-        schema: Schema,
-        body: nn.Module,
-        num_features: int,
-        *,
-        is_pixel: bool,
-    ) -> None:
-        """is_pixel: whether the body is that of `PixelQNetwork`."""
+    def __init__(self, config: NetworkConfig, schema: Schema, body: nn.Module, num_features: int) -> None:
         super().__init__()
-        self.is_pixel = is_pixel
         self.num_actions, self.state_size = schema.num_actions, schema.state_size
         units = self.state_size // STATE_ARRAYS
         # Its body and heads; without the recurrent layer in between, they would be a Q-network.
-        self.q = QNetwork(config, body, units, schema.num_actions, head_units(config, schema))
+        self.q = QNetwork(config, body, units, schema.num_actions, hidden_units(config, schema))
         self.recurrent = nn.LSTM(num_features, units, batch_first=True)
 
     def forward(
@@ -78,12 +58,11 @@ class RecurrentQNetwork(nn.Module):
             state = features.new_zeros(size, self.state_size)
         hidden, cell = (half.contiguous().unsqueeze(0) for half in state.chunk(2, 1))
         outputs, (hidden, cell) = self.recurrent(features.view(size, steps, -1), (hidden, cell))
-        q: Tensor = self.q.score(outputs.flatten(0, 1))
+        q: Tensor = self.q.values(outputs.flatten(0, 1))
         return q.view(size, steps, -1), torch.cat([hidden[0], cell[0]], 1)
 
     def _frames(self, observation: Observation) -> Observation:
         """Returns the steps as rows of one frame each, as the body takes them: [B * T, 1, *F]."""
         if not isinstance(observation, Tensor):
             return {name: part.flatten(0, 1).unsqueeze(1) for name, part in observation.items()}
-        frames = observation.flatten(0, 1).unsqueeze(1)
-        return channels_first(frames) if self.is_pixel else frames
+        return observation.flatten(0, 1).unsqueeze(1)

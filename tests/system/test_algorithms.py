@@ -1,4 +1,4 @@
-"""Runs other algorithms than DQN with the real programs and commands: DPG, SAC, R2D2, and a user's algorithm."""
+"""Runs other algorithms than DQN with the real programs and commands: DPG, SAC, IQN, R2D2, and a user's algorithm."""
 
 import json
 import math
@@ -126,6 +126,22 @@ def test_r2d2_learns_to_remember_over_sockets_and_resumes(programs, monkeypatch)
     limits = ("--stop-score", "none", "--max-updates", str(int(updates) + 20))
     run(programs, "resume", "train", "--resume", "runs/cue", *limits)
     assert last_figures(folder)["learner/updates"] == updates + 20
+
+
+@pytest.mark.covers_programs
+def test_iqn_goes_through_all_programs_and_resumes(programs):
+    name = ("--env", "CartPole-v1", "--algorithm", "iqn", "--iqn.layer-norm", "--name", "iqn", "--stop-score", "none")
+    run(programs, "train", "train", *name, *SMALL, *programs.offset, "--max-updates", "150")
+    folder = RunFolder.open(programs.folder / "runs/iqn")
+    assert np.isfinite(last_figures(folder)["learner/loss"])
+    output = run(programs, "evaluate", "evaluate", "runs/iqn", "--episodes", "2", "--json")
+    assert json.loads(output.splitlines()[-1])["mean"] > 5
+    run(programs, "export", "export", "runs/iqn", "--onnx")
+    policy, again = load_policy(folder.path), load_policy(folder.path / "export/model.safetensors")
+    observation = np.array([0.1, 0.2, 0.03, 0.0], np.float32)
+    assert np.array_equal(policy.q_values(observation), again.q_values(observation))
+    run(programs, "resume", "train", "--resume", "runs/iqn", "--max-updates", "160")
+    assert last_figures(folder)["learner/updates"] == 160
 
 
 @pytest.mark.covers_programs

@@ -92,6 +92,7 @@ JOBS = {
     "cartpole": (*CARTPOLE, "--seed=3"),
     "pong": (*PONG, "--seed=3"),
     "another": (*CARTPOLE, "--seed=4"),
+    "iqn": (*PONG, "--seed=3", "--algorithm=iqn", "--network.torso=impala", "--learner.target=munchausen"),
 }
 SCRIPT = "import json, sys; from apex.launch.train import main; sys.exit(max(map(main, json.loads(sys.argv[1]))))"
 
@@ -120,7 +121,10 @@ def start(folder, names, hash_seed):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The jobs' run folders by name, for each of two processes. The second process repeats jobs in another order."""
-    plans = [("cartpole", "another", "pong", "pendulum", "memory"), ("memory", "pendulum", "pong", "cartpole")]
+    plans = [
+        ("cartpole", "another", "pong", "pendulum", "iqn", "memory"),
+        ("memory", "iqn", "pendulum", "pong", "cartpole"),
+    ]
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
     processes = [start(folder, plan, number) for number, (folder, plan) in enumerate(zip(folders, plans, strict=True))]
     try:
@@ -157,7 +161,7 @@ def tensors(folder):
     return state.num_updates, state.progress.num_steps, found
 
 
-@pytest.mark.parametrize("name", ["cartpole", "pong", "pendulum", "memory"])
+@pytest.mark.parametrize("name", ["cartpole", "pong", "pendulum", "iqn", "memory"])
 def test_a_seed_gives_the_same_curves_and_bits_in_another_process(runs, name):
     first, second = (each[name] for each in runs)
     assert curves(first) == curves(second)

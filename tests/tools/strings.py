@@ -36,7 +36,7 @@ def messages() -> Iterator[Found]:
                 yield path, node.lineno, ast.unparse(node)[2:-1]
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings | parts:
                 yield path, node.lineno, node.value
-    for module in ("tree", "addresses", "dpg", "sac", "r2d2"):
+    for module in ("tree", "addresses", "iqn", "r2d2", "dpg", "sac"):
         yield from _comments(ROOT / f"apex/config/{module}.py")
     for path in sorted((ROOT / "deploy").rglob("*.tf")):
         yield from _matches(path, DESCRIPTION)

@@ -20,6 +20,7 @@ from apex.config import (
     dump_toml,
     flatten,
     from_dict,
+    iqn,
     load_toml,
     r2d2,
     sac,
@@ -331,7 +332,7 @@ def test_help_all_lists_every_setting_with_its_limits(columns, capsys, monkeypat
 
 def test_every_setting_has_a_comment():
     settings = {name.rpartition(".")[2] for name in flatten(Config())}
-    sources = "".join(inspect.getsource(module) for module in (tree, addresses, dpg, sac, r2d2))
+    sources = "".join(inspect.getsource(module) for module in (tree, addresses, iqn, r2d2, dpg, sac))
     assert {name for name in settings if not re.search(rf"^    {name}: .*  # \w", sources, re.MULTILINE)} == set()
 
 

@@ -72,7 +72,7 @@ class PolicyInfo:
         config = fields.pop("config")
         if ":" in config["algorithm"]:
             return fields | {name: branch for name, branch in config.items() if name not in ("run", "transport")}
-        return fields | {name: config[name] for name in ("algorithm", "network", "dpg", "environment")}
+        return fields | {name: config[name] for name in ("algorithm", "network", "iqn", "dpg", "environment")}
 
 
 def save_policy(path: Path, values: NDArray[np.float32], info: PolicyInfo) -> None:

@@ -26,7 +26,7 @@ from apex.config.presets import (
 
 
 def test_the_presets_are_the_documented_ones():
-    assert set(PRESETS) == {"cartpole", "lunarlander", "pong", "atari", "paper", "dpg", "control", "r2d2"}
+    assert set(PRESETS) == {"cartpole", "lunarlander", "pong", "atari", "btr", "r2d2", "paper", "dpg", "control"}
     assert DEFAULT == "pong"
 
 

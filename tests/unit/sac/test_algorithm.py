@@ -55,7 +55,7 @@ def test_settings_of_dqn_are_refused_with_sac(changes, problem):
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_names():
-    with pytest.raises(UsageError, match="empty, dqn, r2d2, dpg, sac or"):
+    with pytest.raises(UsageError, match="empty, dqn, iqn, r2d2, dpg, sac or"):
         Config(algorithm="sack")
 
 
