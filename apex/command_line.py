@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from apex.config.arguments import Formatter, Parser, reader_may_leave
+from apex.config.built_in import OWN_SETTINGS
 from apex.config.codec import RETIRED, dump_toml, flatten, from_dict, lay_over, read_toml
 from apex.config.presets import DEFAULT, PRESETS, preset_for
 from apex.config.tree import Config
@@ -111,6 +112,9 @@ def parse_config(
         _make_parser(prog, description, own, comments, config).print_help()
         raise SystemExit(0)
     config = from_dict({}, config)
+    for branch in sorted(set(OWN_SETTINGS) & set(typed) - {config.algorithm}):
+        problem = f"only the algorithm {branch!r} reads --{branch}.{_with_hyphens(min(typed[branch]))}"
+        require_setting(":" in config.algorithm, problem, f"add --algorithm {branch}, or leave it out")
     if options.print_config:
         with reader_may_leave():
             print(dump_toml(config, Config()), end="")

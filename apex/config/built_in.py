@@ -18,3 +18,4 @@ ALGORITHMS = {
     "dpg": BuiltIn("apex.dpg.algorithm:DpgAlgorithm", continuous=True),
     "sac": BuiltIn("apex.sac.algorithm:SacAlgorithm", continuous=True),
 }
+OWN_SETTINGS = ("iqn", "r2d2", "sac")  # branches of settings that only the algorithm with this name reads

@@ -28,6 +28,7 @@ from apex.config import (
     tree,
 )
 from apex.config.arguments import Parser, check_out
+from apex.config.built_in import OWN_SETTINGS
 from apex.config.presets import ATARI, CARTPOLE, NARROW, PONG, PRESETS, VECTOR
 from apex.environments.inspection import Inspector
 from apex.runtime import gpu
@@ -74,13 +75,15 @@ def test_every_setting_is_an_option_in_each_spelling(setting):
     value = value + 100 if setting.endswith("_port") else value  # The next port is another socket's.
     if value is None or setting in ("replay.inserts_wait", "transport.insecure_no_auth"):
         return  # Text, and settings that need another one, have tests below.
+    own = setting.partition(".")[0]
+    reader = ("--algorithm", own) if own in OWN_SETTINGS else ()
     for option in (setting, setting.replace("_", "-")):
         if isinstance(value, bool):
             branch, _, name = option.rpartition(".")
-            assert parsed_value(setting, f"--{branch}.{'' if value else 'no-'}{name}") is value
+            assert parsed_value(setting, *reader, f"--{branch}.{'' if value else 'no-'}{name}") is value
             continue
-        assert parsed_value(setting, f"--{option}", str(value)) == value
-        assert parsed_value(setting, f"--{option}={value}") == value
+        assert parsed_value(setting, *reader, f"--{option}", str(value)) == value
+        assert parsed_value(setting, *reader, f"--{option}={value}") == value
 
 
 @pytest.mark.parametrize(
@@ -328,6 +331,21 @@ def test_help_all_lists_every_setting_with_its_limits(columns, capsys, monkeypat
     assert "CartPole-v1" in rows["environment.id"]
     assert max(map(len, text.splitlines())) < columns
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("option", "algorithm"), [("--sac.noise=2", "sac"), ("--r2d2.burn-in=20", "r2d2"), ("--iqn.layer-norm", "iqn")]
+)
+def test_options_of_an_algorithm_that_is_not_chosen_are_refused(option, algorithm):
+    """A custom algorithm may read any of them."""
+    command = {"prog": "apex train", "base": Config()}
+    name = option.partition("=")[0]
+    with pytest.raises(
+        UsageError, match=rf"only the algorithm '{algorithm}' reads {name}; add --algorithm {algorithm}"
+    ):
+        parse_config([option], **command)
+    assert parse_config([option, "--algorithm", algorithm], **command).algorithm == algorithm
+    assert parse_config([option, "--algorithm", "mine:Mine"], **command).algorithm == "mine:Mine"
 
 
 def test_every_setting_has_a_comment():
