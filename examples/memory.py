@@ -35,7 +35,8 @@ def make_cue():
     return Cue()
 
 
-def make_cartpole():
+def make_cartpole(render_mode=None):
     """Returns CartPole-v1 without velocities: only the positions of cart and pole."""
     space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    return gymnasium.wrappers.TransformObservation(gymnasium.make("CartPole-v1"), lambda seen: seen[[0, 2]], space)
+    cartpole = gymnasium.make("CartPole-v1", render_mode=render_mode)
+    return gymnasium.wrappers.TransformObservation(cartpole, lambda seen: seen[[0, 2]], space)
