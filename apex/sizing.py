@@ -98,6 +98,8 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Sized:
         "lower replay.max_bytes or replay.capacity",
     )
     each, segment = bytes_per_transition(config, schema), config.actor.segment_length
+    if schema.sequence_length:
+        segment = _divide_up(segment, schema.sequence_period) + 1
     require_setting(
         replay.max_bytes // each >= segment * config.replay.num_shards,
         f"replay.max_bytes {replay.max_bytes:,} holds about {replay.max_bytes // each:,} transitions, but each shard "

@@ -17,7 +17,7 @@ KINDS = {False: "discrete", True: "continuous"}
 
 
 def _settings_of_dqn() -> list[str]:
-    """Returns the settings that only DQN and IQN read."""
+    """Returns the settings that DPG and SAC do not read."""
     network = (f"network.{name}" for name in NetworkConfig.field_types() if name != "factory")
     return [*network, "learner.target", "learner.centered_gradients", "actor.epsilon_base", "actor.epsilon_exponent"]
 

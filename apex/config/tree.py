@@ -160,7 +160,7 @@ class LearnerConfig(Branch):
     adam_beta2: Decay = 0.999  # decay of Adam's mean of squared gradients (beta 2)
     init_from: str = ""  # run or policy file whose parameters a new run copies where they fit
     random_shift: Annotated[int, Meta(ge=0, le=64)] = 0  # images: shift states by up to N pixels [Yarats et al. 2021]
-    centered_gradients: bool = False  # DQN, IQN: subtract the mean over each unit's weights [Yong et al. 2020]
+    centered_gradients: bool = False  # not DPG, SAC: subtract the mean over each unit's weights [Yong et al. 2020]
     max_gradient_norm: PositiveFloat = 40.0  # gradients with a larger norm are scaled down to it [appendix C]
     loss: Literal["squared", "huber"] = "squared"  # squared: 1/2 delta^2 [section 3.2]. IQN: always quantile Huber
     importance_sampling_exponent: Probability = 0.4  # beta, exponent of the importance weights [section 4.1]
@@ -313,6 +313,12 @@ class Config(Branch):
             require_setting(port <= 65535, problem)
             require_setting(port not in owners, f"{setting} and {owners.get(port)} are both {port}", "change one")
             owners[port] = setting
+
+    @property
+    def steps_per_item(self) -> int:
+        """Returns about how many steps an item of the replay memory trains: 1, or those of a sequence."""
+        built_in = ALGORITHMS.get(self.algorithm)
+        return self.r2d2.period(self.actor.n_step) if built_in is not None and built_in.recurrent else 1
 
     @property
     def ports(self) -> list[tuple[str, int]]:

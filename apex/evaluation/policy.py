@@ -104,7 +104,7 @@ class Policy:
 
     def __init__(self, info: PolicyInfo, agent: Agent, *, path: Path, epsilon: float = 0.0, seed: int = 0) -> None:
         self.info = info  # schema, environment, network, updates; the evaluator's score if this is the best policy
-        self.network = agent.network  # frame_dtype[B, S, *F] -> float32[B, A]
+        self.network = agent.network  # frame_dtype[B, S, *F] -> float32[B, A]; a recurrent one also takes the state
         self._agent = agent
         self.path = path  # file or folder that was loaded
         self.epsilon = epsilon
@@ -207,7 +207,7 @@ class Policy:
         """Raises UsageError if the policy remembers another number of environments."""
         known = size if self.state is None else len(self.state)
         problem = f"the policy remembers {known} environments, but this batch has {size} observations"
-        require(known == size, problem, remedy="call Policy.reset when episodes begin")
+        require(known == size, problem, remedy="call Policy.reset, or set Policy.state to None, when episodes begin")
 
     def _mask(self, mask: Any, size: int) -> NDArray[np.bool_]:
         """Checks an action mask; returns bool[B, A]."""

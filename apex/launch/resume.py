@@ -65,6 +65,10 @@ FIXED = (
     "replay.priority_exponent",
     "network.",  # all settings of that branch
     "algorithm",
+    "iqn.layer_norm",
+    "r2d2.sequence_length",
+    "r2d2.burn_in",
+    "r2d2.units",
     "dpg.policy_units",
     "dpg.critic_units",
     "dpg.num_critics",

@@ -33,8 +33,9 @@ def summary(outcome: RunOutcome) -> list[str]:
         elapsed = duration(status.elapsed_seconds)
         lines.append(f"{number(status.steps)} steps, {number(status.updates)} updates in {elapsed}")
         score = [_score(status, folder)]
-        if not status.updates and ending.failure is None and 0 < status.steps < config.replay.min_size_to_sample:
-            needed = f"sampling begins at {config.replay.min_size_to_sample:,} transitions (replay.min_size_to_sample)"
+        begin = config.replay.min_size_to_sample * config.steps_per_item
+        if not status.updates and ending.failure is None and 0 < status.steps < begin:
+            needed = f"sampling begins at {begin:,} steps (replay.min_size_to_sample)"
             lines.append(f"no update was made: {needed}")
         if status.actors.faults:
             games = f"{plural(status.actors.faults, 'game')} ended by an exception or an invalid value"

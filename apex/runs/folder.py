@@ -197,7 +197,7 @@ class RunFolder:
                 replace_file(path / "config.toml", _encode_config(config))
                 replace_file(path / MANIFEST, seal(manifest))
 
-        path = make_folder(config, started, fill)
+        path = make_folder(config, fill, started)
         return cls(path, unseal(seal(manifest)))  # The same as `open` reads: JSON has no tuples.
 
     def record_resume(self, config: Config, *, argv: Sequence[str] = sys.argv, asked: Config | None = None) -> None:
@@ -306,9 +306,12 @@ def _maker(manifest: dict[str, Any]) -> str:
 
 
 def list_runs(folder: str | Path) -> list[Path]:
-    """Returns the folders of runs, newest start first; omits folders whose manifest has no readable start time."""
+    """Returns the folders of runs, newest start first; omits folders whose manifest has no readable start time.
+
+    Hidden folders are starts that are incomplete or were killed, see `make_folder`.
+    """
     runs = []
-    for file in Path(folder).glob(f"*/{MANIFEST}"):
+    for file in Path(folder).glob(f"[!.]*/{MANIFEST}"):
         try:
             started = datetime.fromisoformat(unseal(file.read_bytes())["started"])
             runs.append((started.timestamp(), file.parent.stat().st_mtime_ns, file.parent))

@@ -11,13 +11,12 @@ from apex.config import Config
 from apexreplay.errors import UsageError
 
 
-def make_folder(
-    config: Config, started: datetime | None = None, fill: Callable[[Path, str], None] = lambda folder, name: None
-) -> Path:
+def make_folder(config: Config, fill: Callable[[Path, str], None], started: datetime | None = None) -> Path:
     """Makes the folder of a new run with the run's name. A default name gets a number if it is taken.
 
     `fill(folder, name)` writes the files, and may be called again with another name. The folder gets its name only when
-    it is complete, so that a start that is killed leaves nothing of this name. An empty folder is replaced.
+    it is complete, so that a start that is killed leaves nothing of this name. An empty folder is replaced, so `fill`
+    must write a file.
 
     Raises UsageError if a configured name is taken, or if the folder cannot be made.
     """
@@ -27,7 +26,7 @@ def make_folder(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Others cannot read it: a user who could read the run id in the manifest could join the run.
-        unnamed = Path(tempfile.mkdtemp(prefix=f".{first.name}.", dir=path.parent))
+        unnamed = Path(tempfile.mkdtemp(prefix=".new-", dir=path.parent))
         try:
             while True:
                 fill(unnamed, path.name)

@@ -71,10 +71,14 @@ class RunCodec(Codec):
         self._check_actions(records)
 
     def _check_spans(self, records: Array) -> None:
-        """Checks that each window of a sequence ends at one of its steps."""
-        span = records["span"].astype(np.int64)
+        """Checks that a sequence trains a step, none in its burn-in, and that each window ends at one of its steps."""
+        schema, span = self.schema, records["span"].astype(np.int64)
         inside = np.arange(span.shape[1]) + span < records["depth"][:, None]
-        require_all((span <= self.schema.n_step) & (inside | (span == 0)), "span", "a window ends beyond its sequence")
+        require_all((span <= schema.n_step) & (inside | (span == 0)), "span", "a window ends beyond its sequence")
+        require_all(span.any(1), "span", "a sequence trains no step")
+        burn_in = span[:, : schema.sequence_length - schema.sequence_period - schema.n_step]
+        has_none: Array = span[:, 0] > 0  # It begins its episode.
+        require_all(has_none | ~burn_in.any(1), "span", "a sequence trains a step of its burn-in")
 
     def _check_actions(self, records: Array) -> None:
         """Checks actions and masks. A mask must allow at least one action unless the discount is 0."""

@@ -49,7 +49,7 @@ class ReplayServer(Reader):
         self._clock = clock
         self._seen_at: dict[int, float] = {}  # actor id -> time of the actor's last segment
         self._histogram = PriorityHistogram(store, clock=clock)
-        self._rates = Rates(clock(), store.num_inserted, samplers.num_drawn)
+        self._rates = Rates(clock(), store.num_inserted, samplers.num_drawn, store.num_steps)
         self._worked = (clock(), time.process_time())  # wall and CPU time at the last heartbeat, in seconds
         self._may_insert = True
 
@@ -140,7 +140,7 @@ class ReplayServer(Reader):
         (then, worked_then), worked = self._worked, time.process_time()
         self._worked = (now, worked)
         seconds = max(now - then, 1e-3)
-        inserts, samples = self._rates.measure(now, inserted, drawn)
+        inserts, samples, steps = self._rates.measure(now, inserted, drawn, store.num_steps)
         refusals = self.refused + store.refused + Counter(refused)
         waits = {"inserts": Waiting("more_inserts"), "learner": Waiting("credit")}
         return ReplayStatus(
@@ -153,6 +153,7 @@ class ReplayServer(Reader):
             bytes=store.bytes_used,
             max_bytes=store.max_bytes,
             inserts_per_second=inserts,
+            inserted_steps_per_second=steps,
             samples_per_second=samples,
             busy_share=min(1.0, (worked - worked_then) / seconds),  # CPU time of the writer / wall time
             stale_priorities=store.num_stale,

@@ -48,6 +48,7 @@ class Snapshot(NamedTuple):
     end_key: int
     state: SnapshotFile
     segments: tuple[SnapshotFile, ...]  # oldest first, without a gap; the first may begin before `first_key`
+    num_steps: int | None = None  # steps that the transitions up to `end_key` stand for; None: one each
 
     @property
     def size(self) -> int:

@@ -99,4 +99,5 @@ def _fill(folder: SnapshotFolder, snapshot: Snapshot, regions: layout.Regions) -
         regions.tree.set(slots, weights[first_key - snapshot.first_key :][: len(slots)])
     regions.streams[: len(rows), 0] = rows
     cells[layout.END_BYTE], cells[layout.FIRST_BYTE] = end, 0
+    cells[layout.STEPS] = snapshot.end_key if snapshot.num_steps is None else snapshot.num_steps
     cells[layout.FIRST_KEY], cells[layout.COMMIT] = snapshot.first_key, snapshot.end_key

@@ -81,6 +81,7 @@ class SnapshotWriter(Store):
             raise
 
     def _take(self, rest: Callable[[float], object]) -> Snapshot | None:
+        num_steps = self.num_steps  # Before the rows: never more than those of the saved transitions.
         rows, end_key = self._rows()
         num_drawn = self._num_drawn()
         if self.first_key >= end_key:
@@ -113,6 +114,7 @@ class SnapshotWriter(Store):
                 f"{number:09d}.state", (weights.tobytes(), rows.tobytes()), range(first_key, end_key)
             ),
             segments=tuple(files),
+            num_steps=num_steps,
         )
         self._folder.commit(snapshot)
         return snapshot

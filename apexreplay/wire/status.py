@@ -18,6 +18,7 @@ class ReplayStatus(Record, frozen=True, kw_only=True):
     bytes: Count  # bytes of compressed frames
     max_bytes: Count
     inserts_per_second: Number
+    inserted_steps_per_second: Number  # the rate of `num_steps`
     samples_per_second: Number
     busy_share: Number  # share of time that the writer worked since the last heartbeat; the highest of all shards
     stale_priorities: Count  # number of priorities ignored because their transitions were already overwritten

@@ -302,9 +302,9 @@ def is_resources(value: Any) -> bool:
 
 
 OF_RESOURCES = {"cores", "memory_bytes", "gpu_share", "gpu_memory_bytes"}
-COUNTS = ("num_inserted", "num_drawn", "size", "bytes", "max_bytes", "stale_priorities", "duplicate_segments")
-COUNTS += ("refused",)
-RATES = ("inserts_per_second", "samples_per_second", "busy_share")
+COUNTS = ("num_inserted", "num_steps", "num_drawn", "size", "bytes", "max_bytes")
+COUNTS += ("stale_priorities", "duplicate_segments", "refused")
+RATES = ("inserts_per_second", "inserted_steps_per_second", "samples_per_second", "busy_share")
 OF_REPLAY = (*COUNTS, *RATES, "store_incarnation", "refusals", "refused_connections", "samplers_wait_for")
 OF_REPLAY += ("inserts_wait", "priority_histogram")
 OF_ACTOR = ("num_steps", "steps_per_second", "wait_share", "parameter_bytes_per_second")

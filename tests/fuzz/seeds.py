@@ -79,9 +79,12 @@ STATUS: dict[str, Any] = {"waiting": None}
 WAITING = {"what": "receipts", "subject": "replay", "have": 3, "need": None, "who": "actor 7", "seconds": 12.5}
 OF_REPLAY: dict[str, Any] = {
     **STATUS,
-    **dict.fromkeys(("num_inserted", "num_drawn", "size", "bytes", "max_bytes", "stale_priorities", "refused"), 3),
+    **dict.fromkeys(
+        ("num_inserted", "num_steps", "num_drawn", "size", "bytes", "max_bytes", "stale_priorities", "refused"), 3
+    ),
     "duplicate_segments": 0,
     "inserts_per_second": 0.5,
+    "inserted_steps_per_second": 0.5,
     "samples_per_second": 1,
     "busy_share": 0.5,
     "store_incarnation": "7",

@@ -16,7 +16,8 @@ RUN = 0xABCDEF
 
 REPLAY = ReplayStatus(
     waiting=None, num_inserted=0, num_steps=0, num_drawn=0, store_incarnation="7", size=0, bytes=0, max_bytes=1_000,
-    inserts_per_second=0.0, samples_per_second=0.0, busy_share=0.0, stale_priorities=0, duplicate_segments=0,
+    inserts_per_second=0.0, inserted_steps_per_second=0.0, samples_per_second=0.0, busy_share=0.0,
+    stale_priorities=0, duplicate_segments=0,
     refused=0, refusals={}, refused_connections={}, samplers_wait_for="",
     inserts_wait=False, priority_histogram=None,
 )  # fmt: skip

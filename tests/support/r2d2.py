@@ -11,13 +11,8 @@ from apex.config import Config, LearnerConfig, NetworkConfig, R2d2Config
 from apex.config.algorithm_choice import with_sequences
 from apex.schema import Schema
 
-LENGTH, BURN_IN, N, A, D = (
-    8,
-    3,
-    2,
-    3,
-    8,
-)  # steps of a sequence, of its burn-in, of a window; actions; numbers of a state
+LENGTH, BURN_IN, N = 8, 3, 2  # steps of a sequence, of its burn-in, of a window
+A, D = 3, 8  # actions; numbers of a state
 PERIOD = LENGTH - BURN_IN - N
 
 

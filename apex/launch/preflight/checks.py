@@ -109,8 +109,8 @@ def check_sizes(sized: Sized) -> list[Check]:
 
 def check_limit(config: Config) -> Check:
     """Checks that a limit of steps does not end the run before its first update."""
-    limit, begin = config.run.max_steps, config.replay.min_size_to_sample
-    note = f"run.max_steps {limit:,}, updates begin at {begin:,} transitions (replay.min_size_to_sample)"
+    limit, begin = config.run.max_steps, config.replay.min_size_to_sample * config.steps_per_item
+    note = f"run.max_steps {limit:,}, updates begin at {begin:,} steps (replay.min_size_to_sample)"
     remedy = f"raise --max-steps well above {begin}, or lower --replay.min-size-to-sample"
     return Check("first update", int(not limit or limit >= begin), 1, note=note, remedy=remedy)
 

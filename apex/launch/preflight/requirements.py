@@ -77,7 +77,7 @@ def gpu_bytes(config: Config, schema: Schema) -> int:
 
 def update_bytes(config: Config, schema: Schema) -> int:
     """Returns an estimate of how many bytes of memory one update needs at its peak."""
-    return UPDATE_COPIES * config.learner.batch_size * prod(schema.observation_shape) * 4
+    return UPDATE_COPIES * config.learner.batch_size * schema.table.item.width * prod(schema.frame_shape) * 4
 
 
 def disk_needed(config: Config, schema: Schema) -> int:

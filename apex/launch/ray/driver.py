@@ -81,11 +81,16 @@ def create_on_ray(config: Config, engine: RayEngine, argv: Sequence[str]) -> Sta
     """Creates the driver's folder of a new run. Raises UsageError if its name is taken."""
     path = Path(config.run.folder) / config.run.name
     require(not config.run.name or not path.exists(), f"run.name: {path} exists already", remedy="choose another name")
-    folder = make_folder(replace(config, run=replace(config.run, folder=str(path.parent / BELOW))))
-    config = replace(config, run=replace(config.run, name=folder.name))
-    saved = {"config": to_dict(config), "engine": asdict(replace(engine, address="", insecure_no_auth=False))}
-    (folder / SAVED_START).write_text(json.dumps(saved), errors="surrogateescape")
-    return Start(config=config, argv=argv, folder=folder, engine=engine)
+
+    def named(name: str) -> Config:
+        return replace(config, run=replace(config.run, name=name))
+
+    def fill(folder: Path, name: str) -> None:
+        saved = {"config": to_dict(named(name)), "engine": asdict(replace(engine, address="", insecure_no_auth=False))}
+        (folder / SAVED_START).write_text(json.dumps(saved), errors="surrogateescape")
+
+    folder = make_folder(replace(config, run=replace(config.run, folder=str(path.parent / BELOW))), fill)
+    return Start(config=named(folder.name), argv=argv, folder=folder, engine=engine)
 
 
 def reopen_on_ray(name: str, typed: Namespace, argv: Sequence[str]) -> Start:

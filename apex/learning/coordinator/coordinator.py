@@ -35,7 +35,9 @@ from apexreplay.store.location import memory_id
 from apexreplay.wire.header import WireError
 
 MAX_ASKING = 1_000  # maximum replay servers that wait for a shard
-OF_A_CLOCK = {f"replay/{name}" for name in ("inserts_per_second", "samples_per_second", "busy_share")}
+OF_A_CLOCK = {
+    f"replay/{name}" for name in ("inserts_per_second", "inserted_steps_per_second", "samples_per_second", "busy_share")
+}
 
 
 class Coordinator:

@@ -23,16 +23,8 @@ MAX_REASONS = 64  # maximum number of reasons, of at most 820 bytes each, for re
 RATES = ("steps_per_second", "inserts_per_second", "samples_per_second", "num_evaluations")  # fields of a RoleRow
 H = TypeVar("H", bound=control.AnyHeartbeat)
 SUMMED = (
-    *(
-        "num_inserted",
-        "num_steps",
-        "num_drawn",
-        "size",
-        "bytes",
-        "max_bytes",
-        "inserts_per_second",
-        "samples_per_second",
-    ),
+    *("num_inserted", "num_steps", "num_drawn", "size", "bytes", "max_bytes"),
+    *("inserts_per_second", "inserted_steps_per_second", "samples_per_second"),
     *("stale_priorities", "duplicate_segments", "refused"),
 )  # fields that are summed over the replay servers
 

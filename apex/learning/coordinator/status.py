@@ -33,7 +33,7 @@ def summarize(state: RunState, latest: Latest) -> RunStatus:
         phase=state.phase,
         end=state.end,
         steps=state.num_steps,
-        steps_per_second=replay.inserts_per_second if replay else None,
+        steps_per_second=replay.inserted_steps_per_second if replay else None,
         updates=learner.updates,
         updates_per_second=learner.updates_per_second,
         samples_per_second=learner.samples_per_second,

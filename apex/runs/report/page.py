@@ -22,7 +22,7 @@ CURVES: tuple[tuple[str, str, str, Axis], ...] = (  # role, tag, title, axis
     ("learner", "learner/loss", "Loss", "steps"),
     ("learner", "learner/mean_q", "Mean Q-value of the batches", "steps"),
     ("learner", "learner/updates_per_second", "Updates per second", "seconds"),
-    ("replay", "replay/inserts_per_second", "Stored steps per second", "seconds"),
+    ("replay", "replay/inserts_per_second", "Stored transitions per second", "seconds"),
     ("replay", "replay/size", "Transitions in the replay memory", "seconds"),
     ("learner", "learner/policy_lag", "Policy lag, in updates", "seconds"),
 )

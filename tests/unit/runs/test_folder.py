@@ -13,7 +13,7 @@ import pytest
 from support.clocks import Clock
 
 from apex.config import Config, EnvironmentConfig, RunConfig
-from apex.runs.folder import RunFolder
+from apex.runs.folder import RunFolder, list_runs
 from apex.runtime.provenance import describe_checkout, describe_hardware
 from apex.schema import Schema
 from apexreplay.errors import DataError, UsageError
@@ -94,14 +94,18 @@ def test_a_start_that_is_killed_leaves_nothing_of_its_name(tmp_path, monkeypatch
     def kill(*path):
         raise Killed
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", kill)
-        with pytest.raises(Killed):
-            create(tmp_path, name="mine")
-    assert list(tmp_path.iterdir()) == []
+    for leaves in (False, True):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", kill)
+            if leaves:  # as SIGKILL does
+                patched.setattr(shutil, "rmtree", lambda *path, **how: None)
+            with pytest.raises(Killed):
+                create(tmp_path, name="mine")
+        assert len(list(tmp_path.glob(".new-*/manifest.json"))) == leaves
     (tmp_path / "mine").mkdir()
+    assert list_runs(tmp_path) == []
     assert create(tmp_path, name="mine").name == "mine"
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert list_runs(tmp_path) == [tmp_path / "mine"]
     assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o700
 
 

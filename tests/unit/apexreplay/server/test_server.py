@@ -241,7 +241,7 @@ def test_rates_are_of_the_last_ten_seconds(scene):
     scene.draw()
     scene.now += 2
     status = scene.server.status()
-    assert status.inserts_per_second == 5
+    assert status.inserts_per_second == status.inserted_steps_per_second == 5
     assert status.samples_per_second == B / 2
     assert status.num_drawn == B
     scene.now += 8

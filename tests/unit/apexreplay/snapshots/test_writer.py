@@ -105,10 +105,13 @@ def test_restored_store_equals_the_snapshot_and_continues(place, sizes, seed):
     for _ in range(8):
         for _ in range(int(scene.rng.integers(1, 4))):
             scene.insert(int(scene.rng.integers(1, 12)))
+            scene.writer.count_steps(int(scene.rng.integers(100)))
             snapshot = scene.source.take()
             assert (snapshot.first_key, snapshot.end_key) == (scene.writer.first_key, scene.writer.num_inserted)
+        num_steps = scene.writer.num_steps
         scene.go_on_with_the_snapshot()
         scene.check()
+        assert scene.writer.num_steps == num_steps
         assert scene.writer.store_incarnation == scene.incarnation
         last = make_segment(scene.numbers[0] - 1, 0) if scene.numbers[0] else None
         assert last is None or scene.writer.insert(last) is InsertOutcome.DUPLICATE
