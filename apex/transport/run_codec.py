@@ -75,10 +75,10 @@ class RunCodec(Codec):
         schema, span = self.schema, records["span"].astype(np.int64)
         inside = np.arange(span.shape[1]) + span < records["depth"][:, None]
         require_all((span <= schema.n_step) & (inside | (span == 0)), "span", "a window ends beyond its sequence")
-        require_all(span.any(1), "span", "a sequence trains no step")
+        require_all(span.max(1) > 0, "span", "a sequence trains no step")
         burn_in = span[:, : schema.sequence_length - schema.sequence_period - schema.n_step]
-        has_none: Array = span[:, 0] > 0  # It begins its episode.
-        require_all(has_none | ~burn_in.any(1), "span", "a sequence trains a step of its burn-in")
+        begins = span[:, 0] > 0  # A sequence that begins its episode has no burn-in.
+        require_all(begins | (burn_in.sum(1) == 0), "span", "a sequence trains a step of its burn-in")
 
     def _check_actions(self, records: Array) -> None:
         """Checks actions and masks. A mask must allow at least one action unless the discount is 0."""
