@@ -191,11 +191,10 @@ class RunFolder:
 
         def fill(path: Path, name: str) -> None:
             manifest["name"] = name
-            with _reports_writing(path):
-                for part in ("curves", "logs", "tensorboard", "checkpoints"):
-                    (path / part).mkdir(exist_ok=True)
-                replace_file(path / "config.toml", _encode_config(config))
-                replace_file(path / MANIFEST, seal(manifest))
+            for part in ("curves", "logs", "tensorboard", "checkpoints"):
+                (path / part).mkdir(exist_ok=True)
+            replace_file(path / "config.toml", _encode_config(config))
+            replace_file(path / MANIFEST, seal(manifest))
 
         path = make_folder(config, fill, started)
         return cls(path, unseal(seal(manifest)))  # The same as `open` reads: JSON has no tuples.

@@ -32,12 +32,12 @@ def make_folder(config: Config, fill: Callable[[Path, str], None], started: date
                 fill(unnamed, path.name)
                 try:
                     return unnamed.rename(path)
-                except OSError as error:
+                except OSError as taken:
                     if not path.exists():
                         raise
                     if config.run.name:
                         problem = f"run.name {config.run.name!r}: {path} exists already, and a run is never overwritten"
-                        raise UsageError(problem, "choose another name, or omit run.name") from error
+                        raise UsageError(problem, "choose another name, or omit run.name") from taken
                 number += 1
                 path = first.with_name(f"{first.name}-{number}")
         finally:

@@ -280,7 +280,7 @@ def test_segments_pass_the_checks_of_the_wire_and_wrong_ones_do_not():
         with pytest.raises(ValueError, match=name):
             send(wrong)
     first = int(cuts[0].records["span"][:, 0].argmax())  # a sequence that begins its episode
-    for span, problem in (([0] * 8, "trains no step"), ([0, 1, 0, 0, 0, 0, 0, 0], "trains a step of its burn-in")):
+    for span, problem in (([0] * 8, "no step"), ([0, 1, 0, 0, 0, 0, 0, 0], "burn-in")):
         wrong = cuts[0].records.copy()
         wrong["span"][first] = span
         with pytest.raises(ValueError, match=problem):
