@@ -67,6 +67,8 @@ def test_decisions_follow_the_values_of_the_whole_episode():
 
 def test_an_agent_forgets_only_episodes_that_have_ended():
     _, agent = make()
+    agent.forget(np.array([True, False, True]))
+    assert agent.state is None
     for observation in SEEN[:3]:
         agent.act(observation, None, 0.0, RNG)
     agent.forget(np.array([False, True, False]))

@@ -74,6 +74,23 @@ def test_without_burn_in_all_states_are_stored_ones():
     assert_equals_twin(config, batch, update, online, target)
 
 
+def test_episodes_that_are_shorter_than_the_burn_in_are_trained():
+    config = make_config(learner=PLAIN)
+    update, online, target, schema = make_step(config, optimizer=descent)
+    batch = make_batch(np.random.default_rng(8), schema, ["short"] * 3)
+    batch = batch._replace(span=torch.tensor([[1] + [0] * (LENGTH - 1)] * 3, dtype=torch.uint8))
+    assert_equals_twin(config, batch, update, online, target)
+
+
+def test_gradients_are_centered_if_configured():
+    config = make_config(learner={"centered_gradients": True})
+    update, online, _, schema = make_step(config)
+    update(make_batch(np.random.default_rng(9), schema, ALL))
+    matrices = [parameter.grad for parameter in online.parameters() if parameter.dim() == 2]
+    assert all(gradient.any() for gradient in matrices)
+    assert max(gradient.mean(1).abs().max().item() for gradient in matrices) < 1e-6
+
+
 def test_burn_in_gives_no_gradient_but_changes_the_values():
     config = make_config(learner=PLAIN)
     update, online, _, schema = make_step(config, optimizer=descent)
