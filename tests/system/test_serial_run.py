@@ -96,7 +96,7 @@ JOBS = {
 }
 SCRIPT = "import json, sys; from apex.launch.train import main; sys.exit(max(map(main, json.loads(sys.argv[1]))))"
 
-pytestmark = pytest.mark.timeout(300)  # for the first test, which waits for the shared runs
+pytestmark = pytest.mark.timeout(700)  # for the first test, which waits for the shared runs
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -129,7 +129,7 @@ def runs(tmp_path_factory):
     processes = [start(folder, plan, number) for number, (folder, plan) in enumerate(zip(folders, plans, strict=True))]
     try:
         for process in processes:
-            output, _ = process.communicate(timeout=250)
+            output, _ = process.communicate(timeout=600)
             assert process.returncode == FINISHED, output
     finally:
         for process in processes:
