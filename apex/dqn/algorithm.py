@@ -37,11 +37,15 @@ class DqnAgent:
             values: NDArray[np.float32] = self._forward(torch.from_numpy(observation)).numpy()
         return values
 
+    def see(self, observation: Array) -> NDArray[np.float32]:
+        """Returns the Q-values of an observation in which the agent acts; an agent with memory then remembers it."""
+        return self.q_values(observation)
+
     def decide(
         self, observation: Array, mask: Mask, exploration: NDArray[np.float64], rng: np.random.Generator
     ) -> Decision:
         """See `Agent.decide`."""
-        q = self.q_values(observation)
+        q = self.see(observation)
         rows = np.arange(len(q))
         action = epsilon_greedy(q, exploration, rng, mask)
         return Decision(action, allowed(q, mask).max(1), lambda action: q[rows, action])
@@ -53,7 +57,7 @@ class DqnAgent:
 
     def act(self, observation: Array, mask: Mask, exploration: float, rng: np.random.Generator) -> NDArray[np.int64]:
         """Returns the actions, int64[E]."""
-        q = self.q_values(observation)
+        q = self.see(observation)
         return epsilon_greedy(q, np.full(len(q), exploration), rng, mask)
 
 

@@ -7,29 +7,21 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from apex.algorithms.exploration import allowed, epsilon_greedy
 from apex.algorithms.exported import Exported
 from apex.algorithms.gradient_step import Update
-from apex.algorithms.interface import Decision, Mask, RecurrentAgent
-from apex.dqn.algorithm import DqnAlgorithm
+from apex.dqn.algorithm import DqnAgent, DqnAlgorithm
 from apex.r2d2.exported import export
 from apex.r2d2.networks import RecurrentQNetwork, make_network
 from apex.r2d2.update import R2d2Update
 from apexreplay.item_kinds import Array
 
 
-class R2d2Agent(RecurrentAgent):
-    """Chooses actions epsilon-greedily from a recurrent Q-network, whose state it keeps for each environment."""
+class R2d2Agent(DqnAgent):
+    """Chooses actions epsilon-greedily from a recurrent Q-network; see also `RecurrentAgent`."""
 
     def __init__(self, network: RecurrentQNetwork, *, bfloat16: bool = False) -> None:
-        self._network = network.eval()  # Custom bodies may have layers, such as dropout, that act only in training.
-        self._bfloat16 = bfloat16
+        super().__init__(network, bfloat16=bfloat16)
         self.state: NDArray[np.float32] | None = None
-
-    @property
-    def network(self) -> nn.Module:
-        """See `Agent.network`."""
-        return self._network
 
     def forget(self, ended: NDArray[np.bool_] | None = None) -> None:
         """See `RecurrentAgent.forget`."""
@@ -42,30 +34,16 @@ class R2d2Agent(RecurrentAgent):
         """Returns the Q-values of all actions in the state after this observation, float32[E, A]; keeps the state."""
         return self._look(observation)[0]
 
-    def decide(
-        self, observation: Array, mask: Mask, exploration: NDArray[np.float64], rng: np.random.Generator
-    ) -> Decision:
-        """See `Agent.decide`."""
+    def see(self, observation: Array) -> NDArray[np.float32]:
+        """See `DqnAgent.see`."""
         q, self.state = self._look(observation)
-        rows = np.arange(len(q))
-        action = epsilon_greedy(q, exploration, rng, mask)
-        return Decision(action, allowed(q, mask).max(1), lambda action: q[rows, action])
-
-    def state_value(self, observation: Array, mask: Mask) -> NDArray[np.float32]:
-        """Returns max_a Q(s, a) over the allowed actions, float32[E]; keeps the state."""
-        value: NDArray[np.float32] = allowed(self.q_values(observation), mask).max(1)
-        return value
-
-    def act(self, observation: Array, mask: Mask, exploration: float, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Returns the actions, int64[E]."""
-        q, self.state = self._look(observation)
-        return epsilon_greedy(q, np.full(len(q), exploration), rng, mask)
+        return q
 
     @torch.inference_mode()
     def _look(self, observation: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Returns the Q-values after the next observation of each environment, and the state after it."""
         state = None if self.state is None else torch.from_numpy(self.state)
-        q, after = self._network(torch.from_numpy(observation), state, bfloat16=self._bfloat16)
+        q, after = self.network(torch.from_numpy(observation), state, bfloat16=self._bfloat16)
         return q[:, -1].numpy(), after.numpy()
 
 
@@ -78,7 +56,7 @@ class R2d2Algorithm(DqnAlgorithm):
         """Returns a recurrent Q-network: frame_dtype[B, T, *F], float32[B, D] -> float32[B, T, A], float32[B, D]."""
         return make_network(self.config.network, self.schema, seed=self.config.seed)
 
-    def make_agent(self, network: nn.Module, *, bfloat16: bool = False) -> R2d2Agent:  # type: ignore[override]
+    def make_agent(self, network: nn.Module, *, bfloat16: bool = False) -> R2d2Agent:
         """See `Algorithm.make_agent`."""
         return R2d2Agent(cast(RecurrentQNetwork, network), bfloat16=bfloat16)
 

@@ -50,7 +50,7 @@ def export(config: Config, schema: Schema, network: RecurrentQNetwork) -> Export
         names=own,
         code=code,
         summary="A recurrent Q-network whose largest output marks the greedy action",
-        use=describe_use(schema).replace("`q_values(observation)", "`q, state = q_values(observation, state)`: `q"),
+        use=f"{describe_use(schema).replace('q_values(observation)', 'q')} `q, state = q_values(observation, state)`.",
         facts=[*facts(config, schema), f"State: float32 [batch, {size}], zeros at the beginning of each episode."],
         state_size=size,
     )

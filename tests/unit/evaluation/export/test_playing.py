@@ -12,7 +12,8 @@ from gymnasium import spaces
 from apex import export, load_policy
 from apex.algorithms.interface import make_algorithm
 from apex.algorithms.parameters import flatten_parameters
-from apex.config import Config, EnvironmentConfig, NetworkConfig, RunConfig
+from apex.config import Config, EnvironmentConfig, NetworkConfig, R2d2Config, RunConfig
+from apex.config.algorithm_choice import with_sequences
 from apex.environments.factory import describe
 from apex.runs.checkpoints.policy_file import BEST, PolicyInfo, save_policy
 from apex.runs.folder import RunFolder
@@ -106,12 +107,17 @@ class Flawed(Game):
             raise RuntimeError("the simulator has no licence")
 
 
-def make_run(folder, environment):
+def make_run(folder, environment, algorithm=""):
     """A run with a policy whose actions depend on the observations."""
     schema = describe(environment, 3)
-    network = {} if schema.action_size else {"hidden": 16, "body_hidden": 8, "width": 0.5}
-    run_config = RunConfig(folder=str(folder), name="mine")
-    config = Config(environment=environment, network=NetworkConfig(**network), run=run_config)
+    config = Config(
+        algorithm=algorithm,
+        environment=environment,
+        network=NetworkConfig(**({} if schema.action_size else {"hidden": 16, "body_hidden": 8, "width": 0.5})),
+        r2d2=R2d2Config(units=8),
+        run=RunConfig(folder=str(folder), name="mine"),
+    )
+    schema = with_sequences(config, schema)
     run = RunFolder.create(config, schema, argv=[])
     module = make_algorithm(config, schema).make_network()
     with torch.no_grad():
@@ -157,7 +163,17 @@ def play_bare(run, env):
     ids=lambda value: value.id.rpartition(":")[2] if isinstance(value, EnvironmentConfig) else "",
 )
 def test_code_of_the_card_scores_as_the_policy(tmp_path, monkeypatch, capsys, config, make):
-    run = make_run(tmp_path, config)
+    check_card(make_run(tmp_path, config), monkeypatch, capsys, make)
+
+
+@pytest.mark.parametrize("game", [Game, Grid, Masked, Camera, Cells])
+def test_code_of_the_card_remembers_as_a_recurrent_policy(tmp_path, monkeypatch, capsys, game):
+    run = make_run(tmp_path, replace(own(game.__name__), frame_stack=1), "r2d2")
+    check_card(run, monkeypatch, capsys, game)
+
+
+def check_card(run, monkeypatch, capsys, make):
+    """Plays a game with the code of the card, with torch and with ONNX, and compares the scores."""
     out = export(run.path, onnx=True)
     monkeypatch.chdir(out)
     expected = play_bare(run, make())
