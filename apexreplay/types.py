@@ -1,5 +1,6 @@
 """Records of the messages between writers, replay server and samplers."""
 
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -21,6 +22,11 @@ class Stream(NamedTuple):
         return self.actor_id % num_shards
 
 
+def group_of(streams: Sequence[Stream]) -> int:
+    """Returns the group of a sender with these streams, under which it gets their receipts: the lowest actor id."""
+    return min(stream.actor_id for stream in streams)
+
+
 class Cut(NamedTuple):
     """The content of one stream's next `Segment`."""
 
@@ -40,6 +46,7 @@ class Segment(NamedTuple):
     base: int = 0  # all segments with lower numbers were acknowledged, by this store or an earlier one
     # From the message, (initial, final): final = crc32(blob, crc32(records, initial)).
     checksum: tuple[int, int] | None = None
+    group: int = 0  # where its receipt goes: the lowest actor id of the sender's streams
 
 
 class Receipt(NamedTuple):
@@ -49,6 +56,21 @@ class Receipt(NamedTuple):
     store_incarnation: int  # if this changes, the store is new, and unacknowledged segments are sent again
     contiguous: int  # all segments with lower numbers are stored
     bitmap: int  # bit i: segment contiguous + 1 + i is stored too
+
+
+RECEIPT_ROW = np.dtype([("actor_id", "<u4"), ("incarnation", "<u8"), ("contiguous", "<u8"), ("bitmap", "<u8")])
+
+
+class Receipts(NamedTuple):
+    """The receipts for streams of one sender, which are sent together."""
+
+    group: int  # that of the segments
+    store_incarnation: int
+    rows: Array  # RECEIPT_ROW[streams]
+
+    def each(self) -> list[Receipt]:
+        """Returns the receipt of each stream."""
+        return [Receipt(Stream(i, life), self.store_incarnation, *stored) for i, life, *stored in self.rows.tolist()]
 
 
 class BatchMessage(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from apexreplay.client.send_window import SendWindow
 from apexreplay.transport.sockets import ReconnectBackoff
-from apexreplay.types import Cut, Receipt, Segment, Stream
+from apexreplay.types import Cut, Receipt, Segment, Stream, group_of
 from apexreplay.wire.codec import Codec
 
 
@@ -50,6 +50,7 @@ class ReliableSender:
         self._receipts = receipts
         self._clock = clock
         self._windows = [SendWindow(stream, window) for stream in streams]
+        self._group = group_of(streams)
         self._by_actor = {window.stream.actor_id: window for window in self._windows}
         self._backoffs = [ReconnectBackoff() for _ in outlets]
         # per shard: time of the last receipt; while no segment is in flight, the current time
@@ -76,7 +77,8 @@ class ReliableSender:
         for cut in cuts:
             window = self._windows[cut.stream_index]
             number = window.next_number
-            segment = Segment(window.stream, number, version, cut.records, cut.blob, min(window.base, number))
+            base = min(window.base, number)
+            segment = Segment(window.stream, number, version, cut.records, cut.blob, base, group=self._group)
             shard = window.stream.shard(len(self._outlets))
             message = self._codec.encode_segment(segment, shard)
             window.add(message, now)

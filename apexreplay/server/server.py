@@ -2,7 +2,10 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from apexreplay.facts import Waiting
 from apexreplay.process.rates import Rates
@@ -13,8 +16,8 @@ from apexreplay.server.priority_histogram import PriorityHistogram
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.writer import StoreWriter
 from apexreplay.transport.sockets import Reader
-from apexreplay.transport.timing import STREAM_LIFE_SECONDS
-from apexreplay.types import Receipt, Segment
+from apexreplay.transport.timing import RECEIPT_REPEAT_SECONDS, RECEIPT_SECONDS, STREAM_LIFE_SECONDS
+from apexreplay.types import Receipts, Segment
 from apexreplay.wire.codec import MAX_RECORDS, Codec
 from apexreplay.wire.header import Frame, WireError, require_field
 from apexreplay.wire.status import ReplayStatus
@@ -47,18 +50,22 @@ class ReplayServer(Reader):
         self._samplers = samplers
         self._limiter = limiter
         self._clock = clock
-        self._seen_at: dict[int, float] = {}  # actor id -> time of the actor's last segment
+        # of each stream: where its receipts go, the time of its last segment, and when it gets its next receipt
+        self._group = np.zeros(store.num_streams, np.int64)
+        self._seen_at = np.full(store.num_streams, -np.inf)
+        self._due_at = np.zeros(store.num_streams)
         self._histogram = PriorityHistogram(store, clock=clock)
         self._rates = Rates(clock(), store.num_inserted, samplers.num_drawn, store.num_steps)
         self._worked = (clock(), time.process_time())  # wall and CPU time at the last heartbeat, in seconds
         self._may_insert = True
 
-    def insert(self, messages: Sequence[Sequence[Frame]]) -> list[Receipt]:
-        """Stores segments; returns a receipt for each stream that sent at least one.
+    def insert(self, messages: Sequence[Sequence[Frame]]) -> list[Receipts]:
+        """Stores segments; returns the receipts for the streams that sent at least one, by group.
 
         Raises LostMemoryError if the file of the memory was removed, because later servers could not find the segments.
         """
-        owed = set()
+        owed: dict[int, set[int]] = {}  # group -> actor ids
+        now = self._clock()
         for frames in messages:
             try:
                 segment = self._decode_segment(frames)
@@ -70,11 +77,13 @@ class ReplayServer(Reader):
             else:
                 if outcome is InsertOutcome.STORED:
                     self._store.count_steps(self._codec.num_steps(segment.records))
+                actor_id = segment.stream.actor_id
                 if outcome is not InsertOutcome.UNKNOWN_ACTOR:  # Gets no receipt; counted by the store.
-                    owed.add(segment.stream.actor_id)
-        self._seen_at.update(dict.fromkeys(owed, self._clock()))
+                    owed.setdefault(segment.group, set()).add(actor_id)
+                    if outcome is not InsertOutcome.OLDER_INCARNATION:
+                        self._group[actor_id], self._seen_at[actor_id] = segment.group, now
         self._store.require_in_place()
-        return [self._store.receipt(actor_id) for actor_id in sorted(owed)]
+        return [self._receipts(group, np.array(sorted(owed[group])), RECEIPT_SECONDS) for group in sorted(owed)]
 
     def _decode_segment(self, frames: Sequence[Frame]) -> Segment:
         most, max_bytes = self._segment
@@ -100,15 +109,25 @@ class ReplayServer(Reader):
             if is_own:
                 self._samplers.acknowledge(update.sampler, update.number)
 
-    def receipts(self) -> list[Receipt]:
-        """Returns the receipts of all active streams, which are published again because actors may have missed some.
+    def receipts(self) -> Iterator[Receipts]:
+        """Yields, by group, the receipts of active streams that are due again, because senders may have missed some.
 
         Raises LostMemoryError if the file of the memory was removed.
         """
         self._store.require_in_place()
         now = self._clock()
-        self._seen_at = {actor_id: at for actor_id, at in self._seen_at.items() if now - at < STREAM_LIFE_SECONDS}
-        return [self._store.receipt(actor_id) for actor_id in sorted(self._seen_at)]
+        due = np.flatnonzero((self._due_at <= now) & (now - self._seen_at < STREAM_LIFE_SECONDS))
+        due = due[np.argsort(self._group[due], kind="stable")]
+        groups = self._group[due]
+        ends = [*(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(due)]
+        for first, end in zip([0, *ends], ends, strict=False):
+            if first < end:
+                yield self._receipts(int(groups[first]), due[first:end], RECEIPT_REPEAT_SECONDS)
+
+    def _receipts(self, group: int, actor_ids: NDArray[np.int64], seconds: float) -> Receipts:
+        """Returns the receipts of streams, which are due again after `seconds`."""
+        self._due_at[actor_ids] = self._clock() + seconds
+        return self._store.receipts(actor_ids, group)
 
     def check_limiter(self, *, inserts_wanted: bool = False) -> bool:
         """Returns whether inserts may continue; False is possible only with replay.inserts_wait.

@@ -33,11 +33,12 @@ from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import ReceiptPublisher
 from apexreplay.transport.sockets import Context, InsecureBindWarning, open_context
 from apexreplay.transport.timing import RECEIPT_SECONDS
-from apexreplay.types import Receipt
+from apexreplay.types import Receipts
 from apexreplay.wire.codec import MAX_PRIORITIES, Codec
 from apexreplay.wire.header import HEADER
 from apexreplay.wire.status import ReplayStatus
 
+MAX_REPEATS = 32  # messages of repeated receipts before other tasks have their turn
 LIMITER_SECONDS = 0.005  # seconds between two checks whether inserts may continue
 LOST_SNAPSHOT_SECONDS = 120.0  # maximum seconds for a snapshot after the file of the memory was removed
 
@@ -225,14 +226,17 @@ class ReplaySockets:
             self._server.update_priorities(await self._priorities.burst(POLL_SECONDS))
 
     async def repeat_receipts(self, stop: Stop) -> None:
-        """Publishes the receipts of all active streams every RECEIPT_SECONDS."""
+        """Publishes the receipts that are due again, every RECEIPT_SECONDS."""
         while not stop.poll():
             await asyncio.sleep(RECEIPT_SECONDS)
-            self._publish(self._server.receipts())
+            for count, due in enumerate(self._server.receipts(), 1):
+                self._publish([due])
+                if count % MAX_REPEATS == 0:
+                    await asyncio.sleep(0)
 
-    def _publish(self, receipts: list[Receipt]) -> None:
-        for receipt in receipts:
-            self._receipts.publish(receipt, self._server.shard)
+    def _publish(self, receipts: Sequence[Receipts]) -> None:
+        for each in receipts:
+            self._receipts.publish(each, self._server.shard)
 
 
 async def _watch(

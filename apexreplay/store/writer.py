@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apexreplay.crc32 import crc32
 from apexreplay.errors import LostMemoryError, require
@@ -22,7 +23,7 @@ from apexreplay.store.location import beside, in_use
 from apexreplay.store.priority_weights import PriorityWeights, count_refused
 from apexreplay.store.version_bound import VersionBound
 from apexreplay.tables import Table
-from apexreplay.types import PriorityUpdate, Receipt, Segment, Stream
+from apexreplay.types import RECEIPT_ROW, PriorityUpdate, Receipt, Receipts, Segment
 
 
 class StoreWriter(Store):
@@ -131,11 +132,25 @@ class StoreWriter(Store):
         return self._regions.tree.total
 
     def receipt(self, actor_id: int) -> Receipt:
-        """Returns which segments of a stream are stored; the incarnation is 0 if the stream never sent any."""
-        if not 0 <= actor_id < self._regions.sizes.num_streams:
-            raise ValueError(f"a stream is 0 ... {self._regions.sizes.num_streams - 1}, got {actor_id}")
-        row = self._row(actor_id)
-        return Receipt(Stream(actor_id, row.incarnation), self.store_incarnation, row.contiguous, row.bitmap)
+        """Returns which segments of a stream are stored."""
+        if not 0 <= actor_id < self.num_streams:
+            raise ValueError(f"a stream is 0 ... {self.num_streams - 1}, got {actor_id}")
+        return self.receipts(np.array([actor_id])).each()[0]
+
+    def receipts(self, actor_ids: NDArray[np.int64], group: int = 0) -> Receipts:
+        """Returns which segments of streams are stored; the incarnation is 0 if a stream never sent any."""
+        versions = self._regions.streams[actor_ids]
+        newest = versions[np.arange(len(versions)), versions["commit"].argmax(1)]  # as in `_row`
+        rows = np.empty(len(newest), RECEIPT_ROW)
+        rows["actor_id"] = actor_ids
+        for name in ("incarnation", "contiguous", "bitmap"):
+            rows[name] = newest[name]
+        return Receipts(group, self.store_incarnation, rows)
+
+    @property
+    def num_streams(self) -> int:
+        """The number of streams, which are 0 ... num_streams - 1."""
+        return self._regions.sizes.num_streams
 
     def insert(self, segment: Segment) -> InsertOutcome:
         """Stores a segment if it is new, and returns the outcome. Raises ValueError if it is too large for this store.

@@ -18,8 +18,8 @@ from apexreplay.transport.sockets import (
     receive,
     refusable,
 )
-from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Stream
-from apexreplay.wire.codec import MAX_PRIORITIES, Codec
+from apexreplay.types import RECEIPT_ROW, BatchMessage, PriorityUpdate, Receipt, Receipts, Stream, group_of
+from apexreplay.wire.codec import MAX_PRIORITIES, MAX_RECEIPTS, Codec
 from apexreplay.wire.header import HEADER, WireError, receipt_topic, require_field
 
 CONTROL_MARGIN = 4_096
@@ -57,8 +57,8 @@ class ExperienceSender:
 class ReceiptReceiver(Reader):
     """Receives the receipts for the streams of one actor process.
 
-    One socket receives from all replay shards, so a single wait returns the first receipt from any shard. The topic of
-    a stream contains the stream's shard.
+    One socket receives from all replay shards, so a single wait returns the first receipt from any shard. The topics
+    contain the shard, and the group that the sender writes into its segments.
     """
 
     def __init__(self, context: Context, endpoints: Sequence[str], codec: Codec, streams: Sequence[Stream]) -> None:
@@ -66,9 +66,9 @@ class ReceiptReceiver(Reader):
         super().__init__()
         self._codec = codec
         self._socket = context.socket(zmq.SUB)
-        prepare(self._socket, high_water_mark=10_000, max_bytes=HEADER.size + 64)
-        for stream in streams:
-            self._socket.subscribe(receipt_topic(codec.run_id, stream.shard(len(endpoints)), stream.actor_id))
+        prepare(self._socket, high_water_mark=10_000, max_bytes=HEADER.size + MAX_RECEIPTS * RECEIPT_ROW.itemsize)
+        for shard in {stream.shard(len(endpoints)) for stream in streams}:
+            self._socket.subscribe(receipt_topic(codec.run_id, shard, group_of(streams)))
         for endpoint in endpoints:
             connect(self._socket, endpoint, "receipts")
 
@@ -79,7 +79,7 @@ class ReceiptReceiver(Reader):
             return receipts
         while True:
             try:
-                receipts.append(self._codec.decode_receipt(self._socket.recv_multipart(zmq.NOBLOCK)))
+                receipts += self._codec.decode_receipts(self._socket.recv_multipart(zmq.NOBLOCK)).each()
             except zmq.Again:
                 return receipts
             except WireError as error:
@@ -95,9 +95,9 @@ class ReceiptPublisher:
         prepare(self._socket, high_water_mark=10_000, max_bytes=1_024)
         bind(self._socket, endpoint, "receipts")
 
-    def publish(self, receipt: Receipt, shard: int = 0) -> None:
-        """Sends a receipt to the subscriber of its stream. If the receipt is lost, the next one replaces it."""
-        self._socket.send_multipart(self._codec.encode_receipt(receipt, shard), zmq.NOBLOCK)
+    def publish(self, receipts: Receipts, shard: int = 0) -> None:
+        """Sends receipts to the subscriber of their group. If the message is lost, later ones replace it."""
+        self._socket.send_multipart(self._codec.encode_receipts(receipts, shard), zmq.NOBLOCK)
 
 
 class RequestReceiver(Reader):

@@ -4,11 +4,12 @@
 GOODBYE_SECONDS = 1.0  # maximum time to send the queued messages of a closed control socket
 
 # Experience
-RECEIPT_SECONDS = 0.2  # time between two receipts of an active stream; repeated because one may be lost
+RECEIPT_SECONDS = 0.2  # time after which a receipt is sent again, because the first may be lost
+RECEIPT_REPEAT_SECONDS = 1.0  # time between two further receipts of an active stream
 STREAM_LIFE_SECONDS = 60.0  # time without segments after which a stream gets no more receipts
 RESEND_SECONDS = 2.0  # minimum time without a new acknowledgement before a stream resends its window
 MOST_RESEND_SECONDS = 10.0  # maximum time before a resend, which grows while acknowledgements are slow
-RECEIPT_SILENCE_SECONDS = 1.0  # time without receipts after which they count as lost, not as delayed by a slow store
+RECEIPT_SILENCE_SECONDS = 1.8  # time without receipts after which they count as lost, not as delayed by a slow store
 CREDIT_SECONDS = 5.0  # time without an acknowledged batch after which a sampler may send one more than its credit
 
 # Connections

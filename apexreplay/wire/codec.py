@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from apexreplay.frame_blob import BlobError, check_table, read_table
 from apexreplay.item_kinds import MAX_STEPS, Array
 from apexreplay.tables import Entry, Table
-from apexreplay.types import BatchMessage, PriorityUpdate, Receipt, Segment, Stream
+from apexreplay.types import RECEIPT_ROW, BatchMessage, PriorityUpdate, Receipts, Segment, Stream
 from apexreplay.wire.header import Frame, Header, MessageKind, WireError, checksum, pack, require_field, unpack
 
-_SEGMENT = struct.Struct("<QI")  # base, version
-_RECEIPT = struct.Struct("<QQ")  # store incarnation, bitmap
+_SEGMENT = struct.Struct("<QII")  # base, version, group
 _BATCH = struct.Struct("<Q")  # number of transitions in the store
 
 MAX_RECORDS = 4_096  # maximum items in a segment
 MAX_PRIORITIES = 65_536  # maximum priorities in a message
+MAX_RECEIPTS = 65_536  # maximum streams of a store, and so receipts in a message
 _NUMBERS = 2**63  # Segment numbers and incarnations must be smaller, because the store keeps them as int64.
 _LEAST_PROBABILITY = 2.0**-1000  # For a smaller probability P, 1 / P could overflow to infinity.
 
@@ -38,8 +38,9 @@ class Codec:
         self.table = table
 
     def encode_segment(self, segment: Segment, shard: int = 0) -> list[bytes]:
-        """Returns one frame: header, base and version, records, blob. `shard` is the shard that stores the segment."""
-        body = b"".join([_SEGMENT.pack(segment.base, segment.version), segment.records.tobytes(), segment.blob])
+        """Returns one frame: header, base, version, group, records, blob. `shard` stores the segment."""
+        start = _SEGMENT.pack(segment.base, segment.version, segment.group)
+        body = b"".join([start, segment.records.tobytes(), segment.blob])
         return self._seal(MessageKind.SEGMENT, segment.stream, segment.number, len(segment.records), body, shard=shard)
 
     def decode_segment(self, frames: Sequence[Frame], shard: int = 0) -> Segment:
@@ -50,7 +51,7 @@ class Codec:
         require_field(0 < count <= MAX_RECORDS, "count", f"{count} items, expected 1 to {MAX_RECORDS}")
         blob_at = _SEGMENT.size + header.num_items * self.table.record.itemsize
         require_field(len(body) >= blob_at + 8, "length", f"{len(body)} bytes cannot hold {header.num_items} records")
-        base, version = _SEGMENT.unpack_from(body)
+        base, version, group = _SEGMENT.unpack_from(body)
         require_field(base <= header.number, "base", f"base {base} is above segment number {header.number}")
         require_field(header.number < _NUMBERS, "number", f"segment number {header.number} is not below 2^63")
         require_field(header.incarnation < _NUMBERS, "incarnation", f"incarnation {header.incarnation} is too large")
@@ -60,23 +61,25 @@ class Codec:
         self._check_records(records, num_steps)
         priority = records["priority"]
         require_all(priority >= 0, "priority", "a priority is negative")
-        # The message's checksum covers the header, base and version first, and then exactly what is stored.
+        # The message's checksum covers the header, base, version and group first, and then exactly what is stored.
         sealed = checksum(frames[0], [body[: _SEGMENT.size]]), header.crc
-        return Segment(Stream(header.sender, header.incarnation), header.number, version, records, blob, base, sealed)
+        stream = Stream(header.sender, header.incarnation)
+        return Segment(stream, header.number, version, records, blob, base, sealed, group)
 
-    def encode_receipt(self, receipt: Receipt, shard: int = 0) -> list[bytes]:
-        """Returns one frame. Its first bytes are the topic of the stream."""
-        body = _RECEIPT.pack(receipt.store_incarnation, receipt.bitmap)
-        header = pack(MessageKind.RECEIPT, shard, self.run_id, receipt.stream, 0, receipt.contiguous, 0, [body])
+    def encode_receipts(self, receipts: Receipts, shard: int = 0) -> list[bytes]:
+        """Returns one frame. Its first bytes are the topic of the group."""
+        group, body = Stream(receipts.group, receipts.store_incarnation), receipts.rows.tobytes()
+        header = pack(MessageKind.RECEIPT, shard, self.run_id, group, 0, 0, len(receipts.rows), [body])
         return [header + body]
 
-    def decode_receipt(self, frames: Sequence[Frame]) -> Receipt:
-        """Decodes what `encode_receipt` wrote."""
+    def decode_receipts(self, frames: Sequence[Frame]) -> Receipts:
+        """Decodes what `encode_receipts` wrote."""
         header, (body,) = self._check(frames, MessageKind.RECEIPT, 1, schema=0)
-        require_field(len(body) == _RECEIPT.size, "length", f"{len(body)} bytes, expected {_RECEIPT.size}")
-        header.require_zero("num_items")
-        store_incarnation, bitmap = _RECEIPT.unpack(body)
-        return Receipt(Stream(header.sender, header.incarnation), store_incarnation, header.number, bitmap)
+        header.require_zero("number")
+        count, size = header.num_items, RECEIPT_ROW.itemsize
+        require_field(0 < count <= MAX_RECEIPTS, "count", f"{count} receipts, expected 1 to {MAX_RECEIPTS}")
+        require_field(len(body) == size * count, "length", f"{len(body)} bytes, expected {size} for each of {count}")
+        return Receipts(header.sender, header.incarnation, np.frombuffer(body, RECEIPT_ROW))
 
     def encode_batch(self, batch: BatchMessage) -> list[Any]:
         """Returns two frames: the header with the records, and the blob. The blob is not copied."""

@@ -9,9 +9,9 @@ from apexreplay.crc32 import crc32
 from apexreplay.types import Stream
 
 MAGIC = b"ApeX"
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 # magic, version, kind, shard, run id, sender, schema, incarnation, number, count, length, crc: 52 bytes.
-# The first 20 bytes of a receipt identify its stream: a SUB socket subscribes to these bytes as a prefix.
+# The first 20 bytes of a message of receipts identify its group: a SUB socket subscribes to these bytes as a prefix.
 HEADER = struct.Struct("<4sBBHQIIQQIII")
 TOPIC_BYTES = 20
 _CRC_OFFSET = HEADER.size - 4
@@ -62,9 +62,9 @@ class Header(NamedTuple):
             require_field(getattr(self, name) == 0, name, f"{name} {getattr(self, name)}, must be 0 in this message")
 
 
-def receipt_topic(run_id: int, shard: int, actor_id: int) -> bytes:
-    """Returns the first TOPIC_BYTES bytes, which are equal in all receipts of a stream."""
-    header = HEADER.pack(MAGIC, WIRE_VERSION, MessageKind.RECEIPT, shard, run_id, actor_id, 0, 0, 0, 0, 0, 0)
+def receipt_topic(run_id: int, shard: int, group: int) -> bytes:
+    """Returns the first TOPIC_BYTES bytes, which are equal in all receipts of a group from a shard."""
+    header = HEADER.pack(MAGIC, WIRE_VERSION, MessageKind.RECEIPT, shard, run_id, group, 0, 0, 0, 0, 0, 0)
     return header[:TOPIC_BYTES]
 
 

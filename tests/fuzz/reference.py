@@ -32,7 +32,7 @@ class Facts(NamedTuple):
     shard: int = 0
     batch_size: int = 3
     num_parameters: int = 3
-    wire_version: int = 4
+    wire_version: int = 6
 
     @property
     def action_form(self) -> str:
@@ -137,11 +137,11 @@ def read_segment(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
     must(header.number < 2**63 and header.incarnation < 2**63)
     must(1 <= header.items <= 4096)
     form = f"<fffff{facts.action_form}{facts.mask_bytes}sHHBB"
-    end = 12 + struct.calcsize(form) * header.items
+    end = 16 + struct.calcsize(form) * header.items
     must(len(body) >= end)
     must(int.from_bytes(body[:8], "little") <= header.number)
     num_frames = read_blob(body[end:], 8192, facts)
-    for fields in struct.iter_unpack(form, body[12:end]):
+    for fields in struct.iter_unpack(form, body[16:end]):
         priority, n_step_return, discount, reward, step_discount, *action, mask, frame, following, depth, next_depth = (
             fields
         )
@@ -152,8 +152,9 @@ def read_segment(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
 
 
 def read_receipt(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
-    must(header.run_id == facts.run_id and header.schema == 0 and header.items == 0)
-    must(len(body) == 16)
+    must(header.run_id == facts.run_id and header.schema == 0 and header.number == 0)
+    must(1 <= header.items <= 65_536)
+    must(len(body) == 28 * header.items)
 
 
 def read_batch(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:

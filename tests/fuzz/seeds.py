@@ -15,7 +15,7 @@ from apex.types import Parameters
 from apexreplay.types import PriorityUpdate, Receipt, Stream
 from apexreplay.wire.header import WIRE_VERSION, MessageKind, pack
 
-from ..support.builders import RUN, make_batch, make_segment
+from ..support.builders import RUN, make_batch, make_receipts, make_segment
 from .reference import Facts
 
 PIXELS = Schema(frame_shape=(3, 2), frame_dtype="uint8", stack=3, num_actions=3, n_step=2, codec="lz4")
@@ -57,7 +57,7 @@ SIDES = {name: make_side(schema) for name, schema in SCHEMAS.items()}
 
 DECODE: dict[str, Callable[[Side, list[bytes]], Any]] = {
     "segment": lambda side, parts: side.codec.decode_segment(parts, side.facts.shard),
-    "receipt": lambda side, parts: side.codec.decode_receipt(parts),
+    "receipt": lambda side, parts: side.codec.decode_receipts(parts),
     "batch": lambda side, parts: side.codec.decode_batch(parts, side.facts.batch_size, side.facts.shard),
     "priorities": lambda side, parts: side.codec.decode_priorities(parts, side.facts.shard),
     "parameters": lambda side, parts: side.codec.decode_parameters(parts, side.facts.num_parameters),
@@ -142,6 +142,9 @@ def make_request(message: dict[str, Any], run_id: int = RUN) -> list[bytes]:
     return [pack(MessageKind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
 
 
+RECEIPTS = [Receipt(Stream(2, 7), 77, 4, 0b101), Receipt(Stream(9, 8), 77, 2**64 - 1, 2**64 - 1)]
+
+
 def make_seeds(kind: str) -> list[Seed]:
     """At least one message of a kind for each side."""
     seeds = []
@@ -150,7 +153,7 @@ def make_seeds(kind: str) -> list[Seed]:
         values = np.array([0.5, -1.0, 2.0], np.float32)
         messages: dict[str, list[list[Any]]] = {
             "segment": [codec.encode_segment(make_segment(schema, n)) for n in (1, 4)],
-            "receipt": [codec.encode_receipt(Receipt(Stream(2, 7), 77, 4, 0b101), 1)],
+            "receipt": [codec.encode_receipts(make_receipts(*RECEIPTS[:n], group=2), 1) for n in (1, 2)],
             "batch": [codec.encode_batch(make_batch(schema, 3))],
             "priorities": [
                 codec.encode_priorities(PriorityUpdate(0, 77, 1, 9, np.arange(n), np.ones(n, np.float32)))

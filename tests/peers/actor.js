@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { Push, Subscriber } from "zeromq";
 import { Network } from "./network.js";
 import { Stream } from "./stream.js";
-import { control, unpack } from "./wire.js";
+import { control, receiptsOf, unpack } from "./wire.js";
 
 const [host, port, count, folder] = process.argv.slice(2);
 const read = (file, name) =>
@@ -19,7 +19,7 @@ function keysFor(role) { // of a socket that the role binds
 
 const learner = control(`tcp://${host}:${port}`, keysFor("learner"));
 const program = { host: "node", pid: process.pid, shard: 0 };
-const hello = { type: "hello", wire: 5, role: "actor", ...program, num_streams: Number(count) };
+const hello = { type: "hello", wire: 6, role: "actor", ...program, num_streams: Number(count) };
 const welcome = await learner.greet(hello, ({ streams, replay }) => streams.length && replay.length);
 if (!welcome) process.exit(0);
 const { config, replay, run_id, streams: leased } = welcome;
@@ -41,8 +41,8 @@ const span = welcome.table.item.span, own = { ...welcome, span, actor: config.ac
 const streams = leased.map((lease) => new Stream(lease, own));
 (async () => {
   for await (const parts of receipts) {
-    const receipt = unpack(parts);
-    streams.find(({ fields }) => fields.sender === receipt.sender)?.acknowledge(receipt);
+    for (const receipt of receiptsOf(unpack(parts)))
+      streams.find(({ fields }) => fields.sender === receipt.sender)?.acknowledge(receipt);
   }
 })();
 

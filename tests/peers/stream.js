@@ -53,8 +53,9 @@ export class Stream {
     this.observation = row.end ? this.game.reset() : observation;
     const { segment_length: items, gamma } = this.actor;
     if (this.rows.length < items + this.span) return;
-    const start = Buffer.alloc(12);
+    const start = Buffer.alloc(16);
     start.writeBigUInt64LE(BigInt(this.base)), start.writeUInt32LE(this.network.version, 8);
+    start.writeUInt32LE(this.fields.sender, 12); // Each stream is a group of its own.
     const parts = [start, ...segment(this.rows, items, this.span, gamma)];
     const number = this.next++, fields = { ...this.fields, number: BigInt(number), items };
     if (!this.window.size) this.progress = Date.now();
@@ -71,8 +72,8 @@ export class Stream {
   }
 
   // Takes a receipt.
-  acknowledge({ incarnation, number, body }) {
-    const store = body.readBigUInt64LE(0), bitmap = body.readBigUInt64LE(8), sent = this.window.size;
+  acknowledge({ store, incarnation, number, bitmap }) {
+    const sent = this.window.size;
     if (incarnation !== this.fields.incarnation) return;
     for (const key of this.window.keys()) {
       const after = BigInt(key) - number;

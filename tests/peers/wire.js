@@ -9,7 +9,7 @@ const HEADER_BYTES = 52, CRC_AT = 48;
 // Returns the header of a message, which its first part begins with. `parts`: what follows the header.
 export function header(kind, fields, parts) {
   const h = Buffer.alloc(HEADER_BYTES), body = Buffer.concat(parts);
-  h.write("ApeX"), h.writeUInt8(5, 4), h.writeUInt8(kind, 5), h.writeUInt16LE(fields.shard ?? 0, 6);
+  h.write("ApeX"), h.writeUInt8(6, 4), h.writeUInt8(kind, 5), h.writeUInt16LE(fields.shard ?? 0, 6);
   h.writeBigUInt64LE(fields.run ?? 0n, 8), h.writeUInt32LE(fields.sender ?? 0, 16);
   h.writeUInt32LE(fields.schema ?? 0, 20), h.writeBigUInt64LE(fields.incarnation ?? 0n, 24);
   h.writeBigUInt64LE(fields.number ?? 0n, 32), h.writeUInt32LE(fields.items ?? 0, 40), h.writeUInt32LE(body.length, 44);
@@ -21,11 +21,19 @@ export function header(kind, fields, parts) {
 export function unpack([first, ...more]) {
   const own = crc32(first.subarray(HEADER_BYTES), crc32(first.subarray(0, CRC_AT)));
   const right = more.reduce((sum, part) => crc32(part, sum), own) === first.readUInt32LE(CRC_AT);
-  if (first.toString("latin1", 0, 4) !== "ApeX" || first[4] !== 5 || !right) throw new Error("not a message");
+  if (first.toString("latin1", 0, 4) !== "ApeX" || first[4] !== 6 || !right) throw new Error("not a message");
   return {
     kind: first[5], sender: first.readUInt32LE(16), incarnation: first.readBigUInt64LE(24),
     number: first.readBigUInt64LE(32), items: first.readUInt32LE(40), body: first.subarray(HEADER_BYTES),
   };
+}
+
+// Returns the receipts in a message: of each stream the id, incarnation, first missing number and bitmap.
+export function receiptsOf({ incarnation: store, items, body }) {
+  return Array.from({ length: items }, (_, i) => body.subarray(28 * i)).map((row) => ({
+    store, sender: row.readUInt32LE(0), incarnation: row.readBigUInt64LE(4),
+    number: row.readBigUInt64LE(12), bitmap: row.readBigUInt64LE(20),
+  }));
 }
 
 // Joins a server; returns its welcome, and keeps the lease until `close`.

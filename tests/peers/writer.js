@@ -1,6 +1,6 @@
 // node writer.js HOST PORT TABLE COUNT: appends COUNT single steps; returns when the server has stored all of them.
 import { Push, Subscriber } from "zeromq";
-import { header, join, lz4Block, RECEIPT, SEGMENT, toBytes, unpack } from "./wire.js";
+import { header, join, lz4Block, RECEIPT, receiptsOf, SEGMENT, toBytes, unpack } from "./wire.js";
 
 const [host, port, name, count] = process.argv.slice(2), RESEND_MS = 2000;
 const welcome = await join(host, port, "writer", name), { run, schema, table } = welcome;
@@ -32,8 +32,8 @@ function record(item, frame) {
 
 const window = new Map(); // segments that are not acknowledged, by number
 function send(number, items) {
-  const start = Buffer.alloc(12); // base: every lower segment is stored; version
-  start.writeBigUInt64LE(window.size ? [...window.keys()][0] : number);
+  const start = Buffer.alloc(16); // base: every lower segment is stored; version; group
+  start.writeBigUInt64LE(window.size ? [...window.keys()][0] : number), start.writeUInt32LE(stream.sender, 12);
   const parts = [start, ...items.map(record), blob(items.map((item) => item.step))];
   const message = Buffer.concat([header(SEGMENT, { ...stream, schema, number, items: items.length }, parts), ...parts]);
   window.set(number, message);
@@ -49,10 +49,10 @@ setInterval(async () => {
 let room = () => {};
 (async () => {
   for await (const parts of receipts) {
-    const { incarnation, number, body } = unpack(parts);
+    const [{ incarnation, number, store: from }] = receiptsOf(unpack(parts));
     if (incarnation !== stream.incarnation) continue;
-    if (store !== null && store !== body.readBigUInt64LE(0)) progress = 0; // Another memory: all again.
-    store = body.readBigUInt64LE(0);
+    if (store !== null && store !== from) progress = 0; // Another memory: all again.
+    store = from;
     for (const key of [...window.keys()].filter((key) => key < number)) window.delete(key), (progress = Date.now());
     room();
   }

@@ -63,10 +63,10 @@ class Host(Program):
         self.ask(self.goodbye())
         self.end(why, pause)
 
-    def listens(self, server, actor_id):
-        """Whether this host has subscribed to the receipts of a stream at a server."""
+    def listens(self, server, group):
+        """Whether this host has subscribed to the receipts of a group at a server."""
         is_same_run = self.joined and server.codec.run_id == self.codec.run_id
-        return is_same_run and actor_id in self.flying and server in self.servers
+        return is_same_run and group == min(self.flying) and server in self.servers
 
     def hear(self, session, receipt):
         """Called by the network when a receipt arrives."""
@@ -99,6 +99,8 @@ class Host(Program):
     def _note(self, receipt):
         """Checks what a receipt has acknowledged, and that a new store is sent all segments that it lacks."""
         actor_id = receipt.stream.actor_id
+        if actor_id not in self.flying:  # A host that had the lowest id earlier has sent segments of this stream.
+            return
         window, flying = self.sender._by_actor[actor_id], self.flying[actor_id]
         if receipt.stream != window.stream:
             return

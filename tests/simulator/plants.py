@@ -20,7 +20,7 @@ from apexreplay.store.deduplication import InsertOutcome, StreamRow
 from apexreplay.store.layout import FIRST_BYTE, FIRST_KEY
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
-from apexreplay.types import Receipt, Stream
+from apexreplay.types import RECEIPT_ROW, Receipts
 
 from .replay_program import ReplayProcess
 
@@ -48,8 +48,8 @@ def receipts_precede_the_commit(patch):
             segment = self._codec.decode_segment(frames, self.shard)
             actor_id = segment.stream.actor_id
             _, row = self._store._row(actor_id).judge(segment, 0)
-            stream = Stream(actor_id, row.incarnation)
-            receipts.append(Receipt(stream, self._store.store_incarnation, row.contiguous, row.bitmap))
+            rows = np.array([(actor_id, row.incarnation, row.contiguous, row.bitmap)], RECEIPT_ROW)
+            receipts.append(Receipts(segment.group, self._store.store_incarnation, rows))
         insert(self, waiting)
         return receipts
 

@@ -145,10 +145,12 @@ class ReplayProcess:
 
     def publish(self, receipts):
         self.world.ledger.note(self.store)
-        for receipt in receipts:
+        for message in receipts:
+            parts = [*map(bytes, self.codec.encode_receipts(message, self.shard))]
             for host in self.world.hosts:
-                if host.listens(self, receipt.stream.actor_id):
-                    self.world.network.post(self.host, host.name, host.hear, host.session, receipt)
+                if host.listens(self, message.group):
+                    for receipt in self.codec.decode_receipts(parts).each():
+                        self.world.network.post(self.host, host.name, host.hear, host.session, receipt)
 
     def before_insert(self, step):
         """Is called before each step of an insert."""

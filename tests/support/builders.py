@@ -5,7 +5,7 @@ import numpy as np
 from apex.schema import Schema, pack_mask
 from apexreplay.frame_blob import make_blob
 from apexreplay.frames.encoder import COMPRESS
-from apexreplay.types import BatchMessage, Segment, Stream
+from apexreplay.types import RECEIPT_ROW, BatchMessage, Receipts, Segment, Stream
 
 PIXELS = Schema(frame_shape=(6, 5), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
@@ -63,6 +63,12 @@ def make_segment(schema, count=5, *, actor_id=2, incarnation=7, number=3, versio
     frames = make_frames(schema, count + 1, first)
     blob = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
     return Segment(Stream(actor_id, incarnation), number, version, records, blob, base)
+
+
+def make_receipts(*receipts, group=0):
+    """Returns the message with these receipts, which are of one store."""
+    rows = [(*receipt.stream, receipt.contiguous, receipt.bitmap) for receipt in receipts]
+    return Receipts(group, receipts[0].store_incarnation, np.array(rows, RECEIPT_ROW))
 
 
 def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+from support.builders import make_receipts
 from support.messages import RESULT, STATUSES, make_heartbeat, make_run_status
 
 from apex.schema import Schema
@@ -61,8 +62,8 @@ def _table_messages():
     }
     return {
         **{name: encode_control(message) for name, message in answers.items()},
-        "segment": TABLE_CODEC.encode_segment(Segment(STREAM, 5, 9, records, make_blob([one, two]), 4)),
-        "receipt": TABLE_CODEC.encode_receipt(Receipt(STREAM, STORE, 6, 0)),
+        "segment": TABLE_CODEC.encode_segment(Segment(STREAM, 5, 9, records, make_blob([one, two]), 4, group=3)),
+        "receipt": TABLE_CODEC.encode_receipts(make_receipts(Receipt(STREAM, STORE, 6, 0), group=3)),
         "request": TABLE_CODEC.encode_request(1),
         "batch": TABLE_CODEC.encode_batch(BatchMessage(0, STORE, 1, 6, 100, batch, make_blob([two]))),
         "priorities": TABLE_CODEC.encode_priorities(update),

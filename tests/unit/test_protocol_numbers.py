@@ -17,7 +17,8 @@ from apexreplay.server.leases import LEASE_SECONDS, RECLAIM_SECONDS
 from apexreplay.server.place import MEMORY_SAMPLERS, PORT, PORTS_PER_TABLE
 from apexreplay.server.sampler import MAX_WAITING
 from apexreplay.transport import timing
-from apexreplay.wire.codec import MAX_PRIORITIES, MAX_RECORDS
+from apexreplay.types import RECEIPT_ROW
+from apexreplay.wire.codec import MAX_PRIORITIES, MAX_RECEIPTS, MAX_RECORDS
 from apexreplay.wire.header import HEADER, TOPIC_BYTES, WIRE_VERSION
 from apexreplay.wire.histogram import MAX_BINS
 from apexreplay.wire.json_codec import MAX_JSON_BYTES
@@ -47,13 +48,14 @@ IDLE = timing.KEEPALIVE_SECONDS + timing.KEEPALIVE_PROBES * timing.PROBE_SECONDS
         ),
         ("Every message starts with these {} bytes", [HEADER.size]),
         ("| u8 | version | {} |", [WIRE_VERSION]),
-        ("The first {} bytes of a receipt are its topic", [TOPIC_BYTES]),
+        ("The first {} bytes of a message of receipts are its topic", [TOPIC_BYTES]),
+        ("Body: {} bytes per stream, at most {:,}", [RECEIPT_ROW.itemsize, MAX_RECEIPTS]),
         ("one record per transition ({} bytes with discrete actions", [PIXELS.table.record.itemsize]),
         ("then per transition ({} bytes with discrete actions", [PIXELS.table.batch_record.itemsize]),
         ("No setting allows more than {:,} transitions or {:,} frames", [MAX_RECORDS, MAX_STEPS]),
         (
-            "every {} s for each stream that sent a segment within {:.0f} s",
-            [timing.RECEIPT_SECONDS, timing.STREAM_LIFE_SECONDS],
+            "after {} s, and then every {} s while the stream has sent a segment within {:.0f} s",
+            [timing.RECEIPT_SECONDS, timing.RECEIPT_REPEAT_SECONDS, timing.STREAM_LIFE_SECONDS],
         ),
         ("after {:.0f} s without progress", [timing.RESEND_SECONDS]),
         ("if that is longer (at most {:.0f} s)", [timing.MOST_RESEND_SECONDS]),

@@ -56,7 +56,7 @@ def test_the_messages_of_a_server_of_tables_are_valid(frames):
     segment = TABLE_CODEC.decode_segment(frames["segment"])
     assert (segment.number, segment.base, segment.version) == (5, 4, 9)
     assert segment.records["score"].tolist() == [2.0, -2.0]
-    assert TABLE_CODEC.decode_receipt(frames["receipt"]) == Receipt(STREAM, STORE, 6, 0)
+    assert TABLE_CODEC.decode_receipts(frames["receipt"]).each() == [Receipt(STREAM, STORE, 6, 0)]
     assert TABLE_CODEC.decode_request(frames["request"]) == 1
     assert TABLE_CODEC.decode_batch(frames["batch"], 1).records["key"].tolist() == [7]
     assert TABLE_CODEC.decode_priorities(frames["priorities"]).priorities.tolist() == [1.5]

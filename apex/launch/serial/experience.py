@@ -84,7 +84,8 @@ class Experience:
             return self.ring.receive(0.0)
         self.actor.step(0.0)
         if self._mail.messages:
-            self._mail.receipts += self.server.insert(self._mail.messages)
+            for stored in self.server.insert(self._mail.messages):
+                self._mail.receipts += stored.each()
             self._mail.messages.clear()
         return None
 

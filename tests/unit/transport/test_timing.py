@@ -6,7 +6,8 @@ from apexreplay.transport.sockets import ReconnectBackoff
 
 
 def test_longer_waits_have_longer_timeouts():
-    assert timing.RECEIPT_SECONDS < timing.RECEIPT_SILENCE_SECONDS < timing.RESEND_SECONDS < timing.MOST_RESEND_SECONDS
+    assert timing.RECEIPT_SECONDS + timing.RECEIPT_REPEAT_SECONDS < timing.RECEIPT_SILENCE_SECONDS
+    assert timing.RECEIPT_SILENCE_SECONDS < timing.RESEND_SECONDS < timing.MOST_RESEND_SECONDS
     assert timing.MOST_RESEND_SECONDS <= timing.RENEW_SECONDS < timing.STREAM_LIFE_SECONDS
     assert own.TAKEOVER_HEARTBEATS < own.ABSENT_HEARTBEATS
     assert own.HELLO_SECONDS < own.END_NOTICE_SECONDS < own.FORGET_SECONDS

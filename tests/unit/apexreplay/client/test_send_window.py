@@ -3,6 +3,7 @@
 import pytest
 
 from apexreplay.client.send_window import MOST_RESEND_SECONDS, RESEND_SECONDS, SendWindow
+from apexreplay.transport.timing import RECEIPT_REPEAT_SECONDS
 from apexreplay.types import Receipt, Stream
 
 STREAM = Stream(3, 9)
@@ -61,9 +62,9 @@ def test_a_window_is_overdue_only_without_progress():
 
 
 def repeat_receipts(window, contiguous, *, since, until):
-    """Passes the same receipt every 0.2 s."""
-    for tick in range(1, round((until - since) / 0.2)):
-        window.acknowledge(receipt(contiguous), since + 0.2 * tick)
+    """Passes the same receipt as often as a server repeats it."""
+    for tick in range(1, round((until - since) / RECEIPT_REPEAT_SECONDS)):
+        window.acknowledge(receipt(contiguous), since + RECEIPT_REPEAT_SECONDS * tick)
 
 
 def test_slow_progress_causes_only_one_resend():

@@ -25,7 +25,12 @@ from apexreplay.store.layout import StoreSettings
 from apexreplay.store.location import beside, counters_path
 from apexreplay.store.reader import StoreReader
 from apexreplay.store.writer import StoreWriter
-from apexreplay.transport.timing import CREDIT_SECONDS, STREAM_LIFE_SECONDS
+from apexreplay.transport.timing import (
+    CREDIT_SECONDS,
+    RECEIPT_REPEAT_SECONDS,
+    RECEIPT_SECONDS,
+    STREAM_LIFE_SECONDS,
+)
 from apexreplay.types import PriorityUpdate, Receipt, Stream
 
 CODEC = RunCodec(RUN, PIXELS)
@@ -71,14 +76,26 @@ class Scene:
             self.answer(batch)
         return self.room
 
-    def insert(self, *numbers, actor_id=2, count=5):
-        segments = [make_segment(PIXELS, count, actor_id=actor_id, number=number, base=0) for number in numbers]
-        return self.server.insert([CODEC.encode_segment(segment) for segment in segments])
+    def insert(self, *numbers, actor_id=2, count=5, group=0, incarnation=7):
+        segments = [
+            make_segment(PIXELS, count, actor_id=actor_id, number=number, base=0, incarnation=incarnation)
+            for number in numbers
+        ]
+        return each(self.server.insert([CODEC.encode_segment(segment._replace(group=group)) for segment in segments]))
 
     def answer(self, batch, priorities=None):
         priorities = np.ones(B, np.float32) if priorities is None else priorities
         update = PriorityUpdate(0, batch.store_incarnation, 0, batch.number, batch.records["key"], priorities)
         self.server.update_priorities([CODEC.encode_priorities(update)])
+
+
+def each(messages):
+    return [receipt for message in messages for receipt in message.each()]
+
+
+def ids(messages):
+    """Returns the group and the actor ids of each message."""
+    return [(message.group, message.rows["actor_id"].tolist()) for message in messages]
 
 
 @pytest.fixture
@@ -112,11 +129,41 @@ def test_malformed_segments_are_counted_without_receipt(scene):
 def test_receipts_are_repeated_while_a_stream_lives(scene):
     scene.insert(0)
     scene.insert(0, actor_id=1)
-    assert [receipt.stream.actor_id for receipt in scene.server.receipts()] == [1, 2]
+    scene.now += RECEIPT_SECONDS
+    assert ids(scene.server.receipts()) == [(0, [1, 2])]
     scene.now += STREAM_LIFE_SECONDS - 1
     scene.insert(1)
     scene.now += 2
-    assert [receipt.stream.actor_id for receipt in scene.server.receipts()] == [2]
+    assert ids(scene.server.receipts()) == [(0, [2])]
+
+
+def test_a_receipt_is_repeated_only_when_it_is_due(scene):
+    scene.insert(0)
+    assert ids(scene.server.receipts()) == []
+    due = []
+    for tick in range(1, 25):
+        scene.now += RECEIPT_SECONDS / 2
+        due += [tick for _ in scene.server.receipts()]
+    assert due == [
+        2,
+        2 + 2 * RECEIPT_REPEAT_SECONDS / RECEIPT_SECONDS,
+        2 + 4 * RECEIPT_REPEAT_SECONDS / RECEIPT_SECONDS,
+    ]
+
+
+def test_receipts_of_one_sender_are_one_message(scene):
+    segments = [(3, 1), (0, 0), (2, 0), (1, 1)]  # actor id, group
+    messages = [make_segment(PIXELS, 1, actor_id=actor_id)._replace(group=group) for actor_id, group in segments]
+    assert ids(scene.server.insert([CODEC.encode_segment(each) for each in messages])) == [(0, [0, 2]), (1, [1, 3])]
+    scene.now += RECEIPT_SECONDS
+    assert ids(scene.server.receipts()) == [(0, [0, 2]), (1, [1, 3])]
+
+
+def test_repeated_receipts_go_to_the_newest_sender_of_a_stream(scene):
+    scene.insert(0, group=2, incarnation=8)
+    assert scene.insert(5, group=1) == [Receipt(Stream(2, 8), 77, 1, 0)]  # An older sender learns that it is over.
+    scene.now += RECEIPT_SECONDS
+    assert ids(scene.server.receipts()) == [(2, [2])]
 
 
 def test_nothing_is_drawn_before_the_minimum(scene):
@@ -283,7 +330,7 @@ def test_nothing_is_acknowledged_after_the_file_was_removed(tmp_path, is_replace
     with pytest.raises(LostMemoryError, match="store"):
         scene.insert(1)
     with pytest.raises(LostMemoryError):
-        scene.server.receipts()
+        list(scene.server.receipts())
 
 
 def make_welcome():
@@ -410,7 +457,7 @@ def test_credit_returns_to_both_users_of_one_row(scene):
 def test_malformed_messages_are_counted_and_logged_rarely(scene, caplog):
     unknown = CODEC.encode_segment(make_segment(PIXELS, actor_id=99))
     honest = CODEC.encode_segment(make_segment(PIXELS, number=0, base=0))
-    receipts = scene.server.insert([[b"x"], unknown] * 100 + [honest])
+    receipts = each(scene.server.insert([[b"x"], unknown] * 100 + [honest]))
     assert [receipt.contiguous for receipt in receipts] == [1]
     assert scene.server.status().refused == 200
     assert len(caplog.records) == 7  # at 1, 2, 4 ... 64

@@ -81,7 +81,7 @@ def test_a_server_without_a_trainer_stores_and_acknowledges(settings, read_keys,
     thread.start()
     try:
         with open_context(read_keys("writer")) as context:
-            segment = make_segment(PIXELS, number=0, base=0)
+            segment = make_segment(PIXELS, number=0, base=0)._replace(group=2)
             receipts = ReceiptReceiver(context, [settings.endpoints["receipts"]], CODEC, [segment.stream])
             sender = ExperienceSender(context, settings.endpoints["experience"], num_messages=4)
             sender.send(CODEC.encode_segment(segment))

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 import zmq
-from support.builders import CONTINUOUS, MASKED, PIXELS, RUN, VALUES, VECTORS, make_batch, make_segment
+from support.builders import CONTINUOUS, MASKED, PIXELS, RUN, VALUES, VECTORS, make_batch, make_receipts, make_segment
 from support.messages import HELLO
 from support.waiting import DEADLINE, until
 
@@ -123,7 +123,7 @@ def test_parameters_of_another_size_are_refused(context, endpoint):
     assert until(refused, "refusal") == {"count": 1}
 
 
-def test_receipts_reach_only_the_actor_of_their_stream(endpoint):
+def test_receipts_reach_only_the_actor_of_their_group(endpoint):
     receipts_endpoint = endpoint.rsplit(":", 1)[0] + ":" + str(int(endpoint.rsplit(":", 1)[1]) % 60_000 + 1_024)
     segment = make_segment(PIXELS, actor_id=2)
 
@@ -143,7 +143,7 @@ def test_receipts_reach_only_the_actor_of_their_stream(endpoint):
             received = []
             deadline = time.monotonic() + DEADLINE
             while not received and time.monotonic() < deadline:
-                publisher.publish(receipt)
+                publisher.publish(make_receipts(receipt, group=2))
                 received = own.receive(0.05)
             assert received[0] == receipt
             assert other.receive() == []
@@ -190,8 +190,9 @@ def test_a_receiver_gets_receipts_from_the_shard_of_each_stream(endpoint):
             deadline = time.monotonic() + DEADLINE
             while len(received) < 2 and time.monotonic() < deadline:
                 for shard, publisher in enumerate(publishers):
-                    for actor_id in (2, 3):  # Both shards publish receipts for both streams.
-                        publisher.publish(Receipt(Stream(actor_id, 7), 1, 10 * shard + actor_id, 0), shard)
+                    for group, actor_id in ((2, 2 + shard), (4, 4 + shard)):  # The group 4 is another actor's.
+                        receipt = Receipt(Stream(actor_id, 7), 1, 10 * shard + actor_id, 0)
+                        publisher.publish(make_receipts(receipt, group=group), shard)
                 await asyncio.sleep(0)
                 received |= {(receipt.stream.actor_id, receipt.contiguous) for receipt in receiver.receive(0.05)}
             assert received == {(2, 2), (3, 13)}

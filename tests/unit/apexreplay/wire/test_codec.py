@@ -5,7 +5,17 @@ import zlib
 
 import numpy as np
 import pytest
-from support.builders import CONTINUOUS, MASKED, PIXELS, RUN, VECTORS, make_batch, make_records, make_segment
+from support.builders import (
+    CONTINUOUS,
+    MASKED,
+    PIXELS,
+    RUN,
+    VECTORS,
+    make_batch,
+    make_receipts,
+    make_records,
+    make_segment,
+)
 from support.messages import RESULT, as_json
 from support.sealing import reseal, with_body, with_json
 
@@ -16,6 +26,7 @@ from apexreplay.wire.header import HEADER, TOPIC_BYTES, MessageKind, WireError, 
 
 CODEC = RunCodec(RUN, PIXELS)
 UPDATE = PriorityUpdate(0, 77, 1, 9, np.arange(5), np.linspace(0, 1, 5, dtype=np.float32))
+RECEIPTS = make_receipts(Receipt(Stream(0, 0), 0, 0, 0))
 PARAMETERS = Parameters(12, np.linspace(-1, 1, 10, dtype=np.float32))
 
 
@@ -49,9 +60,11 @@ def test_batches_survive_encoding(schema):
 
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS])
 def test_receipts_survive_encoding_and_begin_with_their_topic(schema):
-    receipt = Receipt(Stream(5, 8), 2**62 + 1, 40, 0b1011)
-    frames = RunCodec(RUN, schema).encode_receipt(receipt, shard=2)
-    assert CODEC.decode_receipt(frames) == receipt
+    receipts = [Receipt(Stream(5, 8), 2**64 - 1, 40, 0b1011), Receipt(Stream(9, 2**63 - 1), 2**64 - 1, 7, 2**64 - 1)]
+    frames = RunCodec(RUN, schema).encode_receipts(make_receipts(*receipts, group=5), shard=2)
+    back = CODEC.decode_receipts(frames)
+    assert back.each() == receipts
+    assert back.group == 5
     assert frames[0][:TOPIC_BYTES] == receipt_topic(RUN, 2, 5)
     assert receipt_topic(RUN, 2, 5) not in (receipt_topic(RUN, 2, 6), receipt_topic(RUN, 1, 5))
 
@@ -244,7 +257,10 @@ def test_invalid_batches_are_refused(frames, reason):
 @pytest.mark.parametrize(
     ("decode", "frames", "reason"),
     [
-        (CODEC.decode_receipt, with_body(CODEC.encode_receipt(Receipt(Stream(0, 0), 0, 0, 0)), b"x"), "length"),
+        (CODEC.decode_receipts, with_body(CODEC.encode_receipts(RECEIPTS), b"x"), "length"),
+        (CODEC.decode_receipts, reseal(CODEC.encode_receipts(RECEIPTS), count=0), "count"),
+        (CODEC.decode_receipts, reseal(CODEC.encode_receipts(RECEIPTS), count=65_537), "count"),
+        (CODEC.decode_receipts, reseal(CODEC.encode_receipts(RECEIPTS), number=1), "number"),
         (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=65_537), "count"),
         (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=6), "length"),
         (decode_ten, CODEC.encode_parameters(PARAMETERS._replace(values=np.array([np.nan] * 10, "<f4"))), "values"),
