@@ -269,7 +269,7 @@ def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Conne
     if welcome is None:
         return
     require(len(welcome.streams) == count, f"{count} actor ids are needed, but only {len(welcome.streams)} are free")
-    (replay,), window = welcome.replay, welcome.config.actor.window
+    (replay,), window = welcome.replay, welcome.config.actor.send_window
     codec = RunCodec(welcome.run_id, welcome.schema)
 
     def connect(stream: Stream) -> Connected:

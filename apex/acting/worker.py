@@ -56,7 +56,7 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
     torch.set_num_threads(config.actor.num_threads)
     codec = RunCodec(welcome.run_id, schema)
     environment, rng = make_environments(config, streams)
-    window, shards = config.actor.window, welcome.replay
+    window, shards = config.actor.send_window, welcome.replay
     connect = connect or partial(ReliableSender, streams, codec, window=window)
     with open_context(read_keys(config.transport.keys, Role.ACTOR)) as context:
         most = len(streams) * window

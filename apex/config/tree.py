@@ -34,6 +34,7 @@ from apex.config.validation import (
 )
 from apexreplay.facts import MAX_TEXT
 
+MAX_IN_FLIGHT = 8_192  # unacknowledged segments of all actors above which windows shrink; each takes 50 KB in Atari
 MAX_EPISODES = 10_000  # maximum episodes of one evaluation, because one message carries all their scores
 
 Decay = Annotated[float, Meta(ge=0, lt=1)]
@@ -92,9 +93,21 @@ class ActorConfig(Branch):
     n_step: Annotated[int, Meta(ge=1, le=64)] = 3  # maximum steps of an n-step return [section 3.2]
     gamma: Fraction = 0.99  # discount factor per step [appendix C]
     segment_length: Annotated[int, Meta(ge=1, le=1000)] = 50  # steps of one actor sent as one segment [section 4.1]
-    window: Annotated[int, Meta(ge=1, le=64)] = 8  # number of unacknowledged segments at which an actor pauses
+    window: Annotated[int, Meta(ge=1, le=64)] = (
+        8  # unacknowledged segments at which an actor pauses; fewer, at least 2, above 1,024 actors
+    )
     parameters_period: PositiveInt = 100  # steps between checks for newer parameters. Paper: 400 frames [section 4.1]
     bfloat16: Format = "off"  # compute Q-values for acting in bfloat16; auto: wide networks, if the CPU multiplies it
+
+    @property
+    def send_window(self) -> int:
+        """The unacknowledged segments at which an actor pauses: many actors have smaller windows."""
+        return min(self.window, self.most_window)
+
+    @property
+    def most_window(self) -> int:
+        """The largest `window` that makes a difference."""
+        return min(64, max(2, MAX_IN_FLIGHT // max(1, self.num_actors)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

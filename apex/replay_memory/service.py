@@ -72,7 +72,7 @@ def _settings(welcome: Welcome, shard: int, snapshots: SnapshotFolder | None) ->
         last_snapshot_seconds=LAST_SNAPSHOT_SECONDS,
         endpoints={name: transport.endpoint(name, index=shard) for name in REPLAY_SOCKETS},
         max_segment_items=most,
-        max_segments=config.actor.window * config.actor.num_actors,
+        max_segments=config.actor.send_window * config.actor.num_actors,
         max_segment_bytes=max_segment_bytes(welcome.schema.table, most if length else config.actor.segment_length),
         read_keys=partial(read_keys, transport.keys, Role.REPLAY),
         stuck_seconds=config.run.stuck_seconds,

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from apexreplay.wire.codec import MAX_RECORDS, Codec
 from apexreplay.wire.header import Frame, WireError, require_field
 from apexreplay.wire.status import ReplayStatus
 
+MAX_ROWS = 1_024  # repeated receipts that are read from the store at once
 NO_COUNTS: Mapping[str, int] = Counter()
 
 
@@ -118,11 +120,11 @@ class ReplayServer(Reader):
         now = self._clock()
         due = np.flatnonzero((self._due_at <= now) & (now - self._seen_at < STREAM_LIFE_SECONDS))
         due = due[np.argsort(self._group[due], kind="stable")]
-        groups = self._group[due]
-        ends = [*(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(due)]
-        for first, end in zip([0, *ends], ends, strict=False):
-            if first < end:
-                yield self._receipts(int(groups[first]), due[first:end], RECEIPT_REPEAT_SECONDS)
+        for first in range(0, len(due), MAX_ROWS):
+            actor_ids = due[first : first + MAX_ROWS]
+            groups, rows = self._group[actor_ids], self._receipts(0, actor_ids, RECEIPT_REPEAT_SECONDS).rows
+            for start, end in pairwise([0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(rows)]):
+                yield Receipts(int(groups[start]), self._store.store_incarnation, rows[start:end])
 
     def _receipts(self, group: int, actor_ids: NDArray[np.int64], seconds: float) -> Receipts:
         """Returns the receipts of streams, which are due again after `seconds`."""

@@ -97,7 +97,7 @@ class RecordedWriter:
 def write(stop: Stop, recording: Recording, config: Config, pipe: Connection, bench_end: Connection) -> None:
     """The child's main function: connects as an actor, then executes the orders from `pipe` and returns results."""
     bench_end.close()
-    num_streams, window = config.actor.num_actors, config.actor.window
+    num_streams, window = config.actor.num_actors, config.actor.send_window
     port = config.transport.control_port + config.transport.port_offset
     route = Route(config.transport.bind, port, config.transport.keys)
     welcome = greet(route, Role.ACTOR, stop, num_streams=num_streams, needs_replay=True)

@@ -24,7 +24,7 @@ def work(folder: Path, stop: Stop, task: WorkerTask) -> None:
     """A worker process of the actor, like `apex.acting.worker.run_worker`."""
     welcome = task.welcome
     codec = RunCodec(welcome.run_id, welcome.schema)
-    act(stop, task, partial(witnessed, folder, task.streams, codec, window=welcome.config.actor.window))
+    act(stop, task, partial(witnessed, folder, task.streams, codec, window=welcome.config.actor.send_window))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(kinds: Sequence[str], share: float, stop: Stop, task: WorkerTask) -> None:
     """A worker process of the actor, like `apex.acting.worker.run_worker`."""
     welcome = task.welcome
-    codec, window = RunCodec(welcome.run_id, welcome.schema), welcome.config.actor.window
+    codec, window = RunCodec(welcome.run_id, welcome.schema), welcome.config.actor.send_window
 
     def connect(outlets: Sequence[Outlet], receipts: Receipts) -> ReliableSender:
         return SpoilingSender(kinds, share, task.streams, codec, outlets, receipts, window=window)

@@ -266,7 +266,9 @@ def test_accepted_priorities_keep_the_store_valid(tmp_path):
 
 
 def test_accepted_receipts_keep_the_window_valid():
-    for _, receipt in accepted_messages("receipt", 10_000, seed=1):
+    receipts = [each for _, message in accepted_messages("receipt", 10_000, seed=1) for each in message.each()]
+    assert receipts
+    for receipt in receipts:
         window = SendWindow(receipt.stream, 8)
         for _ in range(8):
             window.add([b""], 0.0)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from apex.config import Config
 from apex.learning.batch_ring import slots_needed
 from apex.schema import Schema
-from apex.sizing import table_bytes
+from apex.sizing import bytes_per_transition, table_bytes
 from apexreplay.store.layout import Sizes
 
 MIB = 2**20
@@ -40,6 +40,7 @@ class Memory(NamedTuple):
     store: int
     actors: int
     learner: int  # including its loaders and their batch ring
+    queues: int  # segments on their way to the replay servers
     others: int
 
     @property
@@ -66,8 +67,15 @@ def memory_needed(config: Config, schema: Schema, *, cuda: bool) -> Memory:
         store=store_bytes(config, schema),
         actors=actor.num_processes * (ACTOR_PROCESS_BYTES + actor.envs_per_process * ENVIRONMENT_BYTES),
         learner=TRAINER_BYTES + update + ring + learner.num_loaders * LOADER_BYTES,
+        queues=actor.num_actors * actor.send_window * segment_bytes(config, schema),
         others=OTHER_PROGRAM_BYTES,
     )
+
+
+def segment_bytes(config: Config, schema: Schema) -> int:
+    """Returns an estimate of the bytes of a segment."""
+    length, period = config.actor.segment_length, max(1, schema.sequence_period)
+    return -(-length // period) * (bytes_per_transition(config, schema) + schema.table.record.itemsize)
 
 
 def gpu_bytes(config: Config, schema: Schema) -> int:

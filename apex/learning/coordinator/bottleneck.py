@@ -68,7 +68,10 @@ def keep_feasible(found: Bottleneck, config: Config, cores: int) -> Bottleneck:
     A setting that is 0 has no limit, or is chosen on other hosts, so it cannot be increased.
     """
     settings, least = flatten(config), {"learner.batch_size": config.replay.num_shards}
-    most = dict.fromkeys(ONE_PER_CORE, cores) | {"actor.window": 64, "replay.batches_in_flight": 1024}
+    most = dict.fromkeys(ONE_PER_CORE, cores) | {
+        "actor.window": config.actor.most_window,
+        "replay.batches_in_flight": 1024,
+    }
     most["actor.num_processes"] = min(cores, config.actor.num_actors)
     return replace(
         found,

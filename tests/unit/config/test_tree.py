@@ -189,3 +189,11 @@ def test_a_retired_setting_is_ignored_in_saved_files(tmp_path):
     tree = to_dict(Config(seed=3))
     tree["transport"]["metrics_port"] = 22004
     assert from_saved(tree) == Config(seed=3)
+
+
+@pytest.mark.parametrize(
+    ("num_actors", "window", "expected"),
+    [(0, 8, 8), (16, 64, 64), (1_024, 8, 8), (1_025, 8, 7), (4_096, 8, 2), (65_536, 8, 2), (65_536, 1, 1)],
+)
+def test_the_windows_of_many_actors_shrink(num_actors, window, expected):
+    assert ActorConfig(num_actors=num_actors, window=window).send_window == expected

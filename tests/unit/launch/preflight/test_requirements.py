@@ -17,7 +17,7 @@ from apex.launch.preflight.requirements import (
 )
 from apex.learning.batch_ring import MAX_BEHIND
 from apex.schema import Schema
-from apex.sizing import table_bytes
+from apex.sizing import bytes_per_transition, table_bytes
 from apexreplay.store.layout import Sizes
 
 PIXELS = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
@@ -45,7 +45,15 @@ def test_memory_is_the_sum_of_store_and_programs():
     assert needed.store == store_bytes(CONFIG, PIXELS)
     assert needed.actors == 2 * (132 * MIB + 20 * 7 * MIB // 4)
     assert needed.learner == 200 * MIB + 7 * 4 * stacks + 4 * 2 * stacks + 2 * 80 * MIB  # a ring of four slots
-    assert needed.total == needed.store + needed.actors + needed.learner + 650 * MIB
+    assert needed.total == needed.store + needed.actors + needed.learner + needed.queues + 650 * MIB
+
+
+@pytest.mark.parametrize(("num_actors", "segments"), [(40, 40 * 8), (4_096, 8_192), (65_536, 131_072)])
+def test_segments_on_their_way_need_memory(num_actors, segments):
+    """In Atari a transition has about 920 bytes of frames and a record of 34 bytes, and a segment 50 transitions."""
+    actor = dataclasses.replace(CONFIG.actor, num_actors=num_actors)
+    queues = memory_needed(dataclasses.replace(CONFIG, actor=actor), PIXELS, cuda=False).queues
+    assert queues == segments * 50 * (bytes_per_transition(CONFIG, PIXELS) + 34)
 
 
 def test_each_environment_needs_memory_in_one_process_too():

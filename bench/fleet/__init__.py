@@ -1,0 +1,1 @@
+"""`python -m bench fleet`: simulates runs with many actor hosts."""
