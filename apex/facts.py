@@ -15,7 +15,7 @@ Phase = Literal["waiting_for_replay", "filling_replay", "training", "finishing",
 Part = Literal["actors", "wire", "replay", "loaders", "learner", "processor"]
 _AbsenceCause = Literal["no_actors", "replay_absent"]
 _ActorCause = Literal["samples_wait_for_inserts", "repeated_draws"]
-_LearnerCause = Literal["busy_learner", "busy_learner_delays_inserts", "silent_trainer"]
+_LearnerCause = Literal["busy_learner", "busy_learner_delays_inserts", "too_many_actors", "silent_trainer"]
 _BatchCause = Literal["busy_loaders", "busy_replay", "other_programs", "crowded_cores", "slow_receipts", "latency"]
 Cause = Literal[_AbsenceCause, _ActorCause, _LearnerCause, _BatchCause]
 

@@ -222,6 +222,7 @@ CAUSES: dict[Cause, str] = {
     "repeated_draws": "each transition is drawn {have:.0f} times on average",
     "busy_learner": _BUSY,
     "busy_learner_delays_inserts": _BUSY + ", and inserts wait, to keep the ratio of {need:g} samples per insert",
+    "too_many_actors": _BUSY + ", and inserts wait for it: {have:.0f} actors would be enough, there are {need:.0f}",
     "silent_trainer": "the trainer has not reported for {have:.0f} s: its update takes very long, or it is stuck",
     "busy_loaders": _IDLE + ", and its loaders are busy {share:.0f} % of the time",
     "busy_replay": "the replay writer is busy {share:.0f} % of the time",

@@ -26,6 +26,9 @@ def join(stop: Stop, *, route: Route, processes: int, envs: int) -> Welcome | No
     welcome = greet(route, Role.ACTOR, stop, needs_replay=True)
     if welcome is None:
         return None
+    if welcome.shards > len(welcome.replay):
+        advice = "the run has so many actor hosts that %d replay servers are useful, not %d; use --replay.num-shards"
+        log.warning(advice, welcome.shards, len(welcome.replay))
     actor = welcome.config.actor
     own_cores = read_machine().cores if welcome.config.run.head else 1
     num_streams = (processes or actor.num_processes or own_cores) * (envs or actor.envs_per_process or 1)

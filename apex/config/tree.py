@@ -34,6 +34,7 @@ from apex.config.validation import (
 )
 from apexreplay.facts import MAX_TEXT
 
+MAX_SHARDS = 64
 MAX_IN_FLIGHT = 8_192  # unacknowledged segments of all actors above which windows shrink; each takes 50 KB in Atari
 MAX_EPISODES = 10_000  # maximum episodes of one evaluation, because one message carries all their scores
 
@@ -114,7 +115,9 @@ class ActorConfig(Branch):
 class ReplayConfig(Branch):
     """The replay memory: one replay server, or several that each hold a shard."""
 
-    num_shards: Annotated[int, Meta(ge=1, le=64)] = 1  # number of replay servers, R; each supplies 1/R of a batch
+    num_shards: Annotated[int, Meta(ge=1, le=MAX_SHARDS)] = (
+        1  # number of replay servers, R; each supplies 1/R of a batch
+    )
     capacity: Annotated[int, Meta(ge=1, le=2**31)] = 2_000_000  # transitions; new ones replace the oldest [section 4.1]
     max_bytes: NonNegativeInt = 0  # maximum bytes of compressed frames; 0: enough for capacity, up to half the RAM
     host_bytes: NonNegativeInt = 0  # total RAM of separate replay hosts in bytes; 0: replay runs on the learner's host

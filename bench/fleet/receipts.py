@@ -6,13 +6,13 @@ one segment at the start; then the writer repeats receipts, as it does for all s
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-import zmq
 
 from apex.config import Config
 from apex.config.addresses import REPLAY_SOCKETS
@@ -31,8 +31,10 @@ from apexreplay.server.server import ReplayServer
 from apexreplay.server.service import ReplaySockets, ServerSettings
 from apexreplay.store.layout import StoreSettings
 from apexreplay.store.writer import StoreWriter
-from apexreplay.transport.sockets import InsecureBindWarning, connect, open_context, prepare
+from apexreplay.transport.endpoints import ReceiptReceiver
+from apexreplay.transport.sockets import Context, InsecureBindWarning, open_context
 from apexreplay.types import Segment, Stream
+from apexreplay.wire.codec import Codec
 from apexreplay.wire.header import receipt_topic
 from bench.harness.command import Figures
 
@@ -102,6 +104,15 @@ async def _repeat(
         return figures | {"receipts_longest_pause_ms": 1e3 * longest}
 
 
+class AllReceipts(ReceiptReceiver):
+    """Receives the receipts of all groups."""
+
+    def __init__(self, context: Context, endpoints: Sequence[str], codec: Codec, streams: Sequence[Stream]) -> None:
+        super().__init__(context, endpoints, codec, streams)
+        for group in range(STREAMS_PER_SENDER, len(streams), STREAMS_PER_SENDER):
+            self._socket.subscribe(receipt_topic(codec.run_id, 0, group))
+
+
 def _first_segment(actor_id: int) -> Segment:
     records = np.zeros(1, SCHEMA.table.record)
     records["next_frame"], records["depth"], records["next_depth"] = 1, 1, 1
@@ -112,15 +123,9 @@ def _first_segment(actor_id: int) -> Segment:
 
 def _subscribe(stop: Stop, keys: str, endpoint: str, num_streams: int, pipe: Connection) -> None:
     with open_context(read_keys(keys, Role.ACTOR)) as context:
-        socket = context.socket(zmq.SUB)
-        prepare(socket, high_water_mark=10_000)
-        for group in range(0, num_streams, STREAMS_PER_SENDER):
-            socket.subscribe(receipt_topic(CODEC.run_id, 0, group))
-        connect(socket, endpoint, "receipts")
-        reported = False
+        receiver = AllReceipts(context, [endpoint], CODEC, [Stream(actor_id, 1) for actor_id in range(num_streams)])
+        while not stop.poll() and not receiver.receive(POLL_SECONDS):
+            pass
+        pipe.send_bytes(b"receipts")
         while not stop.poll():
-            if socket.poll(100):
-                socket.recv(copy=False)
-                if not reported:
-                    pipe.send_bytes(b"receipts")
-                    reported = True
+            receiver.receive(POLL_SECONDS)

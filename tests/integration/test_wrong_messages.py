@@ -18,7 +18,7 @@ from apexreplay.transport.sockets import open_context
 from apexreplay.types import PriorityUpdate, Segment, Stream
 from apexreplay.wire.codec import MAX_PRIORITIES, Codec
 from apexreplay.wire.control import Answer, Beat, Hello, Welcome, decode_message
-from apexreplay.wire.header import MessageKind, pack
+from apexreplay.wire.header import WIRE_VERSION, MessageKind, pack
 from apexreplay.wire.json_codec import MAX_JSON_BYTES, encode_control
 
 NUMBERS = table("numbers", {"x": "float64"}, values={"score": "float32"})
@@ -89,7 +89,7 @@ WRONG = [
     ("experience", "empty", lambda peer: [b""], "length"),
     ("experience", "no message of ours", lambda peer: [b"x" * 80], "magic"),
     ("experience", "two parts", lambda peer: [*peer.segment(), b""], "frames"),
-    ("experience", "version", lambda peer: reseal(peer.segment(), version=6), "version"),
+    ("experience", "version", lambda peer: reseal(peer.segment(), version=WIRE_VERSION + 1), "version"),
     ("experience", "kind", lambda peer: peer.codec.encode_request(1), "kind"),
     ("experience", "run", lambda peer: reseal(peer.segment(), run_id=1), "run"),
     ("experience", "schema", lambda peer: reseal(peer.segment(), schema=1), "schema"),
@@ -134,7 +134,7 @@ WRONG = [
     ("batches", "body", lambda peer: [*peer.codec.encode_request(1), b"x" * 100_000], "frames"),
     ("batches", "above the limit of the socket", lambda peer: [b"x" * 900_000], "magic"),
     ("control", "no message of ours", lambda peer: [b"x" * 80], "magic"),
-    ("control", "version", lambda peer: reseal(text(HELLO), version=6), "version"),
+    ("control", "version", lambda peer: reseal(text(HELLO), version=WIRE_VERSION + 1), "version"),
     ("control", "kind", lambda peer: reseal(text(HELLO), kind=MessageKind.BATCH), "kind"),
     ("control", "run id", lambda peer: reseal(text(HELLO), run_id=1), "run_id"),
     ("control", "schema", lambda peer: reseal(text(HELLO), schema=1), "schema"),

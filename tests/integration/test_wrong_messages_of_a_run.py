@@ -17,6 +17,7 @@ from apexreplay.frame_blob import make_blob
 from apexreplay.transport.sockets import open_context
 from apexreplay.types import PriorityUpdate, Segment
 from apexreplay.wire.codec import MAX_PRIORITIES
+from apexreplay.wire.header import WIRE_VERSION
 from apexreplay.wire.json_codec import MAX_JSON_BYTES, encode_control
 
 __all__ = ["offset", "programs"]  # fixtures
@@ -76,7 +77,7 @@ STALE = "stale"  # of another store: counted as such
 # (socket, what is wrong, message of the peer, reason)
 WRONG = [
     ("experience", "no message of ours", lambda peer: [b"x" * 80], "magic"),
-    ("experience", "version", lambda peer: reseal(peer.segment(), version=6), "version"),
+    ("experience", "version", lambda peer: reseal(peer.segment(), version=WIRE_VERSION + 1), "version"),
     ("experience", "kind", lambda peer: peer.codec.encode_request(1), "kind"),
     ("experience", "run", lambda peer: reseal(peer.segment(), run_id=1), "run"),
     ("experience", "schema", lambda peer: reseal(peer.segment(), schema=1), "schema"),
@@ -99,7 +100,7 @@ WRONG = [
     ("batches", "too many items", lambda peer: peer.codec.encode_request(MAX_PRIORITIES), "count"),
     ("batches", "run", lambda peer: reseal(peer.codec.encode_request(1), run_id=1), "run"),
     ("control", "no message of ours", lambda peer: [b"x" * 80], "magic"),
-    ("control", "version", lambda peer: reseal(encode_control(HELLO), version=6), "version"),
+    ("control", "version", lambda peer: reseal(encode_control(HELLO), version=WIRE_VERSION + 1), "version"),
     ("control", "run", lambda peer: reseal(encode_control(HELLO), run_id=1), "run"),
     ("control", "kind", lambda peer: peer.segment(), "kind"),
     ("control", "checksum", lambda peer: damaged(encode_control(HELLO)), "crc"),

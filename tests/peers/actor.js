@@ -4,8 +4,8 @@ import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { Push, Subscriber } from "zeromq";
 import { Network } from "./network.js";
-import { Stream } from "./stream.js";
-import { control, receiptsOf, unpack } from "./wire.js";
+import { receiptsOf, Stream } from "./stream.js";
+import { control, unpack } from "./wire.js";
 
 const [host, port, count, folder] = process.argv.slice(2);
 const read = (file, name) =>

@@ -26,6 +26,14 @@ function segment(rows, length, span, gamma) {
   return [...items, table, ...frames.map((frame) => toBytes({ dtype: "<f4" }, [...frame]))];
 }
 
+// Returns the receipts in a message: of each stream the id, incarnation, first missing number and bitmap.
+export function receiptsOf({ incarnation: store, items, body }) {
+  return Array.from({ length: items }, (_, i) => body.subarray(28 * i)).map((row) => ({
+    store, sender: row.readUInt32LE(0), incarnation: row.readBigUInt64LE(4),
+    number: row.readBigUInt64LE(12), bitmap: row.readBigUInt64LE(20),
+  }));
+}
+
 // A stream of CartPole, whose segments are sent until the replay server has stored them.
 export class Stream {
   constructor([id, incarnation], { run, schema: hash, span, actor, network, pushes, receipts }) {

@@ -28,14 +28,6 @@ export function unpack([first, ...more]) {
   };
 }
 
-// Returns the receipts in a message: of each stream the id, incarnation, first missing number and bitmap.
-export function receiptsOf({ incarnation: store, items, body }) {
-  return Array.from({ length: items }, (_, i) => body.subarray(28 * i)).map((row) => ({
-    store, sender: row.readUInt32LE(0), incarnation: row.readBigUInt64LE(4),
-    number: row.readBigUInt64LE(12), bitmap: row.readBigUInt64LE(20),
-  }));
-}
-
 // Joins a server; returns its welcome, and keeps the lease until `close`.
 export async function join(host, port, role, table) {
   const { send, greet, close: end } = control(`tcp://${host}:${port}`);

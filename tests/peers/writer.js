@@ -1,6 +1,6 @@
 // node writer.js HOST PORT TABLE COUNT: appends COUNT single steps; returns when the server has stored all of them.
 import { Push, Subscriber } from "zeromq";
-import { header, join, lz4Block, RECEIPT, receiptsOf, SEGMENT, toBytes, unpack } from "./wire.js";
+import { header, join, lz4Block, RECEIPT, SEGMENT, toBytes, unpack } from "./wire.js";
 
 const [host, port, name, count] = process.argv.slice(2), RESEND_MS = 2000;
 const welcome = await join(host, port, "writer", name), { run, schema, table } = welcome;
@@ -49,8 +49,8 @@ setInterval(async () => {
 let room = () => {};
 (async () => {
   for await (const parts of receipts) {
-    const [{ incarnation, number, store: from }] = receiptsOf(unpack(parts));
-    if (incarnation !== stream.incarnation) continue;
+    const { incarnation: from, body } = unpack(parts), number = body.readBigUInt64LE(12); // One row: the stream's.
+    if (body.readBigUInt64LE(4) !== stream.incarnation) continue;
     if (store !== null && store !== from) progress = 0; // Another memory: all again.
     store = from;
     for (const key of [...window.keys()].filter((key) => key < number)) window.delete(key), (progress = Date.now());

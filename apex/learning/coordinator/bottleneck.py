@@ -7,6 +7,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from apex.config import Config, flatten
+from apex.config.tree import MAX_SHARDS
 from apex.facts import Bottleneck
 from apex.runtime.resources import HostUse
 from apex.transport.messages.status import ActorStatus, LearnerStatus
@@ -16,6 +17,7 @@ BUSY = 0.8  # share of time; a part that works more than this counts as fully bu
 # Without a configured ratio, a learner draws as many samples as it can: in the paper 0.8 samples per insert. At ten
 # times this ratio, most samples have been learned from before, and more transitions help more than more updates.
 MANY_SAMPLES_PER_INSERT = 8.0
+HOSTS_PER_SHARD = 10  # a replay writer stores 130,000 transitions/s; the actors of 8 cores send 13,600
 # Settings that help only up to the number of cores.
 ONE_PER_CORE = (
     *("actor.num_processes", "learner.num_threads", "learner.num_loaders"),
@@ -39,8 +41,20 @@ def find_limit(
         return too_few_steps(cause="repeated_draws", have=drawn)
     waits = learner.wait_share or 0.0
     if waits < 1 - BUSY:
+        enough = math.ceil(config.actor.num_actors * (1 - sum(actor.wait_share for actor in actors) / len(actors)))
+        if replay.inserts_wait and enough < BUSY * config.actor.num_actors:
+            decrease = ("actor.num_actors", "learner.batch_size", "replay.samples_per_insert")
+            have, need = max(1, enough), config.actor.num_actors
+            return Bottleneck(
+                part="learner", cause="too_many_actors", share=1 - waits, have=have, need=need, decrease=decrease
+            )
         return _busy_learner(1 - waits, ratio if replay.inserts_wait else None)
     return _between(actors, replay, learner, waits)
+
+
+def useful_shards(num_hosts: int) -> int:
+    """Returns how many replay servers so many actor hosts of about 8 cores need."""
+    return min(MAX_SHARDS, -(-num_hosts // HOSTS_PER_SHARD))
 
 
 def find_absent(actors: Sequence[ActorStatus], absent: str) -> Bottleneck | None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from apex.algorithms.interface import make_algorithm
 from apex.config import to_dict
 from apex.facts import INTERRUPTED
+from apex.learning.coordinator.bottleneck import useful_shards
 from apex.learning.coordinator.fence import Fence
 from apex.learning.coordinator.link import FromTrainer, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row, score_row
@@ -126,6 +127,7 @@ class Coordinator:
             absent=self.state.members.absent_replay,
             generation=self.state.members.generation,
             streams=list(map(control.Lease.of, self._leases.claim(hello.session, hello.num_streams, self._clock()))),
+            shards=useful_shards(len(self.state.members.actors) + (hello.role == Role.ACTOR)),
             fence=self._fence.grant(hello) if hello.role == Role.REPLAY else 0,
         )
 

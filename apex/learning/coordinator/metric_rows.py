@@ -14,6 +14,7 @@ from apex.metric_tags import (
     LENGTH,
     MEAN_SCORE,
     SCORE,
+    has_curve,
     score_tag,
     shard_tag,
 )
@@ -68,14 +69,15 @@ class MetricRows:
 
 def score_row(state: RunState, scores: Scores) -> MetricRow:
     """Returns the row of the games that actors have finished since the last row: mean scores, and counts in total."""
-    exploration = state.exploration
+    exploration, num_actors = state.exploration, state.config.actor.num_actors
     scalars: dict[str, float] = {EPISODES: state.num_episodes}
     total = 0.0
     for actor_id, games, score, length in scores.actors:
         score = math.nan if score is None else score
         total += score
-        scalars[score_tag(actor_id, exploration.amounts[actor_id], exploration.name)] = score / games
-        if actor_id == state.config.actor.num_actors - 1:
+        if has_curve(actor_id, num_actors):
+            scalars[score_tag(actor_id, exploration.amounts[actor_id], exploration.name)] = score / games
+        if actor_id == num_actors - 1:
             scalars |= {SCORE: score / games, LENGTH: length / games}
     if scores.actors:
         scalars[MEAN_SCORE] = total / sum(actor.games for actor in scores.actors)

@@ -16,6 +16,7 @@ class AppendFile:
 
     def __init__(self, path: Path, *, lines: bool = False) -> None:
         self.num_dropped = 0
+        self.num_bytes = 0  # length of the file at the last flush
         self._path = path
         self._lines = lines
         self._descriptor = -1
@@ -66,6 +67,7 @@ class AppendFile:
             with suppress(OSError):  # Fails, for example, if the path is not a regular file.
                 os.ftruncate(self._descriptor, size)
             raise
+        self.num_bytes = size + len(self._pending)
         self._pending.clear()
 
     def _open(self) -> None:

@@ -30,6 +30,7 @@ from apexreplay.wire.histogram import Histogram
 from apexreplay.wire.json_codec import encode_json
 
 FLUSH_SECONDS = 1.0  # interval at which `accept` flushes
+MAX_FILE_BYTES = 1 << 26  # length from which the next file of a curve, or of events, is begun
 MAX_ROW_BYTES = 1 << 16  # more than a row with all its histograms and texts has
 CUT = "cut"  # subfolder of `curves` for rows of steps that are repeated
 
@@ -52,6 +53,8 @@ class MetricRow(NamedTuple):
 class MetricsWriter:
     """Writes `tensorboard/RUN/events...` and `curves/ROLE.jsonl`, one line per row, below a run's folder.
 
+    After MAX_FILE_BYTES, the next file follows: `ROLE-0001.jsonl`.
+
     TensorBoard names a run after the folder of its events. A full disk does not end the run: unwritten records wait in
     memory up to a limit; further records are dropped and counted.
     """
@@ -62,9 +65,8 @@ class MetricsWriter:
         self._flush_at = clock() + FLUSH_SECONDS
         self._latest: dict[str, float] = {}
         self._curves: dict[str, AppendFile] = {}
-        events = folder / "tensorboard" / folder.resolve().name
-        self._events = AppendFile(events / _next_name(events))
-        self._add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._tensorboard = folder / "tensorboard" / folder.resolve().name
+        self._begin_events()
 
     def accept(self, row: MetricRow) -> None:
         """Writes one row. A value that is not finite becomes null in the JSON lines."""
@@ -102,6 +104,11 @@ class MetricsWriter:
         self._flush_at = self._clock() + FLUSH_SECONDS
         for file in (self._events, *self._curves.values()):
             file.flush()
+        if self._events.num_bytes >= MAX_FILE_BYTES:
+            self._events.close()
+            self._begin_events()
+        for role in [role for role, file in self._curves.items() if file.num_bytes >= MAX_FILE_BYTES]:
+            self._curves.pop(role).close()
 
     def close(self) -> None:
         """Flushes and closes the files."""
@@ -113,8 +120,12 @@ class MetricsWriter:
         line: dict[str, Any] = {"steps": row.steps, "time": now, "scalars": row.scalars}
         line |= {name: value for name in ("histograms", "texts") if (value := getattr(row, name))}
         if row.role not in self._curves:
-            self._curves[row.role] = AppendFile(self._folder / "curves" / f"{row.role}.jsonl", lines=True)
+            self._curves[row.role] = AppendFile(_open_part(self._folder / "curves" / f"{row.role}.jsonl"), lines=True)
         self._curves[row.role].append(encode_json(line) + b"\n")
+
+    def _begin_events(self) -> None:
+        self._events = AppendFile(self._tensorboard / _next_name(self._tensorboard))
+        self._add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def _add_summary(self, summary: Summary, steps: int, wall_time: float) -> None:
         self._add_event(Event(wall_time=wall_time, step=steps, summary=summary))
@@ -128,17 +139,19 @@ class MetricsWriter:
 
 
 def read_curve(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Returns the rows of a `curves/ROLE.jsonl` file, [] without a file; omits a line that is incomplete after a crash.
+    """Returns the rows of `curves/ROLE.jsonl` and the files that follow it, [] without a file.
 
-    `last_bytes`: returns only the rows that are whole in so many bytes at the end of the file; None: all rows.
+    Omits a line that is incomplete after a crash. `last_bytes`: returns only the rows that are whole in so many bytes
+    at the end of each file; None: all rows.
     """
     rows = []
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        if last_bytes is not None:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
-        for line in file.read().split(b"\n"):
-            with suppress(ValueError):
-                rows.append(json.loads(line))
+    for part in _parts(path):
+        with suppress(FileNotFoundError), part.open("rb") as file:
+            if last_bytes is not None:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
+            for line in file.read().split(b"\n"):
+                with suppress(ValueError):
+                    rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
 
 
@@ -170,6 +183,20 @@ def cut_curves(folder: Path, steps: int, updates: int) -> int:
     if num_rows:
         log.info("moved %d rows of curves beyond step %d or update %d to %s", num_rows, steps, updates, folder / CUT)
     return num_rows
+
+
+def _parts(path: Path) -> list[Path]:
+    """Returns the files of a curve, the oldest first. The first may be missing."""
+    return [path, *sorted(path.parent.glob(f"{path.stem}-[0-9][0-9][0-9][0-9]{path.suffix}"))]
+
+
+def _open_part(path: Path) -> Path:
+    """Returns the file of a curve to which the next rows belong."""
+    *others, last = _parts(path)
+    with suppress(FileNotFoundError):
+        if last.stat().st_size >= MAX_FILE_BYTES:
+            return path.with_stem(f"{path.stem}-{len(others) + 1:04d}")
+    return last
 
 
 def _next_name(folder: Path) -> str:

@@ -1,10 +1,12 @@
 """The bottleneck of a run: the part that limits it, the cause, and the settings that would help."""
 
+from dataclasses import replace as replace_config
+
 import pytest
 from msgspec.structs import replace
 from support.messages import ACTOR, REPLAY
 
-from apex.config import Config, ReplayConfig, RunConfig, from_dict
+from apex.config import ActorConfig, Config, ReplayConfig, RunConfig, from_dict
 from apex.facts import Bottleneck
 from apex.learning.coordinator.bottleneck import find_absent, find_limit, find_other_programs, keep_feasible
 from apex.runtime.resources import HostUse
@@ -25,6 +27,16 @@ def test_a_busy_learner_that_delays_inserts_is_named_with_the_ratio():
     assert (found.part, found.cause, found.need) == ("learner", "busy_learner_delays_inserts", 6)
     assert found.share == pytest.approx(0.9)
     assert "replay.samples_per_insert" in found.decrease
+
+
+def test_more_actors_than_are_useful_are_named_with_the_useful_number():
+    many = replace_config(RATIO, actor=ActorConfig(num_actors=200))
+    found = limit(many, replay={"inserts_wait": True}, actor={"wait_share": 0.75}, wait_share=0.1)
+    assert (found.part, found.cause, found.have, found.need) == ("learner", "too_many_actors", 50, 200)
+    assert found.decrease[0] == "actor.num_actors"
+    for actor, config in (({"wait_share": 0.1}, many), ({"wait_share": 0.75}, FREE)):
+        found = limit(config, replay={"inserts_wait": config is many}, actor=actor, wait_share=0.1)
+        assert found.cause != "too_many_actors"
 
 
 def test_the_window_is_too_small_only_if_inserts_do_not_wait():

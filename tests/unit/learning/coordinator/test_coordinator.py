@@ -5,6 +5,7 @@ import pwd
 import socket
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.fence import FILE, NUMBERS_PER_START
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.state import MAX_EVALUATIONS
-from apex.metric_tags import MAX_METRICS
+from apex.metric_tags import MAX_METRICS, has_curve
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.transport.messages.control import (
@@ -48,11 +49,11 @@ REPLAY = replace_fields(HELLO, role="replay", num_streams=0)
 class Scene:
     """A coordinator with a clock."""
 
-    def __init__(self, folder, num_shards=1, deterministic=False, **limits):
+    def __init__(self, folder, num_shards=1, deterministic=False, num_actors=6, **limits):
         self.clock = Clock()
         config = Config(
             network=NETWORK,
-            actor=ActorConfig(num_actors=6),
+            actor=ActorConfig(num_actors=num_actors),
             replay=ReplayConfig(num_shards=num_shards),
             run=RunConfig(folder=str(folder), name="run", **limits),
         )
@@ -434,6 +435,30 @@ def test_rows_have_mean_scores_and_the_total_number_of_games(scene):
         },
         {tags[1]: None, "actors/mean_score": None, "actors/episodes": 6, "actors/environment_faults": 3},
     ]
+
+
+def test_only_64_actors_have_a_curve_of_their_own(tmp_path):
+    for num_actors in (1, 64, 65, 1_000, 65_536):
+        chosen = [actor_id for actor_id in range(num_actors) if has_curve(actor_id, num_actors)]
+        assert len(chosen) == min(64, num_actors)
+        assert (chosen[0], chosen[-1]) == (0, num_actors - 1)
+        gaps = {higher - lower for lower, higher in pairwise(chosen)}
+        assert max(gaps, default=1) - min(gaps, default=1) <= 1
+    scene = Scene(tmp_path, num_actors=200)
+    scene.score(*((actor_id, 1, 2.0, 3) for actor_id in range(200)))
+    (row,) = scene.curve("actor")
+    assert sum(tag.startswith("actors/score_") for tag in row["scalars"]) == 64
+    assert (row["scalars"]["actor_highest_id/score"], row["scalars"]["actors/mean_score"]) == (2.0, 2.0)
+
+
+def test_the_welcome_proposes_replay_servers_for_the_actor_hosts(scene):
+    def proposed():
+        return scene.coordinator.answer(replace_fields(HELLO, session=1_000)).shards
+
+    assert proposed() == 1
+    for session in range(25):
+        scene.coordinator.answer(make_heartbeat("actor", session, run_id=scene.folder.run_id))
+    assert proposed() == 3  # 26 hosts, at 10 for each
 
 
 def test_metrics_become_means_and_a_run_has_a_limited_number_of_them(scene):

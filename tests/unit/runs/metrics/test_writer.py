@@ -230,3 +230,21 @@ def test_curve_without_late_rows_is_unchanged(tmp_path):
     assert cut_curves(tmp_path, 5, 0) == 0
     assert path.read_bytes() == b'{"steps":5}\n{"steps": 7, "ti'
     assert not (tmp_path / "cut").exists()
+
+
+def test_a_long_curve_and_its_events_continue_in_other_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("apex.runs.metrics.writer.MAX_FILE_BYTES", 200)
+    for first in (0, 7):  # The second writer continues the files of the first.
+        writer = MetricsWriter(tmp_path)
+        for steps in range(first, first + 7):
+            writer.accept(MetricRow("learner", steps, {"learner/loss": steps}))
+            writer.flush()
+        writer.close()
+    names = sorted(path.name for path in (tmp_path / "curves").iterdir())
+    assert names == [*(f"learner-{number:04d}.jsonl" for number in range(1, 5)), "learner.jsonl"]
+    assert len(list((tmp_path / "tensorboard" / tmp_path.name).iterdir())) > 3
+    rows = read_curve(tmp_path / "curves" / "learner.jsonl")
+    assert [row["steps"] for row in rows] == list(range(14))
+    assert read_curve(tmp_path / "curves" / "learner.jsonl", 300)[-1]["steps"] == 13
+    assert cut_curves(tmp_path / "curves", 2, 0) == 11
+    assert [row["steps"] for row in read_curve(tmp_path / "curves" / "learner.jsonl")] == [0, 1, 2]
