@@ -4,9 +4,9 @@ import logging
 
 from apex.acting.host import ActorHost, WorkerReports
 from apex.acting.shared_parameters import SharedParameters
-from apex.acting.worker import Work, WorkerTask
+from apex.acting.worker import Work, WorkerTask, acts_in_bfloat16
 from apex.environments.foreign import require_trust
-from apex.runtime.hardware import read_machine
+from apex.runtime.hardware import read_bfloat16, read_machine
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ParameterSubscriber
 from apex.transport.heartbeat import Session
@@ -63,7 +63,10 @@ def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int | No
 
         with open_context(read_keys(welcome.config.transport.keys, Role.ACTOR)) as context:
             endpoint, codec = welcome.endpoint("parameters"), RunCodec(welcome.run_id, welcome.schema)
-            subscriber = ParameterSubscriber(context, endpoint, codec, num_parameters=welcome.num_parameters)
+            bfloat16 = acts_in_bfloat16(welcome.config, welcome.schema, has_bfloat16=read_bfloat16())
+            subscriber = ParameterSubscriber(
+                context, endpoint, codec, num_parameters=welcome.num_parameters, bfloat16=bfloat16
+            )
             host.run(subscriber, stop, check)
         if session.moved and not session.finished:
             return None

@@ -184,6 +184,7 @@ class LearnerConfig(Branch):
     target_period: PositiveInt = 2_500  # the target network is copied from the network every N updates [section 4.1]
     publish_period: PositiveInt = 10  # updates between two publications of the parameters
     publish_seconds: NonNegativeFloat = 0.25  # minimum seconds between two publications; limits network traffic
+    publish_bytes_per_second: NonNegativeInt = 0  # bytes/s of parameters to all hosts; 0: a quarter of the link's
     device: Literal["auto", "cpu", "cuda"] = "auto"  # where the learner computes; auto: on a GPU if there is one
     max_skipped_updates: PositiveInt = 10  # end the run after this many non-finite updates in a row
     num_threads: NonNegativeInt = 0  # PyTorch threads; 0: chosen from the number of CPU cores

@@ -1,5 +1,9 @@
 """The learner's thread that publishes parameters."""
 
+import math
+
+from apex.config import Config
+from apex.runtime.hardware import read_link
 from apex.transport.curve.key_store import Keys
 from apex.transport.endpoints import ParameterPublisher
 from apex.transport.run_codec import RunCodec
@@ -7,11 +11,31 @@ from apex.types import Parameters
 from apexreplay.process.lifecycle import Helper, Stop
 from apexreplay.transport.sockets import open_context
 
+LINK_SHARE = 4  # parameters get one of so many parts of the link
+ASSUMED_LINK = 10**10  # bits per second, if the system does not know them, as of many virtual interfaces
+
+
+def publish_budget(config: Config, link: int | None = None) -> float:
+    """Returns the bytes of parameters per second; `link`: bits per second of the link, 0: unknown, None: reads them."""
+    link = read_link(config.transport.bind) if link is None else link
+    return config.learner.publish_bytes_per_second or (link or ASSUMED_LINK) / 8 / LINK_SHARE
+
 
 class PublishingThread:
     """Publishes parameters on a separate thread, so that new subscribers get them even during a long gradient step."""
 
-    def __init__(self, endpoint: str, codec: RunCodec, stop: Stop, keys: Keys | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        codec: RunCodec,
+        stop: Stop,
+        keys: Keys | None = None,
+        *,
+        bytes_per_second: float = math.inf,
+    ) -> None:
+        """`bytes_per_second`: budget of all subscribers together."""
+        self.period = 0.0  # minimum seconds between two publications within the budget
+        self._bytes_per_second = bytes_per_second
         self._endpoint = endpoint
         self._keys = keys
         self._codec = codec
@@ -36,13 +60,16 @@ class PublishingThread:
     def _run(self) -> None:
         published: Parameters | None = None
         with open_context(self._keys) as context:
-            publisher = ParameterPublisher(context, self._endpoint, self._codec)
+            publisher = ParameterPublisher(
+                context, self._endpoint, self._codec, bytes_per_second=self._bytes_per_second
+            )
             while True:
                 closing, newest = self._closing, self._newest
                 if newest is not None and newest is not published:
-                    publisher.publish(newest)
+                    publisher.publish(newest, at_once=closing)
                     published = newest
                 if closing:
                     return
                 context.check()
                 publisher.serve(0.02)
+                self.period = publisher.period

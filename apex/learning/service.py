@@ -15,7 +15,7 @@ from apex.learning.coordinator.link import CoordinatorLink, TrainerEnd, TrainerS
 from apex.learning.coordinator.server import run_coordinator
 from apex.learning.loader import LoaderTask, start_loaders
 from apex.learning.loop import LearnerLoop, Reporter
-from apex.learning.parameter_publisher import PublishingThread
+from apex.learning.parameter_publisher import PublishingThread, publish_budget
 from apex.learning.run_save import save_run
 from apex.learning.setup import choose_device, make_trainer, prepare_torch, restore_trainer
 from apex.learning.trainer import Trainer
@@ -54,7 +54,8 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     coordinator_pipe.close()  # Only the child may hold this end, so that its death closes the pipe.
     prepare_torch(config.learner, device)
     codec = RunCodec(run_id, schema)
-    publisher = PublishingThread(config.transport.endpoint("parameters"), codec, stop, keys)
+    budget = publish_budget(config)
+    publisher = PublishingThread(config.transport.endpoint("parameters"), codec, stop, keys, bytes_per_second=budget)
     saves = CheckpointWriter(partial(save_run, folder))
 
     def connect(endpoint: str, shard: int) -> None:
@@ -69,7 +70,9 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     try:
         with open_context(keys) as context:
             priorities = PrioritySender(context, codec)
-            trainer = make_trainer(folder, device, ring, priorities, publisher.publish)
+            trainer = make_trainer(
+                folder, device, ring, priorities, publisher.publish, lambda: max(publisher.period, link.fetch_seconds)
+            )
             progress = restore_trainer(folder, trainer, found)
             link = CoordinatorLink(pipe, config.replay, connect, progress)
             network = trainer.online

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from apex.config.validation import require_setting
 from apex.runtime.gpu import Cuda, read_cuda
 from apexreplay.process.limits import ROOT, core_limits, read_membership, read_memory, read_text
@@ -50,6 +52,13 @@ def read_machine(cuda: Cuda | None = None) -> Machine:
         cpu_bfloat16=read_bfloat16(),
         gpu_bfloat16=bool(cuda.gpus) and cuda.gpus[0].has_bfloat16,  # the learner uses the first GPU
     )
+
+
+def read_link(address: str) -> int:
+    """Returns the bits per second of the network interface with this address, or of the fastest one; 0 if unknown."""
+    interfaces = psutil.net_if_addrs()
+    names = [name for name, found in interfaces.items() if any(each.address == address for each in found)]
+    return max((psutil.net_if_stats()[name].speed for name in names or interfaces), default=0) * 10**6
 
 
 def read_bfloat16() -> bool:

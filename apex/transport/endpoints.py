@@ -1,10 +1,12 @@
 """Both sides of the socket for parameters. docs/protocol.md describes it."""
 
+import math
 import time
+from collections import Counter
 
 import zmq
 
-from apex.transport.run_codec import RunCodec
+from apex.transport.run_codec import PARAMETER_TOPICS, RunCodec
 from apex.transport.timing import REPEAT_SECONDS, SUBSCRIPTION_SECONDS
 from apex.types import Parameters
 from apexreplay.transport.sockets import Context, Reader, bind, connect, prepare, receive
@@ -17,26 +19,43 @@ class ParameterPublisher:
     """Publishes the learner's parameters: each new snapshot, and the newest one again after a new subscription.
 
     A slow subscriber misses snapshots, possibly the newest. Therefore the newest snapshot is also published again after
-    `repeat_seconds` without a newer one.
+    `repeat_seconds` without a newer one. All subscribers together get at most `bytes_per_second`.
     """
 
     def __init__(
-        self, context: Context, endpoint: str, codec: RunCodec, *, repeat_seconds: float = REPEAT_SECONDS
+        self,
+        context: Context,
+        endpoint: str,
+        codec: RunCodec,
+        *,
+        repeat_seconds: float = REPEAT_SECONDS,
+        bytes_per_second: float = math.inf,
     ) -> None:
         self._codec = codec
         self._socket = context.socket(zmq.XPUB)  # Unlike PUB, XPUB reports subscriptions.
         prepare(self._socket, high_water_mark=2, max_bytes=1_024, linger=0.2)
-        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+        self._socket.setsockopt(zmq.XPUB_VERBOSER, 1)
         bind(self._socket, endpoint, "parameters")
-        self._message: list[bytes] = []
+        self._newest: Parameters | None = None
+        self._subscribers: Counter[bytes] = Counter()  # by topic
         self._repeat_seconds = repeat_seconds
         self._answer_at = time.monotonic() + repeat_seconds
-        self.num_bytes = 0
+        self._bytes_per_second = bytes_per_second
+        self._free_at = 0.0  # time from which the budget allows the next snapshot
+        self.num_bytes = 0  # sent to all subscribers
 
-    def publish(self, parameters: Parameters) -> None:
-        """Sends a snapshot of the parameters to all subscribers."""
-        self._message = self._codec.encode_parameters(parameters)
-        self._send()
+    @property
+    def period(self) -> float:
+        """The minimum seconds between two snapshots."""
+        count = 0 if self._newest is None else len(self._newest.values)
+        sizes = {topic: HEADER.size + (2 if bfloat16 else 4) * count for bfloat16, topic in PARAMETER_TOPICS.items()}
+        return sum(size * self._subscribers[topic] for topic, size in sizes.items()) / self._bytes_per_second
+
+    def publish(self, parameters: Parameters, *, at_once: bool = False) -> None:
+        """Sends a snapshot to all subscribers as soon as the budget allows, or `at_once`."""
+        self._newest, self._answer_at = parameters, 0.0
+        self._free_at = 0.0 if at_once else self._free_at
+        self.serve(0.0)
 
     def serve(self, timeout: float) -> None:
         """Waits up to `timeout` seconds for subscriptions. Publishes once for all subscriptions within 200 ms."""
@@ -46,32 +65,40 @@ class ParameterPublisher:
             if not parts:
                 break
             timeout = 0.0
-            if parts[0][:1] == b"\x01":
+            begins = parts[0][:1] == b"\x01"
+            self._subscribers[parts[0][1:]] += 1 if begins else -1
+            if begins:
                 self._answer_at = min(self._answer_at, time.monotonic() + SUBSCRIPTION_SECONDS)
-        if time.monotonic() >= self._answer_at:
+        if time.monotonic() >= max(self._answer_at, self._free_at):
             self._send()
 
     def _send(self) -> None:
-        self._answer_at = time.monotonic() + self._repeat_seconds
-        if self._message:
-            self._socket.send_multipart(self._message, copy=False)
-            self.num_bytes += len(self._message[0])
+        now = time.monotonic()
+        self._answer_at, self._free_at = now + self._repeat_seconds, now + self.period
+        for bfloat16, topic in PARAMETER_TOPICS.items():
+            if self._newest is not None and self._subscribers[topic] > 0:
+                message = self._codec.encode_parameters(self._newest, bfloat16=bfloat16)
+                self._socket.send_multipart(message, copy=False)
+                self.num_bytes += len(message[0]) * self._subscribers[topic]
 
 
 class ParameterSubscriber(Reader):
-    """Receives the learner's parameters. Keeps only the newest snapshot."""
+    """Receives the learner's parameters, rounded to bfloat16 if so wanted. Keeps only the newest snapshot."""
 
-    def __init__(self, context: Context, endpoint: str, codec: RunCodec, *, num_parameters: int) -> None:
+    def __init__(
+        self, context: Context, endpoint: str, codec: RunCodec, *, num_parameters: int, bfloat16: bool = False
+    ) -> None:
         super().__init__()
         self._codec = codec
+        self._bfloat16 = bfloat16
         self._num_parameters = num_parameters
         self._socket = context.socket(zmq.SUB)
         prepare(self._socket, high_water_mark=2, max_bytes=HEADER.size + 4 * num_parameters)
         self._socket.setsockopt(zmq.CONFLATE, 1)  # Keeps the newest message; a HWM of 1 would keep the oldest.
-        self._socket.subscribe(b"")
+        self._socket.subscribe(PARAMETER_TOPICS[bfloat16])
         connect(self._socket, endpoint, "parameters")
 
     def receive(self, timeout: float) -> Parameters | None:
         """Returns the newest parameters since the last call, or None after `timeout` seconds without any."""
         decode = self._codec.decode_parameters
-        return self.read(self._socket, timeout, lambda frames: decode(frames, self._num_parameters))
+        return self.read(self._socket, timeout, lambda frames: decode(frames, self._num_parameters, self._bfloat16))

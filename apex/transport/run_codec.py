@@ -10,10 +10,15 @@ from apex.types import Parameters
 from apexreplay.item_kinds import Array
 from apexreplay.types import Stream
 from apexreplay.wire.codec import Codec, require_all
-from apexreplay.wire.header import Frame, MessageKind, require_field
+from apexreplay.wire.header import HEADER, MAGIC, WIRE_VERSION, Frame, MessageKind, require_field
 from apexreplay.wire.json_codec import decode_json, encode_json
 
 MAX_VERSION = 2**32 - 1
+# Whether a message of parameters has bfloat16 -> its first bytes. The field `shard` is the format.
+PARAMETER_TOPICS = {
+    bfloat16: HEADER.pack(MAGIC, WIRE_VERSION, MessageKind.PARAMETERS, bfloat16, *[0] * 8)[:8]
+    for bfloat16 in (False, True)
+}
 
 
 class RunCodec(Codec):
@@ -23,18 +28,29 @@ class RunCodec(Codec):
         super().__init__(run_id, schema.table)
         self.schema = schema
 
-    def encode_parameters(self, parameters: Parameters) -> list[bytes]:
-        """Returns one frame, because a subscriber with ZMQ_CONFLATE keeps only the last frame of a message."""
-        body = parameters.values.astype("<f4", copy=False).tobytes()
-        return self._seal(MessageKind.PARAMETERS, Stream(0, 0), parameters.version, len(parameters.values), body)
+    def encode_parameters(self, parameters: Parameters, *, bfloat16: bool = False) -> list[bytes]:
+        """Returns one frame, because a subscriber with ZMQ_CONFLATE keeps only the last frame of a message.
 
-    def decode_parameters(self, frames: Sequence[Frame], num_parameters: int) -> Parameters:
+        It begins with the format's topic. `bfloat16`: rounds the values to the nearest bfloat16, ties to even.
+        """
+        body, shard = parameters.values.astype("<f4", copy=False), int(bfloat16)
+        if bfloat16:
+            bits = body.view("<u4")
+            body = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("<u2")
+        version, count = parameters.version, len(body)
+        return self._seal(MessageKind.PARAMETERS, Stream(0, 0), version, count, body.tobytes(), shard=shard)
+
+    def decode_parameters(self, frames: Sequence[Frame], num_parameters: int, bfloat16: bool = False) -> Parameters:
         """Decodes what `encode_parameters` wrote: exactly `num_parameters` finite values."""
         header, (body,) = self._check(frames, MessageKind.PARAMETERS, 1)
-        header.require_zero("shard", "sender", "incarnation")
+        header.require_zero("sender", "incarnation")
+        require_field(header.shard == bfloat16, "shard", f"format {header.shard}, expected {bfloat16:d}")
         version, count = _version(header.number), header.num_items
         require_field(count == num_parameters, "count", f"{count} parameter values, expected {num_parameters}")
-        require_field(len(body) == 4 * count, "length", f"{len(body)} bytes, expected 4 for each of {count} parameters")
+        size = 2 if bfloat16 else 4
+        require_field(len(body) == size * count, "length", f"{len(body)} bytes, expected {size} for each of {count}")
+        if bfloat16:
+            body = memoryview((np.frombuffer(body, "<u2").astype("<u4") << 16).tobytes())
         return Parameters(version, _finite(body))
 
     def encode_evaluation(self, result: EvaluationResult, parameters: Parameters | None) -> list[bytes]:

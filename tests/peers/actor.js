@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { Push, Subscriber } from "zeromq";
 import { Network } from "./network.js";
 import { receiptsOf, Stream } from "./stream.js";
-import { control, unpack } from "./wire.js";
+import { control, header, PARAMETERS, unpack } from "./wire.js";
 
 const [host, port, count, folder] = process.argv.slice(2);
 const read = (file, name) =>
@@ -28,7 +28,7 @@ pushes.forEach((push, shard) => push.connect(replay[shard].experience));
 
 const source = new Subscriber({ conflate: true, ...keysFor("learner") });
 source.connect(`tcp://${host}:${config.transport.parameters_port + config.transport.port_offset}`);
-source.subscribe();
+source.subscribe(header(PARAMETERS, {}, []).subarray(0, 8)); // as f4
 let published = null, bytes = 0;
 (async () => {
   for await (const parts of source) published = unpack(parts), bytes += published.body.length;

@@ -13,6 +13,7 @@ from apex.config import Config, LearnerConfig
 from apex.launch.preflight.leftovers import Leftovers, bytes_to_come
 from apex.launch.preflight.report import Check
 from apex.launch.preflight.requirements import files_needed, gpu_bytes, memory_needed, store_bytes
+from apex.learning.parameter_publisher import ASSUMED_LINK, publish_budget
 from apex.runtime.gpu import Cuda, version_name
 from apex.runtime.hardware import FileLimit, Machine, read_file_limit
 from apex.runtime.ports import choose_ports
@@ -51,6 +52,15 @@ def read_room(machine: Machine, cuda: Cuda, leftovers: Leftovers, own: Path | No
         files=read_file_limit(),
         gpu=cuda.gpus[0].memory_bytes if machine.gpu and device != "cpu" else 0,
     )
+
+
+def check_link(config: Config, link: int) -> Check:
+    """Names the budget of the parameters; `link`: bits per second, 0: unknown."""
+    budget = f"parameters: at most {publish_budget(config, link) / 1e6:g} MB/s to all hosts"
+    if config.learner.publish_bytes_per_second:
+        return Check("network", 1, note=budget)
+    known = f"a quarter of the link's {(link or ASSUMED_LINK) / 1e9:g} Gbit/s" + ("" if link else ", which are assumed")
+    return Check("network", 1, note=f"{budget}, {known}; change it with --learner.publish-bytes-per-second")
 
 
 def check_room(config: Config, schema: Schema, room: Room) -> list[Check]:

@@ -31,7 +31,7 @@ from apex.launch.preflight.report import Check, describe_check, describe_sizes
 from apex.launch.preflight.requirements import disk_needed
 from apex.launch.resume import reopen, resume_parser
 from apex.runtime.gpu import read_cuda
-from apex.runtime.hardware import read_machine
+from apex.runtime.hardware import read_link, read_machine
 from apex.runtime.ports import is_free
 from apex.runtime.provenance import describe_versions
 from apex.runtime.text import MAX_COLUMNS
@@ -139,6 +139,7 @@ def examine(config: Config, own: Path | None = None, inspector: Inspector | None
             checks.check_limit(chosen),
             *checks.check_sizes(sized),
             *checks.check_room(chosen, schema, room),
+            checks.check_link(chosen, read_link(chosen.transport.bind)),
             checks.check_disk(disk_needed(chosen, schema), Path(chosen.run.folder)),
             ports,
         ]

@@ -207,7 +207,7 @@ class Coordinator:
         """Decides whether the run should end; returns the news for the trainer."""
         state = self.state
         endpoints = list(state.members.replay_endpoints)  # A copy, because the news must not change later.
-        return News(endpoints, state.waiting(), state.decide_end(), state.progress)
+        return News(endpoints, state.waiting(), state.decide_end(), state.progress, state.members.fetch_seconds)
 
     # --- curves and scores ------------------------------------------------------------------------------------------
 

@@ -110,6 +110,35 @@ def test_a_slow_subscriber_skips_versions_but_receives_the_newest(context, endpo
     assert publisher.num_bytes > 0
 
 
+def test_subscribers_get_the_format_that_they_want(context, endpoint):
+    publisher = ParameterPublisher(context, endpoint, CODEC, repeat_seconds=1_000.0)
+    values = np.full(10, 1 + 2**-10, np.float32)
+    publisher.publish(Parameters(3, values))
+    whole, half = (
+        ParameterSubscriber(context, endpoint, CODEC, num_parameters=10, bfloat16=bfloat16)
+        for bfloat16 in (False, True)
+    )
+    for subscriber, expected in ((whole, 1 + 2**-10), (half, 1.0)):
+        news = until(lambda subscriber=subscriber: publisher.serve(0.05) or subscriber.receive(0.0), "parameters")
+        assert (news.version, set(news.values.tolist())) == (3, {expected})
+
+
+def test_the_budget_of_all_subscribers_sets_the_period(context, endpoint):
+    publisher = ParameterPublisher(context, endpoint, CODEC, repeat_seconds=1_000.0, bytes_per_second=92.0)
+    publisher.publish(Parameters(1, VALUES))
+    assert publisher.period == 0.0
+    with open_context() as hosts:
+        first, second = (ParameterSubscriber(hosts, endpoint, CODEC, num_parameters=10) for _ in range(2))
+        until(lambda: publisher.serve(0.05) or publisher.period == 2.0, "subscriptions")  # Two messages of 92 bytes.
+        publisher.publish(Parameters(2, VALUES), at_once=True)
+        assert {until(lambda each=each: each.receive(0.1), "version 2").version for each in (first, second)} <= {1, 2}
+        publisher.publish(Parameters(3, VALUES))
+        received = [first.receive(0.1) for _ in range(5)]  # The budget is used up.
+        assert 3 not in [news.version for news in received if news]
+        until(lambda: publisher.serve(0.05) or ((news := first.receive(0.0)) and news.version == 3), "version 3")
+    until(lambda: publisher.serve(0.05) or publisher.period == 0.0, "end of the subscriptions")
+
+
 def test_parameters_of_another_size_are_refused(context, endpoint):
     publisher = ParameterPublisher(context, endpoint, CODEC, repeat_seconds=1_000.0)
     publisher.publish(Parameters(1, VALUES[:5]))

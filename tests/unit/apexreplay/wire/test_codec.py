@@ -5,6 +5,7 @@ import zlib
 
 import numpy as np
 import pytest
+import torch
 from support.builders import (
     CONTINUOUS,
     MASKED,
@@ -19,7 +20,7 @@ from support.builders import (
 from support.messages import RESULT, as_json
 from support.sealing import reseal, with_body, with_json
 
-from apex.transport.run_codec import RunCodec
+from apex.transport.run_codec import PARAMETER_TOPICS, RunCodec
 from apex.types import Parameters
 from apexreplay.types import PriorityUpdate, Receipt, Stream
 from apexreplay.wire.header import HEADER, TOPIC_BYTES, MessageKind, WireError, peek_kind, receipt_topic
@@ -267,10 +268,29 @@ def test_invalid_batches_are_refused(frames, reason):
         (decode_ten, reseal(CODEC.encode_parameters(PARAMETERS), count=9), "count"),
         (decode_ten, with_body(CODEC.encode_parameters(PARAMETERS), b"abc"), "length"),
         (decode_ten, reseal(CODEC.encode_parameters(PARAMETERS), number=2**40), "number"),
+        (decode_ten, CODEC.encode_parameters(PARAMETERS, bfloat16=True), "shard"),
     ],
 )
 def test_invalid_receipts_priorities_and_parameters_are_refused(decode, frames, reason):
     assert refusal(decode, frames) == reason
+
+
+def test_parameters_are_rounded_to_the_nearest_bfloat16():
+    values = np.array([1.0, -1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 0.0, -1e-40, 3e38], np.float32)
+    frames = CODEC.encode_parameters(Parameters(12, values), bfloat16=True)
+    assert len(frames[0]) == HEADER.size + 2 * len(values)
+    back = CODEC.decode_parameters(frames, len(values), bfloat16=True)
+    assert back.version == 12
+    assert back.values.tolist()[:6] == [1.0, -1.0, 1.0, 1 + 4 * 2**-8, 1 + 2 * 2**-8, 0.0]  # Ties go to the even one.
+    np.testing.assert_array_equal(back.values, torch.tensor(values).bfloat16().float().numpy())
+
+
+def test_formats_of_parameters_have_different_topics():
+    for bfloat16, topic in PARAMETER_TOPICS.items():
+        other = PARAMETER_TOPICS[not bfloat16]
+        frame = CODEC.encode_parameters(PARAMETERS, bfloat16=bfloat16)[0]
+        assert frame.startswith(topic)
+        assert not frame.startswith(other)
 
 
 @pytest.mark.parametrize("seed", range(5))

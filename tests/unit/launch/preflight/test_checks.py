@@ -15,6 +15,7 @@ from apex.launch.preflight.checks import (
     check_gpu,
     check_kept,
     check_leftovers,
+    check_link,
     check_native,
     check_packages,
     check_ports,
@@ -211,6 +212,19 @@ def test_the_remedy_for_a_small_tmpfs_is_large_enough():
     assert "--shm-size=1g" in check.remedy
     assert "remount,size=1g /dev/shm" in check.remedy
     assert "--shm-size=4g" in check_tmpfs(2 * GIB + 1, Space(2 * GIB, GIB), SHM).remedy  # Used space stays used.
+
+
+@pytest.mark.parametrize(
+    ("setting", "link", "note"),
+    [
+        (0, 10**10, "312.5 MB/s to all hosts, a quarter of the link's 10 Gbit/s;"),
+        (0, 0, "312.5 MB/s to all hosts, a quarter of the link's 10 Gbit/s, which are assumed;"),
+        (5_000_000, 10**9, "5 MB/s to all hosts"),
+    ],
+)
+def test_the_budget_of_the_parameters_is_named(setting, link, note):
+    check = check_link(Config(learner=LearnerConfig(publish_bytes_per_second=setting)), link)
+    assert (check.verdict, note in check.note) == ("ok", True), check.note
 
 
 def test_many_actors_need_more_open_files():
