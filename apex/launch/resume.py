@@ -242,11 +242,11 @@ def find_missing(folder: RunFolder, found: Sequence[Restored]) -> Missing | None
 
 
 def _last_figures(folder: RunFolder, role: Role) -> dict[str, Any]:
-    """Returns the values of the last row of a role's curves; {} if there is none."""
+    """Returns the last values in a role's curves; {} if there are none."""
     from apex.runs.metrics.writer import MAX_ROW_BYTES, read_curve  # Imported here because new runs do not need it.
 
     rows = read_curve(folder.curves / f"{role}.jsonl", MAX_ROW_BYTES)
-    return rows[-1].get("scalars", {}) if rows else {}
+    return {tag: value for row in rows for tag, value in row.get("scalars", {}).items()}
 
 
 def find_other_version(folder: RunFolder) -> OtherVersion | None:

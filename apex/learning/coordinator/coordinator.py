@@ -74,6 +74,7 @@ class Coordinator:
         self._rows = MetricRows(self.state, OF_A_CLOCK if deterministic else ())
         self._scores = ScoreSums()  # scores for the next row of the curves
         self._metric_names: list[str] = []  # of the environment's metrics, each of which has a curve
+        self._fetch_seconds = 0.0
         self._curves_began = False  # whether the step from which the curves continue is known
         # session -> time of its first request for a shard that another server may hold
         self._asked: dict[int, float] = {}
@@ -207,7 +208,7 @@ class Coordinator:
         """Decides whether the run should end; returns the news for the trainer."""
         state = self.state
         endpoints = list(state.members.replay_endpoints)  # A copy, because the news must not change later.
-        return News(endpoints, state.waiting(), state.decide_end(), state.progress, state.members.fetch_seconds)
+        return News(endpoints, state.waiting(), state.decide_end(), state.progress, self._fetch_seconds)
 
     # --- curves and scores ------------------------------------------------------------------------------------------
 
@@ -246,6 +247,7 @@ class Coordinator:
 
     def tick(self) -> None:
         """Updates the elapsed time, and forgets silent programs. Call this once a second."""
+        self._fetch_seconds = self.state.members.fetch_seconds
         self._folder.elapsed_seconds = self.state.elapsed_seconds
         self.state.members.forget_silent(FORGET_SECONDS)
         self._leases.expire(self._clock())

@@ -26,6 +26,9 @@ from apexreplay.wire.histogram import Histogram
 from apexreplay.wire.status import ReplayStatus
 
 
+SHARD_PERIOD = 10
+
+
 class MetricRows:
     """Makes rows from the current state of the run."""
 
@@ -34,6 +37,7 @@ class MetricRows:
         self._state = state
         self._omit = omit
         self._histogram: Histogram | None = None  # the histogram that was last added to a row
+        self._num_rows = 0
         self._advice = ""  # the text of `limited_by/setting` that was last added to a row
 
     def next(self) -> Iterator[MetricRow]:
@@ -57,8 +61,13 @@ class MetricRows:
             yield MetricRow("replay", state.num_steps, scalars, histograms=histograms)
 
     def _shards(self) -> dict[str, float]:
-        """Returns what each of several shards has stored, from which `--resume` counts what is missing."""
-        if self._state.config.replay.num_shards == 1:
+        """Returns what each of several shards has stored, from which `--resume` counts what is missing.
+
+        Many shards are only in every SHARD_PERIOD-th row.
+        """
+        self._num_rows += 1
+        num_shards = self._state.config.replay.num_shards
+        if num_shards == 1 or (num_shards > SHARD_PERIOD and self._num_rows % SHARD_PERIOD):
             return {}
         return {
             shard_tag(name, shard): getattr(server.heartbeat.status, name)

@@ -457,6 +457,7 @@ def test_the_trainer_learns_how_often_actors_look_for_parameters(scene):
         streams = [Lease(i, HexInt(1)) for i in range(num_streams)]
         heartbeat = make_heartbeat("actor", session, streams=streams, run_id=scene.folder.run_id, **status)
         scene.coordinator.state.update(heartbeat)
+        scene.coordinator.tick()
         return scene.coordinator.decide().fetch_seconds
 
     assert scene.coordinator.decide().fetch_seconds == 0.0
