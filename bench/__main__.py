@@ -16,6 +16,7 @@ BENCHES = {  # name of the benchmark -> module, whose main(argv) measures
     "curve": "bench.curve_encryption",
     "device": "bench.device",
     "engines": "bench.engines",
+    "fleet": "bench.fleet.command",
     "learner": "bench.learner",
     "learning": "bench.learning.command",
     "leases": "bench.leases",

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
@@ -41,10 +42,11 @@ from bench.harness.command import Figures
 
 STREAMS_PER_HOST = 128  # 8 cores with 16 environments each
 MAX_STREAMS = 65_536
+MAX_HOSTS = 1_900  # A run has at most 2,000 programs.
 GAMES_PER_SECOND = 16  # of each host
 CONNECTIONS = 16
 REPLAY_SESSIONS = 1 << 32  # sessions of replay servers begin here; hosts have smaller ones
-JOIN_SECONDS = 120.0
+JOIN_SECONDS = 300.0
 SETTLE_SECONDS = 3.0
 ASK_SECONDS = 2.0
 
@@ -91,7 +93,9 @@ def measure_control(folder: Path, keys: str, num_hosts: int, seconds: float, sto
         stop_children([coordinator, hosts])
 
 
-def _train(link: CoordinatorLink, pipe: Connection | None, until: float, children: list[object], stop: Stop) -> None:
+def _train(
+    link: CoordinatorLink, pipe: Connection | None, until: float, children: Sequence[BaseProcess], stop: Stop
+) -> None:
     """Reports as a trainer does, until the pipe has a message or the time is over."""
     report_at = 0.0
     while time.monotonic() < until and not (pipe is not None and pipe.poll()):
@@ -145,8 +149,9 @@ def _play(stop: Stop, run: RunFolder, keys: str, num_hosts: int, num_streams: in
                 settled_at = 2 * JOIN_SECONDS + now
                 hosts.num_answers = 0
                 pipe.send_bytes(b"joined")
-            if not hosts.beat(now):
-                time.sleep(0.0005)
+            while hosts.beat(time.monotonic()) and not stop.poll():
+                pass
+            time.sleep(0.0005)
         lost = sum(num_streams - len(held) for held in hosts.leases)
         pipe.send_bytes(json.dumps([hosts.num_refused + lost, hosts.num_answers]).encode())
         while not stop.poll():

@@ -50,6 +50,7 @@ class Members:
         self._heartbeat_seconds = config.transport.heartbeat_seconds
         self._clock = clock
         self._members: dict[int, Member[control.AnyHeartbeat]] = {}
+        self._servers: dict[int, Member[control.ReplayHeartbeat]] = {}  # by shard; some may have left
         self._left: set[int] = set()  # sessions that have left the run, but whose last heartbeat is kept
 
     def __iter__(self) -> Iterator[int]:
@@ -71,6 +72,7 @@ class Members:
             if heartbeat.endpoints not in ({}, self.replay_endpoints[heartbeat.shard]):
                 self.replay_endpoints[heartbeat.shard] = heartbeat.endpoints
                 self.generation = control.generation_of(self.all_replay_endpoints)
+            self._servers[heartbeat.shard] = Member(heartbeat, self._clock())
         self._members[heartbeat.session] = Member(heartbeat, self._clock())
 
     def find(self, session: int) -> control.AnyHeartbeat | None:
@@ -162,8 +164,8 @@ class Members:
     @property
     def replay_servers(self) -> dict[int, Member[control.ReplayHeartbeat]]:
         """Each shard's server."""
-        members = self._members.values()
-        return {beat.shard: Member(beat, at) for beat, at in members if isinstance(beat, control.ReplayHeartbeat)}
+        servers = self._servers.items()
+        return {shard: server for shard, server in servers if server.heartbeat.session in self._members}
 
     @property
     def replay(self) -> ReplayStatus | None:

@@ -25,7 +25,6 @@ from apex.transport.messages.status import LearnerStatus
 from apexreplay.wire.histogram import Histogram
 from apexreplay.wire.status import ReplayStatus
 
-
 SHARD_PERIOD = 10
 
 
