@@ -34,7 +34,6 @@ from apex.config.validation import (
 )
 from apexreplay.facts import MAX_TEXT
 
-MAX_SHARDS = 64
 MAX_IN_FLIGHT = 8_192  # unacknowledged segments of all actors above which windows shrink; each takes 50 KB in Atari
 MAX_EPISODES = 10_000  # maximum episodes of one evaluation, because one message carries all their scores
 
@@ -94,9 +93,7 @@ class ActorConfig(Branch):
     n_step: Annotated[int, Meta(ge=1, le=64)] = 3  # maximum steps of an n-step return [section 3.2]
     gamma: Fraction = 0.99  # discount factor per step [appendix C]
     segment_length: Annotated[int, Meta(ge=1, le=1000)] = 50  # steps of one actor sent as one segment [section 4.1]
-    window: Annotated[int, Meta(ge=1, le=64)] = (
-        8  # unacknowledged segments at which an actor pauses; fewer, at least 2, above 1,024 actors
-    )
+    window: Annotated[int, Meta(ge=1, le=64)] = 8  # segments in flight at which an actor pauses; fewer if N > 1,024
     parameters_period: PositiveInt = 100  # steps between checks for newer parameters. Paper: 400 frames [section 4.1]
     bfloat16: Format = "off"  # compute Q-values for acting in bfloat16; auto: wide networks, if the CPU multiplies it
 
@@ -115,9 +112,7 @@ class ActorConfig(Branch):
 class ReplayConfig(Branch):
     """The replay memory: one replay server, or several that each hold a shard."""
 
-    num_shards: Annotated[int, Meta(ge=1, le=MAX_SHARDS)] = (
-        1  # number of replay servers, R; each supplies 1/R of a batch
-    )
+    num_shards: Annotated[int, Meta(ge=1, le=64)] = 1  # number of replay servers, R; each supplies 1/R of a batch
     capacity: Annotated[int, Meta(ge=1, le=2**31)] = 2_000_000  # transitions; new ones replace the oldest [section 4.1]
     max_bytes: NonNegativeInt = 0  # maximum bytes of compressed frames; 0: enough for capacity, up to half the RAM
     host_bytes: NonNegativeInt = 0  # total RAM of separate replay hosts in bytes; 0: replay runs on the learner's host

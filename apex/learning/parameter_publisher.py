@@ -25,17 +25,11 @@ class PublishingThread:
     """Publishes parameters on a separate thread, so that new subscribers get them even during a long gradient step."""
 
     def __init__(
-        self,
-        endpoint: str,
-        codec: RunCodec,
-        stop: Stop,
-        keys: Keys | None = None,
-        *,
-        bytes_per_second: float = math.inf,
+        self, endpoint: str, codec: RunCodec, stop: Stop, keys: Keys | None = None, budget: float = math.inf
     ) -> None:
-        """`bytes_per_second`: budget of all subscribers together."""
+        """`budget`: bytes per second to all subscribers together."""
         self.period = 0.0  # minimum seconds between two publications within the budget
-        self._bytes_per_second = bytes_per_second
+        self._budget = budget
         self._endpoint = endpoint
         self._keys = keys
         self._codec = codec
@@ -60,9 +54,7 @@ class PublishingThread:
     def _run(self) -> None:
         published: Parameters | None = None
         with open_context(self._keys) as context:
-            publisher = ParameterPublisher(
-                context, self._endpoint, self._codec, bytes_per_second=self._bytes_per_second
-            )
+            publisher = ParameterPublisher(context, self._endpoint, self._codec, bytes_per_second=self._budget)
             while True:
                 closing, newest = self._closing, self._newest
                 if newest is not None and newest is not published:

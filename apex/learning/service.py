@@ -54,8 +54,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     coordinator_pipe.close()  # Only the child may hold this end, so that its death closes the pipe.
     prepare_torch(config.learner, device)
     codec = RunCodec(run_id, schema)
-    budget = publish_budget(config)
-    publisher = PublishingThread(config.transport.endpoint("parameters"), codec, stop, keys, bytes_per_second=budget)
+    publisher = PublishingThread(config.transport.endpoint("parameters"), codec, stop, keys, publish_budget(config))
     saves = CheckpointWriter(partial(save_run, folder))
 
     def connect(endpoint: str, shard: int) -> None:

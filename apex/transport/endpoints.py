@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import Counter
 
 import zmq
 
@@ -37,7 +36,7 @@ class ParameterPublisher:
         self._socket.setsockopt(zmq.XPUB_VERBOSER, 1)
         bind(self._socket, endpoint, "parameters")
         self._newest: Parameters | None = None
-        self._subscribers: Counter[bytes] = Counter()  # by topic
+        self._subscribers = dict.fromkeys(PARAMETER_TOPICS.values(), 0)  # by topic
         self._repeat_seconds = repeat_seconds
         self._answer_at = time.monotonic() + repeat_seconds
         self._bytes_per_second = bytes_per_second
@@ -59,14 +58,15 @@ class ParameterPublisher:
 
     def serve(self, timeout: float) -> None:
         """Waits up to `timeout` seconds for subscriptions. Publishes once for all subscriptions within 200 ms."""
-        timeout = min(timeout, max(0.0, self._answer_at - time.monotonic()))
+        timeout = min(timeout, max(0.0, self._answer_at - time.monotonic(), self._free_at - time.monotonic()))
         for _ in range(MAX_SUBSCRIPTIONS):
             parts = receive(self._socket, timeout)
             if not parts:
                 break
             timeout = 0.0
-            begins = parts[0][:1] == b"\x01"
-            self._subscribers[parts[0][1:]] += 1 if begins else -1
+            begins, topic = parts[0][:1] == b"\x01", parts[0][1:]
+            if topic in self._subscribers:
+                self._subscribers[topic] += 1 if begins else -1
             if begins:
                 self._answer_at = min(self._answer_at, time.monotonic() + SUBSCRIPTION_SECONDS)
         if time.monotonic() >= max(self._answer_at, self._free_at):

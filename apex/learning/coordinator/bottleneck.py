@@ -7,7 +7,6 @@ from functools import partial
 from msgspec.structs import replace
 
 from apex.config import Config, flatten
-from apex.config.tree import MAX_SHARDS
 from apex.facts import Bottleneck
 from apex.runtime.resources import HostUse
 from apex.transport.messages.status import ActorStatus, LearnerStatus
@@ -44,17 +43,15 @@ def find_limit(
         enough = math.ceil(config.actor.num_actors * (1 - sum(actor.wait_share for actor in actors) / len(actors)))
         if replay.inserts_wait and enough < BUSY * config.actor.num_actors:
             decrease = ("actor.num_actors", "learner.batch_size", "replay.samples_per_insert")
-            have, need = max(1, enough), config.actor.num_actors
-            return Bottleneck(
-                part="learner", cause="too_many_actors", share=1 - waits, have=have, need=need, decrease=decrease
-            )
+            found = Bottleneck(part="learner", cause="too_many_actors", share=1 - waits, decrease=decrease)
+            return replace(found, have=max(1, enough), need=config.actor.num_actors)
         return _busy_learner(1 - waits, ratio if replay.inserts_wait else None)
     return _between(actors, replay, learner, waits)
 
 
 def useful_shards(num_hosts: int) -> int:
     """Returns how many replay servers so many actor hosts of about 8 cores need."""
-    return min(MAX_SHARDS, -(-num_hosts // HOSTS_PER_SHARD))
+    return min(64, math.ceil(num_hosts / HOSTS_PER_SHARD))  # as `replay.num_shards`
 
 
 def find_absent(actors: Sequence[ActorStatus], absent: str) -> Bottleneck | None:
@@ -82,10 +79,8 @@ def keep_feasible(found: Bottleneck, config: Config, cores: int) -> Bottleneck:
     A setting that is 0 has no limit, or is chosen on other hosts, so it cannot be increased.
     """
     settings, least = flatten(config), {"learner.batch_size": config.replay.num_shards}
-    most = dict.fromkeys(ONE_PER_CORE, cores) | {
-        "actor.window": config.actor.most_window,
-        "replay.batches_in_flight": 1024,
-    }
+    most = dict.fromkeys(ONE_PER_CORE, cores) | {"replay.batches_in_flight": 1024}
+    most["actor.window"] = config.actor.most_window
     most["actor.num_processes"] = min(cores, config.actor.num_actors)
     return replace(
         found,
