@@ -38,6 +38,7 @@ SIZES = [
     "free memory",
     "tmpfs",
     "open files",
+    "network",
     "disk",
     "ports",
 ]
