@@ -21,6 +21,7 @@ from apex.schema import Schema
 from apex.transport.curve.key_store import read_keys
 from apex.transport.run_codec import RunCodec
 from apex.types import Role
+from apexreplay.errors import require
 from apexreplay.frame_blob import make_blob
 from apexreplay.process.children import start_child, stop_children
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
@@ -41,6 +42,7 @@ from bench.harness.command import Figures
 SCHEMA = Schema(frame_shape=(2,), frame_dtype="float32", stack=1, num_actions=2, n_step=1, codec="raw")
 CODEC = RunCodec(1, SCHEMA)
 STREAMS_PER_SENDER = 16  # those of one actor process
+WAIT_SECONDS = 30.0  # for the first receipts
 NO_LIMIT = RateLimiter(1, 0.0, 0.0, False)
 
 
@@ -82,10 +84,12 @@ async def _repeat(
 ) -> Figures:
     with open_context(settings.read_keys()) as context:
         sockets = ReplaySockets(context, settings, server)
-        server.insert([CODEC.encode_segment(_first_segment(actor_id)) for actor_id in range(num_streams)])
-        stop = Stop()
+        for actor_id in range(num_streams):  # A burst is short: its start counts as the time of its segments.
+            server.insert([CODEC.encode_segment(_first_segment(actor_id))])
+        stop, until = Stop(), time.monotonic() + WAIT_SECONDS
         repeat = asyncio.create_task(sockets.repeat_receipts(stop))
-        while not pipe.poll():  # Receipts arrive.
+        while not pipe.poll():
+            require(time.monotonic() < until, f"no receipts within {WAIT_SECONDS:.0f} s")
             await asyncio.sleep(POLL_SECONDS)
         began, used, writer_used = time.monotonic(), time.process_time(), time.thread_time()
         await asyncio.sleep(seconds)
