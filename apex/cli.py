@@ -28,6 +28,7 @@ COMMANDS = {
     "watch": Command("apex.evaluation.watch", "show games of a run's newest policy, or record a video"),
     "doctor": Command("apex.launch.preflight.doctor", "check whether a run can start here, and how to fix problems"),
     "status": Command("apex.launch.status", "print what a run is doing"),
+    "logs": Command("apex.runs.logs", "print the logs of a run's programs, merged by time"),
     "plot": Command("apex.runs.plots.command", "draw learning curves of several runs in one picture"),
     "report": Command("apex.runs.report.command", "write one HTML page about a run"),
     "export": Command(

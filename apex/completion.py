@@ -12,7 +12,7 @@ from apexreplay.process.lifecycle import reports_errors
 
 SHELLS = {"bash": "", "zsh": "autoload -Uz bashcompinit && bashcompinit\n"}
 WITH_SETTINGS = ("train", "learner", "doctor")  # commands whose options include all settings
-WITH_RUN = ("evaluate", "watch", "plot", "report", "export")  # commands that take the name of a run
+WITH_RUN = ("evaluate", "watch", "logs", "plot", "report", "export")  # commands that take the name of a run
 SCRIPT = """\
 _apex() {{
   local before=${{COMP_WORDS[COMP_CWORD - 1]}} options=""

@@ -239,7 +239,7 @@ OTHER_REMEDIES: dict[Cause, str] = {  # remedies that are not the increase or de
 
 
 def describe_entry(entry: LogEntry) -> str:
-    """Returns the line of a warning or an error, as in the program's log."""
+    """Returns the line of a warning or an error for the live view, with the time of day."""
     clock = time.strftime("%H:%M:%S", time.localtime(entry.time))
     return f"{clock} {entry.role} {entry.level} {entry.message}"
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,8 @@ from apexreplay.process.lifecycle import complain
 
 ENTRIES = "APEX_LOG_ENTRIES"  # environment variable by which a launcher passes the path of a program's entries
 
+TIME_LENGTH = len("2026-01-02T03:04:05.678+00:00")
+
 LOGGERS = [logging.getLogger(name) for name in ("apex", "apexreplay")]  # of this package and of the replay library
 
 
@@ -25,7 +28,11 @@ class RoleFormatter(logging.Formatter):
     """Formats log lines as time, role, level and message; a record of `apex.facts` becomes its sentence."""
 
     def __init__(self, role: str = "") -> None:
-        super().__init__(f"%(asctime)s {role} %(levelname)s %(message)s" if role else "%(message)s", "%H:%M:%S")
+        super().__init__(f"%(asctime)s {role} %(levelname)s %(message)s" if role else "%(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - of logging
+        """Returns the time with its date and zone, because a run can be resumed on another day or host."""
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the log line."""
@@ -34,6 +41,14 @@ class RoleFormatter(logging.Formatter):
 
 if logging.lastResort is not None:  # prints the waits of a command that has no log yet
     logging.lastResort.setFormatter(RoleFormatter())
+
+
+def time_of(line: bytes) -> float | None:
+    """Returns the time at the beginning of a line of a log, in seconds since 1970; None if there is none."""
+    time = line.partition(b" ")[0]
+    with suppress(ValueError):
+        return datetime.fromisoformat(time.decode("ascii")).timestamp() if len(time) == TIME_LENGTH else None
+    return None
 
 
 class EntryHandler(logging.Handler):

@@ -44,7 +44,7 @@ LIMITS = {  # appended to a command: the last of several equal options counts
     "report": ["--no-video"],
     "export": ["--episodes", "1"],
 }
-NO_LIMIT = {"doctor", "plot", "keys"}
+NO_LIMIT = {"doctor", "plot", "keys", "logs"}
 INSTALLATION = {"git", "export", "source"}  # commands that are not run
 
 
