@@ -34,6 +34,8 @@ from apexreplay.errors import UsageError, describe_exception, require
 
 gymnasium.register_envs(ale_py)  # Importing ale_py has registered its games; this marks the import as used.
 
+Wrap = Callable[[gymnasium.Env[Any, Any], int], gymnasium.Env[Any, Any]]
+
 log = logging.getLogger("apex")
 
 
@@ -118,13 +120,20 @@ def makes_batches(config: EnvironmentConfig) -> bool:
 
 
 def make_environment(
-    config: EnvironmentConfig, num_envs: int, *, seed: int, num_threads: int = 1, pictures: bool = False
+    config: EnvironmentConfig,
+    num_envs: int,
+    *,
+    seed: int,
+    num_threads: int = 1,
+    pictures: bool = False,
+    wrap: Wrap = lambda env, i: env,
 ) -> VectorEnvironment:
     """Creates `num_envs` environments, whose seeds are derived from `seed`.
 
     The same seed and actions give the same games. The game of environment i does not depend on `num_envs`, unless the
     factory makes a `gymnasium.vector.VectorEnv`.
     `num_threads`: threads of the Atari emulators, 0 for one per core; the caller's thread steps all other environments.
+    `wrap` gets each single environment and its number; Atari games and vector environments have none.
     """
     seeds = [int(word) >> 1 for word in np.random.SeedSequence(seed).generate_state(num_envs)]  # 31 bits, ALE's range.
     game = _atari_game(config)
@@ -135,7 +144,9 @@ def make_environment(
         return BatchedEnvironment(config, first, seeds[0])
     made: list[gymnasium.Env[Any, Any]] = [first]
     return SyncVectorEnvironment(
-        config, lambda i: made.pop() if made else _make(config, pictures=pictures and i == 0, plays=True), seeds
+        config,
+        lambda i: wrap(made.pop() if made else _make(config, pictures=pictures and i == 0, plays=True), i),
+        seeds,
     )
 
 

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,13 +24,15 @@ from numpy.typing import NDArray
 from apex.algorithms.interface import Mask, forget
 from apex.command_line import ENV_ARG, read_env_args
 from apex.config import EnvironmentConfig
+from apex.config.algorithm_choice import choose_algorithm
 from apex.config.arguments import Parser, check_out, positive_int, probability, seed
 from apex.config.validation import PositiveInt, Probability, Seed, checked
-from apex.environments.factory import describe, kind, make_environment
+from apex.environments.factory import describe, kind, make_environment, makes_batches
 from apex.environments.foreign import environment_modules
 from apex.evaluation.episodes import ActFunction, Episode, Metric, Summary, evaluation_seed, metrics_of, play, summarize
 from apex.evaluation.evaluator import make_policy
 from apex.evaluation.policy import EPSILON, add_policy, default_epsilon, require_fit
+from apex.evaluation.saved_episodes import OPTION, new_dataset
 from apex.evaluation.video import FORMATS, Camera, begin_video
 from apex.metric_tags import SUCCESS
 from apex.runs.checkpoints.policy_file import read_policy
@@ -38,6 +40,7 @@ from apex.runs.find_policy import find_policy
 from apex.runs.folder import open_run
 from apex.runtime import trust
 from apex.sentences import plural
+from apex.types import Step
 from apexreplay.errors import FAILED, FINISHED, require
 from apexreplay.item_kinds import Array
 from apexreplay.process.lifecycle import reports_errors, stop_on_signals
@@ -66,6 +69,7 @@ class Player(NamedTuple):
     epsilon: float
     checkpoint: Path | None = None  # None: a random policy
     updates: int | None = None
+    algorithm: str = "random"
     forget: Callable[[NDArray[np.bool_] | None], None] = lambda ended: None  # see `play`
 
 
@@ -78,13 +82,15 @@ def evaluate(
     seed: int = 0,
     num_envs: int = 5,
     video: str | os.PathLike[str] | None = None,
+    save_episodes: str | os.PathLike[str] | None = None,
     allow: str | Iterable[str] = (),
 ) -> Evaluation:
     """Plays `episodes` full games with a run's policy, `num_envs` in parallel, as `apex evaluate` does.
 
     `run`, `checkpoint` and `allow` are as in `apex.load_policy`. The games use other seeds than training. `epsilon`:
     probability of a random action, or standard deviation of the noise on continuous actions; None: 0.001, or no noise.
-    `video`: path of a film of the first game, ending in .mp4 or .gif.
+    `video`: path of a film of the first game, ending in .mp4 or .gif. `save_episodes`: new folder for the games as a
+    dataset of Minari, such as "games-v0".
 
     Raises UsageError if an argument is invalid or the policy cannot be loaded, and EnvironmentFailure if the
     environment fails.
@@ -100,7 +106,8 @@ def evaluate(
         check_out(path, *FORMATS, option="video")
     with one_thread():
         player = load_player(find_policy(run, checkpoint), epsilon, seed)
-        return _sum_up(player, seed, _play(player, seed, episodes, num_envs, path), path)
+        saved = None if save_episodes is None else Path(save_episodes)
+        return _sum_up(player, seed, _play(player, seed, episodes, num_envs, path, saved=saved), path)
 
 
 @reports_errors("apex evaluate")
@@ -127,6 +134,7 @@ def main(argv: Sequence[str]) -> int:
                 options.envs,
                 options.video,
                 max_pictures=options.video_steps or math.inf,
+                saved=options.save_episodes,
                 stop=stop.poll,
                 on_game=on_game,
             )
@@ -140,6 +148,7 @@ def main(argv: Sequence[str]) -> int:
             print(json.dumps(asdict(evaluation), default=str))
     if len(games) < options.episodes:
         bias = "; short games are over-represented" if games else ""
+        bias += f"; {options.save_episodes} was not written" if options.save_episodes else ""
         print(f"apex evaluate: stopped after {len(games)} of {options.episodes} games{bias}", file=sys.stderr)
     return FINISHED if len(games) == options.episodes or stop.signum == signal.SIGINT else FAILED
 
@@ -157,6 +166,7 @@ def _make_parser() -> Parser:
     add("--json", action="store_true", help="print one JSON object as the last line")
     add("--video", type=Path, metavar="FILE.mp4|.gif", help="write a film of the first game, at normal speed")
     add("--video-steps", type=positive_int, metavar="N", help="film only the first N steps (default: the whole game)")
+    add(OPTION, type=Path, metavar="DIR-v0", help="write the games to this new folder, as a dataset of Minari")
     add("--random", action="store_true", help="play random actions; needs --env instead of RUN")
     add("--env", metavar="ID", help="environment for --random")
     add("--env-arg", action="append", default=[], metavar="KEY=VALUE", help=f"for --random: {ENV_ARG}")
@@ -182,30 +192,56 @@ def _play(
     path: Path | None,
     *,
     max_pictures: float = math.inf,
+    saved: Path | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_game: Callable[[Episode], None] = lambda game: None,
 ) -> list[Episode]:
-    """Plays the games, films the first one to `path`, and returns the games; fewer if `stop` returns True."""
+    """Plays the games, films the first one to `path`, writes all to `saved`, and returns them; fewer after a stop."""
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Avoids a warning of SDL, which would look for a display.
-    environment = make_environment(
-        player.environment, min(num_envs, episodes), seed=evaluation_seed(seed), pictures=path is not None
-    )
-    with closing(environment):
-        if path is None:
-            return play(environment, player.policy, episodes, stop=stop, on_game=on_game, forget=player.forget)
-        film = begin_video(path, environment.fps, "--video")
-        camera = Camera(film, environment, player.policy, max_pictures=max_pictures)
+    policy, config, watchers = player.policy, player.environment, list[Callable[[Step], None]]()
+    with ExitStack() as stack:
+        dataset = None
+        if saved is not None:
+            require(not makes_batches(config), f"{OPTION} cannot record a gymnasium.vector.VectorEnv")
+            origin = f"Games of {config.id} by apex evaluate, seed {seed}, epsilon {player.epsilon:g}"
+            dataset = stack.enter_context(new_dataset(saved, player.algorithm, origin))
+            if kind(config) == "atari":
+                policy = partial(dataset.act_in_atari, policy, describe(config, n_step=1).num_actions)
+                watchers.append(dataset.see_atari)
+        environment = make_environment(
+            config,
+            min(num_envs, episodes),
+            seed=evaluation_seed(seed),
+            pictures=path is not None,
+            wrap=(lambda env, i: env) if dataset is None else dataset.record,
+        )
+        stack.enter_context(closing(environment))
+        film = None
+        if path is not None:
+            film = begin_video(path, environment.fps, "--video")
+            camera = Camera(film, environment, policy, max_pictures=max_pictures)
+            policy = camera.act
+            watchers.append(camera.see)
+
+        def watch(step: Step) -> None:
+            for see in watchers:
+                see(step)
+
         games = play(
             environment,
-            camera.act,
+            policy,
             episodes,
             stop=stop,
-            on_step=camera.see,
+            on_step=watch,
             on_game=on_game,
+            on_end=(lambda i: None) if dataset is None else dataset.write,
             forget=player.forget,
         )
-        film.close()
+        if film is not None:
+            film.close()
+        if dataset is not None:
+            dataset.is_complete = len(games) == episodes
         return games
 
 
@@ -244,7 +280,8 @@ def load_player(path: Path, epsilon: float | None, seed: int, *, checks: bool = 
         require_fit(path, info)
     epsilon = default_epsilon(info.schema) if epsilon is None else epsilon
     policy = make_policy(agent, epsilon, np.random.default_rng(evaluation_seed(seed)))
-    return Player(policy, info.environment, epsilon, path, info.num_updates, partial(forget, agent))
+    algorithm = choose_algorithm(info.config, info.schema)
+    return Player(policy, info.environment, epsilon, path, info.num_updates, algorithm, partial(forget, agent))
 
 
 def _sum_up(player: Player, seed: int, games: Sequence[Episode], video: Path | None) -> Evaluation:

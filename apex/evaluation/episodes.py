@@ -64,6 +64,7 @@ def play(
     stop: Callable[[], bool] = lambda: False,
     on_step: Callable[[Step], None] = lambda step: None,
     on_game: Callable[[Episode], None] = lambda game: None,
+    on_end: Callable[[int], None] = lambda i: None,
     forget: Callable[[NDArray[np.bool_] | None], None] = lambda ended: None,
     endless_steps: int = ENDLESS_STEPS,
 ) -> list[Episode]:
@@ -72,7 +73,8 @@ def play(
     Environment i of E plays `episodes // E` games, and one more if i < episodes % E, however long they take. (The first
     `episodes` games to end would include too many short ones.) A game in which the environment failed is played again.
     A warning is logged for a game that reaches `endless_steps`. `forget` is called with None at first, and then after
-    each step with the environments whose episode has ended, bool[E]; a recurrent agent needs it.
+    each step with the environments whose episode has ended, bool[E]; a recurrent agent needs it. `on_end` is called
+    with the environment of each game that counts, before `on_game`.
     """
     num_envs = environment.num_envs
     missing = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
@@ -95,6 +97,7 @@ def play(
         for i in np.flatnonzero(step.terminated | step.truncated):
             if missing[i]:
                 games.append(Episode(float(scores[i]), int(lengths[i]), step.metrics.get(int(i), {})))
+                on_end(int(i))
                 on_game(games[-1])
                 missing[i] -= 1
                 if not missing[i]:

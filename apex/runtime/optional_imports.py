@@ -8,6 +8,8 @@ from pathlib import Path
 EXTRAS = {  # see pyproject.toml
     "aws": ("boto3",),
     "export": ("onnx", "onnxruntime"),
+    "hub": ("huggingface_hub",),
+    "minari": ("minari[hdf5]",),
     "mlflow": ("mlflow",),
     "ray": ("ray[default]",),
     "wandb": ("wandb",),
