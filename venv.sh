@@ -95,9 +95,12 @@ ensure_venv() {
   rm -f "$stamp"
   : >"$log"
   leave_out_silent_indexes "$venv/bin/python"
+  local extras=$extra
+  # Box2D, for LunarLander, has no wheel for Python 3.14.
+  if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 14))'; then extras="box2d${extra:+,$extra}"; fi
   if [[ ! -t 2 ]]; then echo "Follow it: tail -f $log" >&2; fi
   if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
-    --constraint "$root/constraints.txt" --editable "$root/apexreplay" --editable "$root${extra:+[$extra]}" 2>&1 | show_progress >"$log"; then
+    --constraint "$root/constraints.txt" --editable "$root/apexreplay" --editable "$root${extras:+[$extras]}" 2>&1 | show_progress >"$log"; then
     tail -n 20 "$log" >&2
     fail "The installation failed; the lines above are the end of $log. Run the same command again to retry."
   fi

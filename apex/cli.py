@@ -1,6 +1,7 @@
 """The `apex` command: maps each subcommand to a program, which is imported only when the subcommand is used."""
 
 import importlib
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -9,7 +10,7 @@ from typing import NamedTuple, NoReturn
 import apex.runtime.logs  # noqa: F401  It formats the waits of a command that has no log.
 from apex.config.arguments import reader_may_leave
 from apex.version import VERSION
-from apexreplay.errors import FINISHED, UsageError
+from apexreplay.errors import FINISHED, UsageError, require
 from apexreplay.process.lifecycle import end_process, reports_errors
 
 Main = Callable[[list[str]], int]  # arguments after the subcommand -> exit status
@@ -44,6 +45,10 @@ COMMANDS = {
     "host": Command("apex.cloud.host.command", "commands that systemd calls on the hosts of a cluster"),
 }
 
+NEED_X86 = ("train", "doctor", "replay")  # need the store order of an x86-64 CPU
+NEED_LINUX = (*NEED_X86, "learner", "actor", "evaluator")  # need shared memory, process groups and signals of Linux
+ANYWHERE = "apex evaluate, watch, plot, report, export and logs work here"
+
 
 def load(module: str) -> Main:
     """Imports a program and returns its main function."""
@@ -63,6 +68,7 @@ def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Main] = loa
         print(f"apex {VERSION}")
         return FINISHED
     program = load(_find(arguments[0]).module)
+    _require_platform(arguments[0], platform.system(), platform.machine())
     return reports_errors(f"apex {arguments[0]}")(program)(arguments[1:])
 
 
@@ -79,6 +85,15 @@ def overview() -> str:
     lines += ["", "begin with   apex train --preset cartpole, then apex evaluate --video game.mp4"]
     lines += ["more         apex COMMAND --help, apex --version"]
     return "\n".join(lines)
+
+
+def _require_platform(name: str, system: str, machine: str) -> None:
+    """Raises UsageError if the command does not work on this operating system and CPU."""
+    is_linux, is_x86 = system == "Linux", machine.lower() in ("x86_64", "amd64")
+    works = name not in (NEED_LINUX if not is_linux else () if is_x86 else NEED_X86)
+    problem = f"apex {name} needs Linux on x86-64, but this host has {system} on {machine}"
+    joins = "; so do learner, actor and evaluator, with a replay server on an x86-64 host" if is_linux else ""
+    require(works, problem, remedy=f"use another host; {ANYWHERE}{joins}")
 
 
 def _find(name: str) -> Command:

@@ -7,6 +7,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Literal
 
+SUFFIXES = EXTENSION_SUFFIXES[::-1]  # .so first; the others are those of a build of an earlier version
+
 
 class NativeError(OSError):
     """A compiled library cannot be used. The message has the reason and the consequence."""
@@ -17,7 +19,7 @@ class NativeError(OSError):
         self.problem = problem
 
 
-def open_native(folder: Path, name: str, interface: int, suffixes: Sequence[str] = EXTENSION_SUFFIXES) -> ctypes.CDLL:
+def open_native(folder: Path, name: str, interface: int, suffixes: Sequence[str] = SUFFIXES) -> ctypes.CDLL:
     """Loads the library built from `folder`/NAME.c; raises OSError with the reason if it is missing or outdated.
 
     Its version number must be `interface`. If the source exists, as in a checkout but not in a wheel, the library must

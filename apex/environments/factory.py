@@ -28,6 +28,7 @@ from apex.environments.mujoco import prepare, require_picture, uses_mujoco
 from apex.environments.observation_form import ObservationForm, read_observations
 from apex.environments.sync_vector import SyncVectorEnvironment
 from apex.runtime.importer import find_factory, import_module
+from apex.runtime.optional_imports import remedy
 from apex.runtime.trust import allow, require_trusted
 from apex.schema import Schema
 from apexreplay.errors import UsageError, describe_exception, require
@@ -197,7 +198,10 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
         mode = " with render_mode='rgb_array'" if pictures else ""
         problem = f"environment.id {config.id!r} cannot be created{mode}: {describe_exception(error)}"
         needs = isinstance(error, TypeError) and "argument" in str(error)
-        raise UsageError(problem, "--env-arg NAME=VALUE sets an argument" if needs else "") from error
+        advice = "--env-arg NAME=VALUE sets an argument" if needs else ""
+        if getattr(error.__cause__, "name", None) == "Box2D":  # a DependencyNotInstalled of Gymnasium
+            advice = f"install the extra box2d: {remedy('box2d')}"
+        raise UsageError(problem, advice) from error
     if not isinstance(env, gymnasium.Env | VectorEnv):
         raise UsageError(f"environment.id {config.id!r} returned {type(env).__name__}", "return a gymnasium.Env")
     for name in ("observation_space", "action_space"):

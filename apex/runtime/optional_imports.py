@@ -7,6 +7,7 @@ from pathlib import Path
 
 EXTRAS = {  # see pyproject.toml
     "aws": ("boto3",),
+    "box2d": ("gymnasium[box2d]",),
     "export": ("onnx", "onnxruntime"),
     "hub": ("huggingface_hub",),
     "minari": ("minari[hdf5]",),

@@ -56,7 +56,7 @@ def test_an_update_names_the_extra_and_the_new_packages(install):
     assert "docs" in told
     assert "furo-1.0 sphinx-2.0" in told
     assert "PyTorch" not in told
-    assert install.calls()[1].endswith("[docs]")
+    assert install.calls()[1].endswith("[box2d,docs]")
 
 
 @pytest.mark.parametrize(("first", "second", "installs"), [("dev", "docs", 1), ("docs", "", 1), ("docs", "dev", 2)])

@@ -44,6 +44,25 @@ def test_a_command_starts_its_program_with_the_arguments(name):
     assert importlib.util.find_spec(COMMANDS[name].module) is not None
 
 
+@pytest.mark.parametrize(  # `platform` is replaced: these tests do not run on such hosts.
+    ("system", "machine", "refused"),
+    [
+        ("Linux", "x86_64", set()),
+        ("Linux", "aarch64", {"train", "doctor", "replay"}),
+        ("Darwin", "arm64", {"train", "doctor", "replay", "learner", "actor", "evaluator"}),
+        ("Darwin", "x86_64", {"train", "doctor", "replay", "learner", "actor", "evaluator"}),
+    ],
+)
+def test_another_platform_is_named_with_what_works_there(system, machine, refused, monkeypatch, capsys):
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert {name for name in COMMANDS if main([name], load=Program()) == 2} == refused
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == len(refused)
+    assert all(f"{system} on {machine}" in line and "apex evaluate, watch, plot" in line for line in errors)
+    assert all(("learner, actor and evaluator" in line) == (system == "Linux") for line in errors)
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
 def test_without_a_command_all_commands_are_listed(arguments, capsys):
     assert main(arguments, load=Program()) == 0

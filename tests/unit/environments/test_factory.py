@@ -488,6 +488,16 @@ def test_second_reset_begins_other_but_reproducible_episodes(name):
 # Gymnasium
 
 
+def test_a_game_that_needs_box2d_names_the_extra(monkeypatch):
+    for module in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "Box2D", None)  # as if it were not installed
+    with pytest.raises(UsageError) as refused:
+        describe(make_config("LunarLander-v3"), 3)
+    assert refused.value.remedy.startswith("install the extra box2d: ")
+    assert refused.value.remedy.endswith("-m pip install 'gymnasium[box2d]'")
+
+
 @pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")  # As an error, it ends Box2D.
 @pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1", "LunarLander-v3"])
 def test_steps_equal_a_loop_over_one_gymnasium_environment(name):
