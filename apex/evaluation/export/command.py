@@ -28,6 +28,7 @@ from apex.config.arguments import Parser, non_negative_int
 from apex.config.validation import NonNegativeInt, checked
 from apex.errors import ExportError
 from apex.evaluation.command import evaluate
+from apex.evaluation.export.hub import OPTION, open_hub, push
 from apex.evaluation.export.model_card import OnnxFacts, write_card
 from apex.evaluation.policy import add_policy
 from apex.runs.checkpoints.checkpoint import read_manifest
@@ -223,6 +224,9 @@ def _steps_until(folder: RunFolder, path: Path, num_updates: int) -> int | None:
 def main(argv: Sequence[str]) -> int:
     """Runs `apex export`; returns the exit status. A user's mistake is reported in one sentence."""
     options = _make_parser().parse_args(argv)
+    name = options.push_to_hub
+    require(name is not None or not options.private, f"--private needs {OPTION} USER/NAME", remedy="add it")
+    hub = None if name is None else open_hub(name)
     target = export(
         open_run(options.run, with_policy=True).path,
         options.out,
@@ -231,8 +235,11 @@ def main(argv: Sequence[str]) -> int:
         episodes=options.episodes,
         license=options.license,
     )
-    for name in sorted(os.listdir(target)):
-        print(target / name)
+    for file in sorted(os.listdir(target)):
+        print(target / file)
+    if hub is not None:
+        files = (MODEL, CARD, CONFIG, *((ONNX,) if options.onnx else ()))
+        print(push(hub, name, target, files, private=options.private))
     return FINISHED
 
 
@@ -253,4 +260,6 @@ def _make_parser() -> Parser:
         help="number of greedy full games to play for the score on the card (default 0: the evaluator's score)",
     )
     add("--license", default="mit", metavar="NAME", help="license of the weights, for the card (default mit)")
+    add(OPTION, metavar="USER/NAME", help="upload the files to this model of the Hugging Face Hub, as one commit")
+    add("--private", action="store_true", help="nobody else may see a model that the upload creates")
     return parser
