@@ -103,6 +103,8 @@ IMPORTERS = {  # modules that may import by a name that is computed, and what th
     "apex.algorithms.interface",  # built-in algorithms
     "apex.environments.mujoco",  # MuJoCo and dm_control
     "apex.evaluation.export.command",  # onnx
+    "apex.evaluation.export.hub",  # huggingface_hub
+    "apex.evaluation.saved_episodes",  # Minari
     "apex.evaluation.video",  # pygame
     "apex.launch.terminal.view",  # IPython
     "apex.runtime.importer",  # the user's modules, if the user trusts them
