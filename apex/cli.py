@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": Command("apex.launch.preflight.doctor", "check whether a run can start here, and how to fix problems"),
     "status": Command("apex.launch.status", "print what a run is doing"),
     "logs": Command("apex.runs.logs", "print the logs of a run's programs, merged by time"),
+    "sweep": Command("apex.sweep.command", "search settings with Optuna: apex sweep FILE"),
     "plot": Command("apex.runs.plots.command", "draw learning curves of several runs in one picture"),
     "report": Command("apex.runs.report.command", "write one HTML page about a run"),
     "export": Command(
@@ -67,7 +68,8 @@ def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Main] = loa
     if arguments[0] == "--version":
         print(f"apex {VERSION}")
         return FINISHED
-    program = load(_find(arguments[0]).module)
+    has_seeds = any(word.partition("=")[0] == "--seeds" for word in arguments)
+    program = load("apex.sweep.seeds" if arguments[0] == "train" and has_seeds else _find(arguments[0]).module)
     _require_platform(arguments[0], platform.system(), platform.machine())
     return reports_errors(f"apex {arguments[0]}")(program)(arguments[1:])
 

@@ -75,12 +75,13 @@ def parse_config(
     own: Sequence[Parser] = (),
     choose: Callable[[Config, Inspector], Config] = choose_preset,
     inspector: Inspector | None = None,
+    given: bool = True,
 ) -> Config:
     """Returns the configuration that the options describe; raises ConfigError for unknown options and bad values.
 
     `base` replaces the preset. `choose` returns the preset if an environment is given without a preset; its argument
     has the settings of the file and the options. `own`: parsers of the caller's own options, which --help lists too.
-    Trusts the modules that the options name, but not those that only the file names.
+    Trusts the modules that the options name (unless `given` is False), but not those that only the file names.
     --help, --help-all and --print-config print their text and raise SystemExit.
     """
     comments = _read_comments() if {"-h", "--help", "--help-all"} & set(argv) else {}
@@ -94,7 +95,7 @@ def parse_config(
     if unknown:
         raise _unknown_option(unknown[0], prog)
     file, typed = read_toml(options.config) if options.config else {}, _typed_settings(options)
-    require_trust(lay_over(Config(), typed), given=True)
+    require_trust(lay_over(Config(), typed), given=given)
     asked = lay_over(lay_over(base or Config(), file), typed)
     if options.env_arg:
         args = {**asked.environment.args, **read_env_args(options.env_arg)}

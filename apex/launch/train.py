@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from apex.command_line import parse_config
+from apex.config.arguments import Parser, seeds
 from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
 from apex.launch.callbacks import Callbacks
@@ -56,6 +57,7 @@ def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
     parser = resume_parser("apex train")
     add_engine_options(parser)
     add_track_option(parser)
+    add_seeds_option(parser)
     options, rest = parser.parse_known_args(arguments)
     require_engine(options)
     both = options.continue_run and options.resume is not None
@@ -84,6 +86,12 @@ def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
     problem = f"{OPTION} with --engine ray uses the settings of the original start"
     require(not others, problem, remedy=f"leave out {others}")
     return replace(reopen_on_ray(options.resume, options, arguments), callbacks=callbacks)
+
+
+def add_seeds_option(parser: Parser) -> None:
+    """Adds the option, which `apex.sweep.seeds` carries out."""
+    text = "train once with each of these seeds, such as 1-5 or 1,4,9, and plot the runs together"
+    parser.add_argument("--seeds", type=seeds, metavar="LIST", help=text)
 
 
 def execute(start: Start, stop: Stop, out: TextIO | None = None) -> RunOutcome | None:

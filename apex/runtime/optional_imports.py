@@ -13,6 +13,7 @@ EXTRAS = {  # see pyproject.toml
     "minari": ("minari[hdf5]",),
     "mlflow": ("mlflow",),
     "ray": ("ray[default]",),
+    "sweep": ("optuna",),
     "wandb": ("wandb",),
 }
 

@@ -1,0 +1,1 @@
+"""`apex sweep` searches settings with Optuna; `apex train --seeds` trains with several seeds."""

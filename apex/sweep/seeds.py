@@ -1,0 +1,52 @@
+"""`apex train --seeds 1-5`: trains one run for each seed, one after the other, and plots them together."""
+
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+from apex.config.arguments import Parser
+from apex.launch.terminal.view import print_line
+from apex.launch.train import add_seeds_option, read_start
+from apex.launch.train import main as train
+from apex.runs.folder import MANIFEST, RunFolder
+from apex.runs.history import RunHistory
+from apex.runs.plots.command import plot
+from apex.runs.scores import find_scores
+from apex.sweep.table import make_table
+from apexreplay.errors import FINISHED, require
+
+
+def main(argv: Sequence[str]) -> int:
+    """Trains until a run fails or is stopped, prints a table, and draws the curves. Returns the last run's status.
+
+    With --name NAME, the runs are NAME-seed-1 and so on.
+    """
+    parser = Parser(prog="apex train", add_help=False)
+    add_seeds_option(parser)
+    parser.add_argument("--name", "--run.name", dest="name")
+    parser.add_argument("--seed")
+    options, rest = parser.parse_known_args(argv)
+    require(options.seed is None, f"--seed {options.seed} and --seeds are both given", remedy="leave out --seed")
+    start = read_start([*rest, "--seed", str(options.seeds[0]), "--name", options.name or "seeds"])
+    require(start.engine is None, "--seeds trains on this machine", remedy="leave out --engine ray")
+    folder, status, runs = Path(start.config.run.folder), FINISHED, list[RunFolder]()
+    name = options.name or next(f"seeds-{n}" for n in count(1) if not any(folder.glob(f"seeds-{n}-*")))
+    for seed in options.seeds:
+        path = folder / f"{name}-seed-{seed}"
+        status = train([*rest, "--seed", str(seed), "--name", path.name])
+        end = RunFolder.open(path).end if (path / MANIFEST).exists() else None
+        if status != FINISHED or end is None or not end.is_limit:
+            break
+        runs.append(RunFolder.open(path))
+    scored = {run: scores for run in runs if (scores := find_scores(RunHistory(run))) is not None}
+    if scored:
+        columns = {
+            "score": [last.mean for _, last in scored.values()],
+            "best": [best.mean for best, _ in scored.values()],
+        }
+        columns["minutes"] = [last.seconds / 60 for _, last in scored.values()]
+        for line in make_table("run", [run.config.seed for run in scored], columns):
+            print_line(line)
+        plot([run.path for run in scored], folder / f"{name}.png", threshold=start.config.run.stop_score)
+        print_line(f"picture: {folder / name}.png")
+    return status
