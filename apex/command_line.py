@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from apex.config.arguments import Formatter, Parser, reader_may_leave
 from apex.config.built_in import OWN_SETTINGS
-from apex.config.codec import RETIRED, dump_toml, flatten, from_dict, lay_over, read_toml
+from apex.config.codec import RETIRED, dump_toml, flatten, from_dict, lay_over, read_toml, unflatten
 from apex.config.presets import DEFAULT, PRESETS, preset_for
 from apex.config.tree import Config
 from apex.config.validation import Branch, describe, did_you_mean, from_text, plain_type, require_setting
@@ -230,12 +230,7 @@ def _with_hyphens(argument: str) -> str:
 
 def _typed_settings(options: argparse.Namespace) -> Tree:
     """Returns the settings among the parsed options."""
-    tree: Tree = {}
-    for setting, value in vars(options).items():
-        if setting in SETTINGS:
-            branch, _, name = setting.rpartition(".")
-            (tree.setdefault(branch, {}) if branch else tree)[name] = value
-    return tree
+    return unflatten({setting: value for setting, value in vars(options).items() if setting in SETTINGS})
 
 
 def _unknown_option(argument: str, prog: str) -> ConfigError:

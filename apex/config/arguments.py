@@ -106,10 +106,8 @@ MAX_SEEDS = 1_000  # of one command
 def seeds(text: str) -> list[int]:
     """Converts a list such as 1-5 or 1,4,9 to seeds; an argparse `type` function."""
     found: list[int] = []
-    for part in text.split(","):
-        first, hyphen, last = part.partition("-")
-        low, high = seed(first), seed(last if hyphen else first)
-        found += range(low, min(high, low + MAX_SEEDS) + 1)
+    for first, hyphen, last in (part.partition("-") for part in text.split(",")):
+        found += range(seed(first), min(seed(last if hyphen else first), seed(first) + MAX_SEEDS) + 1)
     if not 0 < len({*found}) == len(found) <= MAX_SEEDS:
         raise argparse.ArgumentTypeError(
             f"must be 1 to {MAX_SEEDS} different seeds, such as 1-5 or 1,4,9, got {text!r}"

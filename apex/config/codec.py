@@ -26,6 +26,15 @@ def flatten(config: Config) -> dict[str, Any]:
     return flat
 
 
+def unflatten(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns {dotted name: value} as a tree for `from_dict`."""
+    tree: dict[str, Any] = {}
+    for setting, value in settings.items():
+        branch, _, name = setting.rpartition(".")
+        (tree.setdefault(branch, {}) if branch else tree)[name] = value
+    return tree
+
+
 def to_dict(config: Config) -> dict[str, Any]:
     """Returns the tree as plain dictionaries that JSON can hold."""
     return asdict(config)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from apex.config import Config, flatten
-from apex.config.codec import lay_over
+from apex.config.codec import lay_over, unflatten
 from apex.environments.inspection import Inspector
 from apex.launch.resume import (
     CONTINUE,
@@ -77,9 +77,5 @@ def _changes(folder: RunFolder, typed: Config, run: str) -> dict[str, Any]:
         asked is not None, f"{run}: an earlier version made this run, which did not record its command", remedy=remedy
     )
     before = flatten(asked or typed)
-    tree: dict[str, Any] = {}
-    for setting, value in flatten(typed).items():
-        if value != before[setting] or setting in LIMITS.values():
-            branch, _, name = setting.rpartition(".")
-            (tree.setdefault(branch, {}) if branch else tree)[name] = value
-    return tree
+    limits, values = LIMITS.values(), flatten(typed).items()
+    return unflatten({name: value for name, value in values if value != before[name] or name in limits})

@@ -15,9 +15,9 @@ from apex.runs.lock import hold
 from apex.runs.plots.command import plot
 from apex.runtime.optional_imports import remedy
 from apex.runtime.trust import add_allow
+from apex.sweep.seeds import make_table
 from apex.sweep.space import read_sweep, with_settings
 from apex.sweep.study import Sweep, first_number, judge
-from apex.sweep.table import make_table
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, UsageError, require
 from apexreplay.process.lifecycle import reports_errors, stop_on_signals
 
@@ -28,18 +28,28 @@ FIRST_SEED = 10_000  # added to the seed of the start settings; trials have smal
 @reports_errors("apex sweep")
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    options, rest = _make_parser().parse_known_args(argv)
-    if importlib.util.find_spec("optuna") is None:
-        raise UsageError("apex sweep needs an optional package", remedy("sweep"))
+    about = "Searches settings with Optuna, and compares the best ones with the start on fresh seeds."
+    more = "Options of apex train override those of FILE. The same command continues. See docs/guide/sweep.md."
+    parser = Parser(prog="apex sweep", description=about, epilog=more, formatter_class=Formatter)
+    parser.add_argument("file", type=Path, metavar="FILE", help="TOML file with the start settings and the search")
+    parser.add_argument("--trials", type=positive_int, default=20, metavar="N", help="number of trials (default: 20)")
+    parser.add_argument(
+        "--jobs", type=positive_int, default=1, metavar="N", help="trials at once, each on its own cores"
+    )
+    parser.add_argument("--study", metavar="NAME", help="name of the study and its folder in sweeps/ (default: FILE)")
+    parser.add_argument("--no-pruning", action="store_true", help="end no trial early")
+    add_allow(parser)
+    options, rest = parser.parse_known_args(argv)
     start, search = read_sweep(options.file, rest)
     limits = sum(map(bool, (start.run.max_minutes, start.run.max_steps, start.run.max_updates)))
     problem = f"the runs of a sweep need exactly one limit, got {limits}"
     require_setting(limits == 1, problem, "set one of max-minutes, max-steps and max-updates")
-    require_setting(start.evaluator.enabled, "a sweep needs the evaluator", "set evaluator.enabled to true")
     cores = len(os.sched_getaffinity(0))
     require(options.jobs <= cores, f"--jobs must be at most {cores}, the number of cores, got {options.jobs}")
     folder = Path("sweeps") / (options.study or options.file.stem)
     require(folder.parent.name == "sweeps", f"--study must be a plain folder name, got {options.study!r}")
+    if importlib.util.find_spec("optuna") is None:
+        raise UsageError("apex sweep needs an optional package", remedy("sweep"))
     folder.mkdir(parents=True, exist_ok=True)
     with stop_on_signals() as stop, hold(folder):
         sweep = Sweep(folder, start, search, stop, prunes=not options.no_pruning)
@@ -80,22 +90,3 @@ def _compare(sweep: Sweep) -> bool:
     for line in (*lines, f"written: table.md, winner.png and winner.toml in {folder}"):
         print_line(line)
     return True
-
-
-def _make_parser() -> Parser:
-    parser = Parser(
-        prog="apex sweep",
-        usage="apex sweep FILE [--trials N] [OPTIONS]",
-        description="Searches settings with Optuna, and compares the best ones with the start on fresh seeds.",
-        epilog="Options of apex train override those of FILE. The same command continues. See docs/guide/sweep.md.",
-        formatter_class=Formatter,
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="TOML file with the start settings and the search")
-    parser.add_argument("--trials", type=positive_int, default=20, metavar="N", help="number of trials (default: 20)")
-    parser.add_argument(
-        "--jobs", type=positive_int, default=1, metavar="N", help="trials at once, each on its own cores"
-    )
-    parser.add_argument("--study", metavar="NAME", help="name of the study and its folder in sweeps/ (default: FILE)")
-    parser.add_argument("--no-pruning", action="store_true", help="end no trial early")
-    add_allow(parser)
-    return parser

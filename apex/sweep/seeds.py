@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from statistics import median
 
 from apex.config.arguments import Parser
 from apex.launch.terminal.view import print_line
@@ -12,7 +13,6 @@ from apex.runs.folder import MANIFEST, RunFolder
 from apex.runs.history import RunHistory
 from apex.runs.plots.command import plot
 from apex.runs.scores import find_scores
-from apex.sweep.table import make_table
 from apexreplay.errors import FINISHED, require
 
 
@@ -24,9 +24,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="apex train", add_help=False)
     add_seeds_option(parser)
     parser.add_argument("--name", "--run.name", dest="name")
-    parser.add_argument("--seed")
     options, rest = parser.parse_known_args(argv)
-    require(options.seed is None, f"--seed {options.seed} and --seeds are both given", remedy="leave out --seed")
     start = read_start([*rest, "--seed", str(options.seeds[0]), "--name", options.name or "seeds"])
     require(start.engine is None, "--seeds trains on this machine", remedy="leave out --engine ray")
     folder, status, runs = Path(start.config.run.folder), FINISHED, list[RunFolder]()
@@ -50,3 +48,16 @@ def main(argv: Sequence[str]) -> int:
         plot([run.path for run in scored], folder / f"{name}.png", threshold=start.config.run.stop_score)
         print_line(f"picture: {folder / name}.png")
     return status
+
+
+def make_table(title: str, seeds: Sequence[int], columns: dict[str, list[float]]) -> list[str]:
+    """Returns a table in Markdown: a row for each seed, and the median, lowest and highest value of each column."""
+    rows = [(f"seed {seed}", row) for seed, row in zip(seeds, zip(*columns.values(), strict=True), strict=True)]
+    summaries = (("median", median), ("lowest", min), ("highest", max))
+    rows += [(name, tuple(map(of, columns.values()))) for name, of in summaries]
+    cells = [
+        [title, *columns],
+        ["---"] * (1 + len(columns)),
+        *([name, *(f"{x:.4g}" for x in row)] for name, row in rows),
+    ]
+    return [f"| {' | '.join(line)} |" for line in cells]

@@ -7,6 +7,7 @@ from typing import Any
 
 from apex.command_line import SETTINGS, SHORT_NAMES, parse_config
 from apex.config import Config, flatten, from_dict
+from apex.config.codec import unflatten
 from apex.config.validation import did_you_mean, require_setting
 from apex.environments.foreign import require_trust
 from apex.errors import ConfigError
@@ -35,11 +36,7 @@ def read_sweep(path: Path, words: list[str]) -> tuple[Config, Search]:
 
 def with_settings(start: Config, settings: dict[str, Any]) -> Config:
     """Returns `start` with other values of {dotted name: value}."""
-    tree: dict[str, Any] = {}
-    for setting, value in settings.items():
-        branch, _, name = setting.rpartition(".")
-        (tree.setdefault(branch, {}) if branch else tree)[name] = value
-    return from_dict(tree, start)
+    return from_dict(unflatten(settings), start)
 
 
 def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,10 +16,12 @@ from apex.errors import TrainingError
 from apex.launch.api import Run, train
 from apex.launch.callbacks import Callback, LiveRun
 from apex.launch.terminal.view import print_line
+from apex.runs.folder import MANIFEST, RunFolder
 from apex.sweep.space import Search, with_settings
 from apex.transport.messages.run_status import EvaluationRow
 from apexreplay.errors import UsageError, require
 from apexreplay.process.lifecycle import Stop
+from apexreplay.store.location import discard, store_path
 
 TENTHS = 10  # A trial is compared with the others at each tenth of its limit,
 WARMUP = 2  # except at these.
@@ -72,7 +74,7 @@ class Sweep:
             else:
                 suggest = trial.suggest_float if isinstance(values["low"], float) else trial.suggest_int
                 chosen[name] = suggest(name, **values)
-        pruning, cores, run = _Pruning(trial, self.start.run.stop_score is not None), self._cores.get(), None
+        pruning, cores, run = Pruning(trial, self.start.run.stop_score is not None), self._cores.get(), None
         os.sched_setaffinity(0, cores)  # of this thread, and of the programs that it starts
         try:
             run = self.train(with_settings(self.start, chosen), f"trial-{first_number(trial)}", [pruning])
@@ -90,8 +92,7 @@ class Sweep:
             return math.nan
         print_line(f"trial {trial.number}: {run.reason}, score {run.score:.4g}")
         if run.end is not None and run.end.is_limit:
-            for tenth in range(pruning.tenth + 1, TENTHS + 1):
-                trial.report(pruning.sign * (run.score or 0.0), tenth)
+            pruning.report(run.score or 0.0, TENTHS)
             if math.isfinite(result := judge(run)):
                 return result
         raise self._optuna.TrialPruned
@@ -102,7 +103,11 @@ class Sweep:
         It saves no replay memory and has no TensorBoard. Removes the run of this name, which was killed.
         """
         path = self.folder / "runs" / name
-        shutil.rmtree(path, ignore_errors=True)
+        if (path / MANIFEST).exists():
+            run_id = RunFolder.open(path).run_id
+            for shard in range(config.replay.num_shards):
+                discard(store_path(run_id, shard))
+            shutil.rmtree(path)
         own = replace(config.run, folder=str(path.parent), name=name, tensorboard=False)
         config = replace(config, run=own, checkpoint=replace(config.checkpoint, replay=False))
         # Without its guard, which refuses calls in the programs of this package.
@@ -115,23 +120,30 @@ class Sweep:
         return run
 
 
-class _Pruning(Callback):
+class Pruning(Callback):
     """Reports the evaluations of a trial to Optuna, and ends the run if the trial is worse than the others."""
 
     def __init__(self, trial: Any, lower_is_better: bool) -> None:
-        self._trial, self.sign = trial, -1 if lower_is_better else 1
-        self.tenth = 0  # of the limit, the last one that was reported
+        self._trial, self._sign = trial, -1 if lower_is_better else 1
+        self._tenth, self._score = 0, math.nan  # the last ones
 
     def on_evaluation(self, run: LiveRun, evaluation: EvaluationRow) -> None:
-        """Reports the first score in each tenth of the limit."""
+        """Reports the score if a tenth of the limit has passed since the last report."""
         limit, minutes = run.config.run, 0.0 if run.status is None else run.status.elapsed_seconds / 60
         parts = ((minutes, limit.max_minutes), (evaluation.steps, limit.max_steps))
         share = max(done / most for done, most in (*parts, (evaluation.updates, limit.max_updates)) if most)
-        if self.tenth < (tenth := int(TENTHS * share)) < TENTHS:
-            self.tenth = tenth
-            self._trial.report(self.sign * evaluation.score, tenth)
-            if self._trial.should_prune():
-                run.stop("pruned")
+        if self.report(evaluation.score, min(TENTHS - 1, int(TENTHS * share))) and self._trial.should_prune():
+            run.stop("pruned")
+
+    def report(self, score: float, tenth: int) -> bool:
+        """Reports the score for this tenth, and the one before for those since then; returns whether it did."""
+        begin, self._tenth = self._tenth + 1, max(tenth, self._tenth)
+        for each in range(begin, tenth + 1):
+            value = score if each == tenth else self._score
+            if math.isfinite(value):
+                self._trial.report(self._sign * value, each)
+        self._score = score
+        return tenth >= begin
 
 
 def first_number(trial: Any) -> int:

@@ -20,6 +20,7 @@ from apexreplay.store.location import memory_folder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ADAPTERS = ("dqn_one_file.py", "sb3_many_processes.py", "sb3_replay_buffer.py")  # test_adapters.py
+TUNING = ("ray_tune.py",)  # test_sweep.py
 OUTPUTS = {
     "custom_environment.py": r"reached 30 updates; mean of 50 new games: -?\d",
     "custom_network.py": r"reached 30 updates; 67,843 parameters; mean of 20 new games: \d",
@@ -34,6 +35,7 @@ def test_there_is_no_other_example():
         "memory.py",
         "observations.py",
         *ADAPTERS,
+        *TUNING,
     }
 
 
