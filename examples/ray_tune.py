@@ -31,7 +31,7 @@ class Trial(tune.Trainable):
 
     def setup(self, config):
         self.scores, self.is_over, self.last = queue.SimpleQueue(), False, 0.0
-        limits = {"max_minutes": config["max_minutes"], "stop_score": None, "tensorboard": False}
+        limits = {"max_minutes": config["max_minutes"], "tensorboard": False}
         rest = {"actor": {"num_actors": 4}, "evaluator": {"period_seconds": 1.0, "num_envs": 10}, "run": limits}
         settings = apex.preset("cartpole", learner={"learning_rate": config["learning_rate"]}, **rest)
         self.thread = threading.Thread(target=self.train_run, args=[settings])
@@ -44,10 +44,13 @@ class Trial(tune.Trainable):
         while self.thread.is_alive():
             try:
                 self.last = self.scores.get(timeout=1.0)
-                return {"score": self.last, "done": False}
+                return {"score": self.last, "ended": False}
             except queue.Empty:
                 pass  # The run has not evaluated yet, or has ended.
-        return {"score": self.last, "done": True}
+        return {"score": self.last, "ended": True, "done": True}
+
+    def save_checkpoint(self, folder):
+        pass  # The run has its own checkpoints.
 
     def cleanup(self):
         self.is_over = True
@@ -72,10 +75,9 @@ def main():
         run_config=tune.RunConfig(name="cartpole", storage_path=os.path.abspath("ray-results"), verbose=1),
     )
     results = tuner.fit()
-    full = [result for result in results if result.metrics["done"] and result.metrics["training_iteration"] < 1_000]
     best = results.get_best_result(scope="last")
-    ended = sum(not result.metrics["done"] or result.error is not None for result in results)
-    print(f"{len(results)} trials, {ended} ended early, {len(full)} reached their limit")
+    ended = sum(not result.metrics["ended"] for result in results)
+    print(f"{len(results)} trials, {ended} ended early by ASHA, {results.num_errors} failed")
     print(f"best: learning rate {best.config['learning_rate']:.2g}, score {best.metrics['score']:.0f}")
 
 

@@ -33,9 +33,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="apex sweep", description=about, epilog=more, formatter_class=Formatter)
     parser.add_argument("file", type=Path, metavar="FILE", help="TOML file with the start settings and the search")
     parser.add_argument("--trials", type=positive_int, default=20, metavar="N", help="number of trials (default: 20)")
-    parser.add_argument(
-        "--jobs", type=positive_int, default=1, metavar="N", help="trials at once, each on its own cores"
-    )
+    parser.add_argument("--jobs", type=positive_int, default=1, metavar="N", help="trials at once (default: 1)")
     parser.add_argument("--study", metavar="NAME", help="name of the study and its folder in sweeps/ (default: FILE)")
     parser.add_argument("--no-pruning", action="store_true", help="end no trial early")
     add_allow(parser)

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import pytest
 from support.messages import make_run_status
 
+from apex.config import RunConfig
 from apex.config.presets import PRESETS
 from apex.facts import EndReason
 from apex.launch.callbacks import LiveRun
-from apex.sweep.study import Pruning, judge
+from apex.sweep.study import Pruning, Sweep, judge
 from apex.transport.messages.run_status import EvaluationRow
+from apexreplay.process.lifecycle import Stop
 
 
 class Trial:
@@ -69,3 +71,19 @@ def test_scores_are_negative_if_lower_results_are_better():
 def test_a_run_is_judged_by_its_score_or_by_the_time_to_the_stop_score(stop_score, kind, result):
     config = SimpleNamespace(run=SimpleNamespace(stop_score=stop_score))
     assert judge(SimpleNamespace(config=config, score=17.5, seconds=12.0, end=EndReason(kind))) == result
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy
+def test_optuna_ends_the_trial_below_the_median_of_five_from_the_third_tenth_on(tmp_path):
+    pytest.importorskip("optuna", reason="needs the extra sweep")
+    start = replace(PRESETS["cartpole"].config, run=RunConfig(max_steps=100))
+    sweep = Sweep(tmp_path, start, {"actor.n_step": [1, 2]}, Stop(), prunes=True)
+    for score in (10, 20, 30, 40, 50):
+        trial = sweep.study.ask()
+        evaluate(Pruning(trial, lower_is_better=False), {"max_steps": 100}, (score, 0, 10, 0), (score, 0, 90, 0))
+        sweep.study.tell(trial, score)
+    for score, has_ended in ((29, True), (31, False)):
+        trial = sweep.study.ask()
+        pruning = Pruning(trial, lower_is_better=False)
+        assert evaluate(pruning, {"max_steps": 100}, (score, 0, 10, 0), (score, 0, 20, 0)).asked is None
+        assert (evaluate(pruning, {"max_steps": 100}, (score, 0, 31, 0)).asked is not None) == has_ended
