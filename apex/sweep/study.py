@@ -24,7 +24,7 @@ from apexreplay.process.lifecycle import Stop
 from apexreplay.store.location import discard, store_path
 
 TENTHS = 10  # A trial is compared with the others at each tenth of its limit,
-WARMUP = 2  # except at these.
+FIRST_TENTH = 3  # from this one on.
 
 
 class Sweep:
@@ -40,7 +40,7 @@ class Sweep:
             storage=f"sqlite:///{(folder / 'study.db').absolute()}",
             study_name=folder.name,
             direction="maximize" if start.run.stop_score is None else "minimize",
-            pruner=optuna.pruners.MedianPruner(n_warmup_steps=WARMUP) if prunes else optuna.pruners.NopPruner(),
+            pruner=optuna.pruners.MedianPruner(n_warmup_steps=FIRST_TENTH) if prunes else optuna.pruners.NopPruner(),
             load_if_exists=True,
         )
         asked = json.loads(json.dumps({**flatten(start), "search": search}))

@@ -19,6 +19,7 @@ from apexreplay.store.location import find_stores, memory_folder, read_run_folde
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/guide/sweep.md").read_text()
 SHORT = [*TINY, "--stop-score", "none", "--max-minutes", "0", "--max-updates", "40", "--run.no-tensorboard"]
+FAST = [*SHORT, "--single-process", "--max-updates", "300"]
 NUM_TRIALS = 3
 
 pytestmark = pytest.mark.programs
@@ -45,7 +46,7 @@ def test_a_sweep_survives_ctrl_c_and_kill_and_compares_its_winner(tmp_path):
     (toml,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "cartpole.toml").write_text(toml)
     (sweep,) = [words for words in commands_of("apex sweep") if "--trials" in words]
-    command = [*sweep, "--trials", str(NUM_TRIALS), "--jobs", "1", *SHORT]
+    command = [*sweep, "--trials", str(NUM_TRIALS), "--jobs", "1", *FAST]
     database = tmp_path / "sweeps/cartpole/study.db"
 
     def trials(*states):
