@@ -18,8 +18,7 @@ from apexreplay.store.location import find_stores, memory_folder, read_run_folde
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/guide/sweep.md").read_text()
-SHORT = [*TINY, "--stop-score", "none", "--max-minutes", "0", "--max-updates", "40", "--run.no-tensorboard"]
-FAST = [*SHORT, "--single-process", "--max-updates", "300"]
+FAST = [*TINY, "--stop-score", "none", "--max-minutes", "0", "--max-updates", "300", "--single-process"]
 NUM_TRIALS = 3
 
 pytestmark = pytest.mark.programs
@@ -112,7 +111,7 @@ def test_a_sweep_survives_ctrl_c_and_kill_and_compares_its_winner(tmp_path):
 @pytest.mark.timeout(300)
 def test_seeds_are_trained_one_after_the_other_and_compared(tmp_path):
     (train,) = commands_of("apex train --preset")
-    command = [*train, *SHORT, "--seeds", "1,4"]
+    command = [*train, *FAST, "--seeds", "1,4"]
     run = start(tmp_path, command, "log")
     assert run.wait(200) == 0, (tmp_path / "log").read_text()
     runs = {path.name: RunFolder.open(path) for path in (tmp_path / "runs").iterdir() if path.is_dir()}
