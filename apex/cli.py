@@ -46,7 +46,7 @@ COMMANDS = {
     "host": Command("apex.cloud.host.command", "commands that systemd calls on the hosts of a cluster"),
 }
 
-NEED_X86 = ("train", "doctor", "replay")  # need the store order of an x86-64 CPU
+NEED_X86 = ("train", "sweep", "doctor", "replay")  # need the store order of an x86-64 CPU
 NEED_LINUX = (*NEED_X86, "learner", "actor", "evaluator")  # need shared memory, process groups and signals of Linux
 ANYWHERE = "apex evaluate, watch, plot, report, export and logs work here"
 
