@@ -27,7 +27,7 @@ plain ValueErrors and RuntimeErrors, defined beside the code that raises them.
 
 from pathlib import Path
 
-from apexreplay.errors import FINISHED, HOPELESS, ApexError, DataError, UsageError, count_as_own
+from apexreplay.errors import FINISHED, HOPELESS, REFUSED, ApexError, DataError, UsageError, count_as_own
 
 count_as_own(Path(__file__).parent)
 
@@ -59,6 +59,16 @@ class StoppedError(ApexError):
     """The user requested a stop before the run began."""
 
     exit_status = FINISHED
+
+
+class MirrorError(ApexError, RuntimeError):
+    """The mirror of a run cannot be read or written."""
+
+
+class FencedError(ApexError, RuntimeError):
+    """Another host has continued this run: this host must neither train it nor write its mirror."""
+
+    exit_status = REFUSED
 
 
 class ExportError(ApexError, RuntimeError):

@@ -35,6 +35,7 @@ from apex.config.validation import (
 from apexreplay.facts import MAX_TEXT
 
 MAX_IN_FLIGHT = 8_192  # unacknowledged segments of all actors above which windows shrink; each takes 50 KB in Atari
+MIRROR_PROTOCOLS = ("s3", "gs", "az")
 MAX_EPISODES = 10_000  # maximum episodes of one evaluation, because one message carries all their scores
 
 Decay = Annotated[float, Meta(ge=0, lt=1)]
@@ -239,6 +240,7 @@ class RunConfig(Branch):
 
     name: str = ""  # name of the run folder inside run.folder; empty: environment and time
     folder: str = "runs"  # folder that contains the run folders
+    mirror: str = ""  # folder, s3://, gs:// or az:// URL that gets a copy of the run, for --continue elsewhere
     stop_score: float | None = None  # end once the mean raw score is above this (95 % confidence); none: never
     max_steps: NonNegativeInt = 0  # end after this many steps of all actors together; 0: no limit
     max_updates: NonNegativeInt = 0  # end after this many updates; 0: no limit
@@ -255,6 +257,17 @@ class RunConfig(Branch):
         require_setting(
             "/" not in self.name and self.name not in (".", ".."),
             f"run.name must be a plain folder name, got {self.name!r}",
+        )
+        protocol, is_url, place = self.mirror.partition("://")
+        known = not is_url or (protocol in MIRROR_PROTOCOLS and bool(place) and not set(place) & set("@?:"))
+        require_setting(
+            known,
+            f"run.mirror must be a folder, or {'://..., '.join(MIRROR_PROTOCOLS)}://..., got {self.mirror!r}",
+            "leave credentials to the environment, as the tools of that store do" if set(place) & set("@?:") else "",
+        )
+        require_setting(
+            not (self.mirror and self.single_process),
+            "run.mirror and run.single_process exclude each other, because such a run cannot be continued",
         )
 
 

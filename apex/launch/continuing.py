@@ -7,6 +7,7 @@ from typing import Any
 from apex.config import Config, flatten
 from apex.config.codec import lay_over, unflatten
 from apex.environments.inspection import Inspector
+from apex.launch.mirroring import bring_back
 from apex.launch.resume import (
     CONTINUE,
     LIMITS,
@@ -24,10 +25,13 @@ from apex.runs.lock import is_held
 from apex.runtime.text import number
 from apex.sentences import describe_end, plural
 from apexreplay.errors import require
+from apexreplay.process.lifecycle import Stop
 
 
-def read_continue(typed: Config, argv: Sequence[str], *, accept: bool, inspector: Inspector) -> Start:
-    """Returns a start of the run that `typed` names: of a new run, or of the run if it exists.
+def read_continue(
+    typed: Config, argv: Sequence[str], *, accept: bool, inspector: Inspector, stop: Stop | None = None
+) -> Start:
+    """Returns a start of the run that `typed` names: of a new run, or of the run if it exists here or in its mirror.
 
     The saved settings stay, except for the limits and for those that differ from the last such command. The start is
     over if the run has reached a limit that `typed` keeps. Raises UsageError if the run has no name, or as `reopen`.
@@ -37,10 +41,12 @@ def read_continue(typed: Config, argv: Sequence[str], *, accept: bool, inspector
     path = Path(typed.run.folder) / name
     single = typed.run.single_process
     require(not single, f"{CONTINUE}: a run with --single-process cannot be continued", remedy="leave one of them out")
+    run = f"{CONTINUE} --name {name}"
+    require(not is_held(path), f"{run}: this run is still running", remedy="stop it first")
+    is_restored = bool(typed.run.mirror) and bring_back(typed.run, stop or Stop())
     if not (path / MANIFEST).exists():
         return Start(config=typed, argv=argv, inspector=inspector, repeated=typed)
-    folder, run = RunFolder.open(path), f"{CONTINUE} --name {name}"
-    require(not is_held(path), f"{run}: this run is still running", remedy="stop it first")
+    folder = RunFolder.open(path)
     config = lay_over(folder.config, _changes(folder, typed, run))
     require_same_settings(folder, config, run, accept)
     if (end := reached_limit(folder, config)) is not None:
@@ -49,6 +55,7 @@ def read_continue(typed: Config, argv: Sequence[str], *, accept: bool, inspector
         return Start(config=config, argv=argv, folder=path, is_over=True)
     prepare(folder, run)
     require_fitting(folder, config, run, accept, inspector)
+    accept = accept or is_restored  # The mirror has no replay memory.
     return Start(config=config, argv=argv, folder=path, accept_changes=accept, inspector=inspector, repeated=typed)
 
 

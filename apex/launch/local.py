@@ -4,12 +4,13 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TextIO
 
 from apex.config import Config
+from apex.launch.mirroring import Mirroring, require_unused
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
 from apex.launch.preflight.report import describe_limits
@@ -52,6 +53,7 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
                 tell(describe_warm_start(warm))
             if stop.poll():
                 return None
+            require_unused(config.run, stop)
             folder = RunFolder.create(config, schema, argv=start.argv, asked=start.config)
             _claim(lock, folder)
         else:
@@ -66,12 +68,14 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
             if stop.poll():
                 return None
             folder.record_resume(config, argv=start.argv, asked=start.repeated)
+        mirroring = lock.enter_context(closing(Mirroring(config.run, folder, stop))) if config.run.mirror else None
         # For all shards together: servers that start at the same time each find the space for their own.
         reclaim(store_path(folder.run_id), store_bytes(config, folder.schema))
         for line in _introduce(config, folder, sizes):
             tell(line)
         with _keys_of_start(config, folder) as with_keys:
-            return _run_programs(start, with_keys, folder, stop, out or sys.stdout)._replace(config=config)
+            outcome = _run_programs(start, with_keys, folder, stop, out or sys.stdout)._replace(config=config)
+        return outcome if mirroring is None else outcome._replace(ending=mirroring.finish(outcome.ending))
 
 
 @contextmanager
@@ -108,6 +112,8 @@ def _introduce(config: Config, folder: RunFolder, sizes: list[str]) -> list[str]
     """Returns the lines that a run shows first."""
     lines = [f"{config.environment.id}, seed {config.seed}", *sizes, describe_limits(config.run)]
     lines.append(f"run folder: {folder.path}")
+    if config.run.mirror:
+        lines.append(f"mirror: {config.run.mirror}")
     if config.run.tensorboard:
         lines.append(f"{_curves(config)}/#custom_scalars, available once training has begun")
     if config.run.head:

@@ -45,6 +45,7 @@ LIMITS = {
 }
 CHANGEABLE = {
     *LIMITS.values(),
+    "run.mirror",
     "run.stuck_seconds",
     "run.tensorboard",
     "run.tensorboard_port",

@@ -14,6 +14,7 @@ from apex.launch.callbacks import Callbacks
 from apex.launch.continuing import describe_over, read_continue
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
 from apex.launch.local import run_locally
+from apex.launch.mirroring import upload_ended
 from apex.launch.preflight.checks import check_limit
 from apex.launch.preflight.fit import require_announced_ports, require_head
 from apex.launch.preflight.report import require_all
@@ -23,8 +24,10 @@ from apex.launch.start import RunOutcome, Start, find_end
 from apex.launch.summary import summary
 from apex.launch.terminal.view import print_line
 from apex.launch.trackers.choice import add_track_option, make_trackers
+from apex.runs.folder import RunFolder
 from apex.runtime.logs import log_to
 from apex.runtime.trust import remember
+from apex.sentences import describe_failure
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, require
 from apexreplay.process.lifecycle import KILLED_BY_CTRL_C, Stop, reports_errors, stop_on_signals
 from apexreplay.process.watchdog import take_notifier
@@ -40,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if start.is_over and start.folder is not None:
                 for line in describe_over(start.folder):
                     print_line(line)
-                return FINISHED
+                ending = upload_ended(start.config.run, RunFolder.open(start.folder), stop)
+                if ending.failure is not None:
+                    print_line(describe_failure(ending.failure), sys.stderr)
+                return ending.status
             outcome = execute(start, stop)
             status = show(outcome)
             is_stopped = status == FINISHED and stop.signum == signal.SIGTERM and not (outcome and outcome.ending.role)
@@ -74,7 +80,7 @@ def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
     if options.engine != RAY:
         require_announced_ports(config)
         if options.continue_run:
-            start = read_continue(config, arguments, accept=options.accept_changes, inspector=inspector)
+            start = read_continue(config, arguments, accept=options.accept_changes, inspector=inspector, stop=stop)
             return replace(start, callbacks=callbacks)
         return Start(config=config, argv=arguments, inspector=inspector, callbacks=callbacks)
     require(not options.continue_run, f"{CONTINUE} cannot be used with --engine ray", remedy=f"use {OPTION} for Ray")

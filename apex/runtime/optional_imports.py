@@ -7,12 +7,15 @@ from pathlib import Path
 
 EXTRAS = {  # see pyproject.toml
     "aws": ("boto3",),
+    "az": ("adlfs",),
     "box2d": ("gymnasium[box2d]",),
     "export": ("onnx", "onnxruntime"),
+    "gs": ("gcsfs",),
     "hub": ("huggingface_hub",),
     "minari": ("minari[hdf5]",),
     "mlflow": ("mlflow",),
     "ray": ("ray[default]",),
+    "s3": ("s3fs",),
     "sweep": ("optuna",),
     "wandb": ("wandb",),
 }

@@ -1,0 +1,168 @@
+"""Keeps a run's mirror up to date while the run's programs work, and brings a run back that this host lacks."""
+
+import logging
+import os
+import platform
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from apex.config.tree import RunConfig
+from apex.errors import FencedError, MirrorError, StoppedError
+from apex.facts import Ending, Failure
+from apex.runs.checkpoints.paths import newest_update
+from apex.runs.folder import MANIFEST, RunFolder
+from apex.runs.mirror.mirror import STATE, Mirror
+from apex.runs.mirror.objects import open_objects
+from apexreplay.errors import FINISHED, UsageError, require
+from apexreplay.process.lifecycle import Stop, sleep
+
+PERIOD_SECONDS = 60.0  # time between two uploads
+TRY_SECONDS = 60.0  # time to repeat a failed first or last access
+PAUSE_SECONDS = 5.0  # time between two attempts
+
+_Result = TypeVar("_Result")
+
+log = logging.getLogger("apex")
+
+
+def require_unused(run: RunConfig, stop: Stop) -> None:
+    """Raises UsageError if the mirror has a run with the name of this new run already."""
+    if run.mirror and run.name:
+        mirror = _mirror(run, Path(run.folder) / run.name)
+        has_run = _repeat(mirror, lambda: mirror.has_run, stop)
+        remedy = "add --continue to continue that run, or choose another name"
+        require(not has_run, f"{mirror} has a run of this name already", remedy=remedy)
+
+
+def bring_back(run: RunConfig, stop: Stop) -> bool:
+    """Makes the run folder from the mirror if this host has none, or only an older one, which is moved aside.
+
+    Returns whether it did. Raises MirrorError if the mirror cannot be read.
+    """
+    path = Path(run.folder) / run.name
+    mirror = _mirror(run, path)
+    if not _repeat(mirror, lambda: mirror.has_run, stop):
+        return False
+    if (path / MANIFEST).exists():
+        own, begun = _begun(RunFolder.open(path)), _repeat(mirror, mirror.owner, stop).get("begun")
+        remedy = "choose another name, or move one of them"
+        require(begun == own, f"{mirror} has another run than {path}", remedy=remedy)
+        if _repeat(mirror, mirror.newest_update, stop) <= _newest(path):
+            return False
+    if path.exists():
+        aside = path.with_name(f"{path.name}.older-{datetime.now():%Y%m%d-%H%M%S}")
+        path.rename(aside)
+        log.warning("%s was older than %s: moved it to %s", path, mirror, aside)
+    _repeat(mirror, mirror.restore, stop)
+    return True
+
+
+class Mirroring:
+    """Uploads a run from a thread of its own. Requests `stop` if another host has continued the run."""
+
+    def __init__(self, run: RunConfig, folder: RunFolder, stop: Stop) -> None:
+        """Registers this process as the mirror's only writer.
+
+        Raises UsageError if the mirror has another run, or a newer version of this one, and MirrorError if it cannot be
+        used.
+        """
+        self._mirror = _mirror(run, folder.path)
+        self._folder = folder
+        self._stop = stop
+        self._writer = f"process {os.getpid()} on {platform.node()} ({secrets.token_hex(4)})"
+        self._over = threading.Event()
+        self._fenced: FencedError | None = None
+        there, here = _repeat(self._mirror, self._mirror.newest_update, stop), _newest(folder.path)
+        problem = f"{self._mirror} has update {there:,} of this run, this host only update {max(here, 0):,}"
+        require(
+            there <= here, problem, remedy="use --continue, which takes the newer one, or move the run in the mirror"
+        )
+        _repeat(self._mirror, lambda: self._mirror.begin(_begun(folder), self._writer), stop)
+        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread after the upload that it is making."""
+        self._over.set()
+
+    def finish(self, ending: Ending) -> Ending:
+        """Uploads what is missing, and returns how the run has ended. Curves are uploaded completely after a limit."""
+        self.close()
+        self._thread.join()
+        try:
+            if self._fenced is not None:
+                raise self._fenced
+            end = self._folder.end
+            whole = end is not None and end.is_limit
+            _repeat(self._mirror, lambda: self._mirror.upload(self._writer, whole=whole), Stop())
+        except (FencedError, MirrorError) as error:
+            if ending.failure is None:
+                failure = Failure(role="launcher", kind="error", detail=str(error))
+                return Ending(error.exit_status, "launcher", failure)
+            log.error("%s", error)
+        return ending
+
+    def _work(self) -> None:
+        failed = False
+        while not self._over.wait(PERIOD_SECONDS):
+            try:
+                self._mirror.upload(self._writer)
+            except FencedError as error:
+                self._fenced = error
+                self._stop.request()
+                return
+            except Exception as error:  # network, permissions, or a file that is being replaced
+                if not failed:
+                    log.warning("cannot write %s; trying again each minute: %s", self._mirror, _cause(error))
+                failed = True
+            else:
+                if failed:
+                    log.warning("%s can be written again", self._mirror)
+                failed = False
+
+
+def upload_ended(run: RunConfig, folder: RunFolder, stop: Stop) -> Ending:
+    """Uploads what an earlier start of a run that is over could not upload."""
+    if run.mirror and _mirror(run, folder.path).only_here():
+        return Mirroring(run, folder, stop).finish(Ending(FINISHED))
+    return Ending(FINISHED)
+
+
+def _mirror(run: RunConfig, path: Path) -> Mirror:
+    return Mirror(open_objects(run.mirror, path.name), path, path / STATE)
+
+
+def _begun(folder: RunFolder) -> str:
+    return f"{folder.run_id:016x}"
+
+
+def _newest(path: Path) -> int:
+    """Returns the update of the newest checkpoint of the run folder; -1 if there is none."""
+    found = newest_update(path / "checkpoints")
+    return -1 if found is None else found
+
+
+def _repeat(mirror: Mirror, step: Callable[[], _Result], stop: Stop) -> _Result:
+    """Repeats a step that fails, for TRY_SECONDS. Raises MirrorError after that, and StoppedError on a stop request."""
+    until = time.monotonic() + TRY_SECONDS
+    while True:
+        try:
+            return step()
+        except (UsageError, FencedError):
+            raise
+        except Exception as error:  # network, permissions, or another host that is writing
+            if time.monotonic() + PAUSE_SECONDS > until:
+                raise MirrorError(f"cannot use the mirror {mirror}: {_cause(error)}") from error
+            log.warning("cannot use the mirror %s; trying again: %s", mirror, _cause(error))
+            sleep(PAUSE_SECONDS, stop)
+            if stop.poll():
+                raise StoppedError(f"stopped while {mirror} could not be used") from error
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,129 @@
+"""Where the mirror of a run keeps its objects: in a folder, or in an object store that fsspec knows."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Protocol
+
+from apex.runtime.optional_imports import remedy
+from apexreplay.errors import ForeignFileError, UsageError, require
+from apexreplay.files.atomic_files import replace_file
+
+
+class Objects(Protocol):
+    """The objects of one run. Names are relative paths. An object is replaced completely or not at all."""
+
+    def names(self) -> list[str]:
+        """Returns the names of all objects."""
+
+    def read(self, name: str) -> bytes:
+        """Returns an object. Raises an error if there is none."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Creates or replaces an object."""
+
+    def upload(self, path: Path, name: str, *, expires: bool) -> None:
+        """Creates or replaces an object from a file. `expires`: the store may delete the object after some days."""
+
+    def download(self, name: str, path: Path) -> None:
+        """Writes an object to a file."""
+
+    def delete(self, names: list[str]) -> None:
+        """Deletes objects that newer ones have replaced. A store that deletes by age keeps them."""
+
+
+class FolderObjects:
+    """The objects are files below `root`, which only this user can read."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __str__(self) -> str:
+        return str(self._root)
+
+    def names(self) -> list[str]:
+        """See `Objects`. Raises ForeignFileError if the folder belongs to another user."""
+        if not self._root.exists():
+            return []
+        problem = f"{self._root} belongs to another user"
+        require(self._root.stat().st_uid == os.geteuid(), problem, ForeignFileError, remedy="choose another run.mirror")
+        found = (path for path in self._root.rglob("*") if path.is_file() and not path.name.startswith("."))
+        return [path.relative_to(self._root).as_posix() for path in found]
+
+    def read(self, name: str) -> bytes:
+        """See `Objects`."""
+        return (self._root / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        """See `Objects`."""
+        if not self._root.exists():
+            self._root.parent.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(mode=0o700)  # A user who could read the run id in the manifest could join the run.
+        replace_file(self._root / name, data)
+
+    def upload(self, path: Path, name: str, *, expires: bool) -> None:
+        """See `Objects`."""
+        self.write(name, path.read_bytes())
+
+    def download(self, name: str, path: Path) -> None:
+        """See `Objects`."""
+        shutil.copyfile(self._root / name, path)
+
+    def delete(self, names: list[str]) -> None:
+        """See `Objects`."""
+        for path in (self._root / name for name in names):
+            path.unlink(missing_ok=True)
+            if not any(path.parent.iterdir()):
+                path.parent.rmdir()
+
+
+class FsspecObjects:
+    """The objects below a URL, such as s3://bucket/runs/pong. The package of the protocol finds the credentials."""
+
+    def __init__(self, url: str) -> None:
+        """Raises UsageError if the package of the protocol is not installed."""
+        import fsspec  # Runs without a mirror do not need it.
+
+        self._url = url
+        try:
+            self._files: Any
+            self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except ImportError as error:
+            extra = url.partition("://")[0]
+            raise UsageError(f"{url} needs another package ({error})", remedy(extra)) from error
+        self._root = f"{root.rstrip('/')}/"
+
+    def __str__(self) -> str:
+        return self._url
+
+    def names(self) -> list[str]:
+        """See `Objects`."""
+        return [path.removeprefix(self._root) for path in self._files.find(self._root)]
+
+    def read(self, name: str) -> bytes:
+        """See `Objects`."""
+        return bytes(self._files.cat_file(self._root + name))
+
+    def write(self, name: str, data: bytes) -> None:
+        """See `Objects`."""
+        self._files.pipe_file(self._root + name, data)
+
+    def upload(self, path: Path, name: str, *, expires: bool) -> None:
+        """See `Objects`."""
+        self._files.put_file(str(path), self._root + name)
+
+    def download(self, name: str, path: Path) -> None:
+        """See `Objects`."""
+        self._files.get_file(self._root + name, str(path))
+
+    def delete(self, names: list[str]) -> None:
+        """See `Objects`."""
+        if names:
+            self._files.rm([self._root + name for name in names])
+
+
+def open_objects(mirror: str, run: str) -> Objects:
+    """Returns the objects of the run named `run` in `mirror`: a folder, or a URL (see `run.mirror`)."""
+    if "://" in mirror:
+        return FsspecObjects(f"{mirror.rstrip('/')}/{run}")
+    return FolderObjects(Path(mirror).expanduser() / run)
