@@ -55,8 +55,15 @@ def read_continue(
         return Start(config=config, argv=argv, folder=path, is_over=True)
     prepare(folder, run)
     require_fitting(folder, config, run, accept, inspector)
-    accept = accept or is_restored  # The mirror has no replay memory.
-    return Start(config=config, argv=argv, folder=path, accept_changes=accept, inspector=inspector, repeated=typed)
+    return Start(
+        config=config,
+        argv=argv,
+        folder=path,
+        accept_changes=accept or is_restored,  # The mirror has no replay memory.
+        restored_from=typed.run.mirror if is_restored else "",
+        inspector=inspector,
+        repeated=typed,
+    )
 
 
 def describe_over(path: Path) -> list[str]:

@@ -59,6 +59,8 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
         else:
             folder = RunFolder.open(start.folder)
             _claim(lock, folder)
+            if start.restored_from:
+                tell(f"restored {folder.path} from {start.restored_from}")
             saved = find_saved(folder, config, accept=start.accept_changes)
             for found in saved:
                 tell(describe_restored(found))

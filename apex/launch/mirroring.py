@@ -21,9 +21,9 @@ from apex.runs.mirror.objects import open_objects
 from apexreplay.errors import FINISHED, UsageError, require
 from apexreplay.process.lifecycle import Stop, sleep
 
-PERIOD_SECONDS = 60.0  # time between two uploads
+PERIOD_SECONDS = 60.0  # time between two uploads; a new checkpoint is uploaded at once
 TRY_SECONDS = 60.0  # time to repeat a failed first or last access
-PAUSE_SECONDS = 5.0  # time between two attempts
+PAUSE_SECONDS = 5.0  # time between two attempts, and between two looks for a new checkpoint
 
 _Result = TypeVar("_Result")
 
@@ -58,6 +58,7 @@ def bring_back(run: RunConfig, stop: Stop) -> bool:
         aside = path.with_name(f"{path.name}.older-{datetime.now():%Y%m%d-%H%M%S}")
         path.rename(aside)
         log.warning("%s was older than %s: moved it to %s", path, mirror, aside)
+    _repeat(mirror, lambda: mirror.begin(mirror.owner()["begun"], _writer()), stop)  # Another writer must end first.
     _repeat(mirror, mirror.restore, stop)
     return True
 
@@ -74,7 +75,7 @@ class Mirroring:
         self._mirror = _mirror(run, folder.path)
         self._folder = folder
         self._stop = stop
-        self._writer = f"process {os.getpid()} on {platform.node()} ({secrets.token_hex(4)})"
+        self._writer = _writer()
         self._over = threading.Event()
         self._fenced: FencedError | None = None
         there, here = _repeat(self._mirror, self._mirror.newest_update, stop), _newest(folder.path)
@@ -108,8 +109,12 @@ class Mirroring:
         return ending
 
     def _work(self) -> None:
-        failed = False
-        while not self._over.wait(PERIOD_SECONDS):
+        failed, uploaded, since = False, -1, time.monotonic()
+        while not self._over.wait(PAUSE_SECONDS):
+            newest = _newest(self._folder.path)
+            if newest == uploaded and time.monotonic() - since < PERIOD_SECONDS:
+                continue
+            uploaded, since = newest, time.monotonic()
             try:
                 self._mirror.upload(self._writer)
             except FencedError as error:
@@ -135,6 +140,10 @@ def upload_ended(run: RunConfig, folder: RunFolder, stop: Stop) -> Ending:
 
 def _mirror(run: RunConfig, path: Path) -> Mirror:
     return Mirror(open_objects(run.mirror, path.name), path, path / STATE)
+
+
+def _writer() -> str:
+    return f"process {os.getpid()} on {platform.node()} ({secrets.token_hex(4)})"
 
 
 def _begun(folder: RunFolder) -> str:

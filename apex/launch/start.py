@@ -27,6 +27,7 @@ class Start:
     argv: Sequence[str]  # command line of the user, for the run's manifest
     folder: Path | None = None  # run to resume: its folder or, on Ray, the driver's folder of it; None: a new run
     accept_changes: bool = False  # a resumed run may lose saved data
+    restored_from: str = ""  # the mirror from which `folder` was made; "": it was here
     repeated: Config | None = None  # what a command with --continue asks for; None: another command
     is_over: bool = False  # the run to resume has ended at its limit: nothing is to be run
     asks: bool = False  # a person at a terminal must accept that a resumed run lacks transitions

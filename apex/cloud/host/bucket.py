@@ -1,283 +1,69 @@
-"""Copies a run to its cluster's bucket, and restores the run from the bucket on a new learner host.
+"""The mirror of a cluster's run: objects in the cluster's bucket, s3://BUCKET/CLUSTER/.
 
-    s3://BUCKET/CLUSTER/
-        begun.json           identifies the cluster, and the instance that may write to this copy
-        manifest.json ...    the run folder without logs and replay memory, and only its newest checkpoint
-        parts/FILE/I-OFFSET  parts of files that only grow: part I replaces all bytes of the file from byte OFFSET on
-
-Uploading curves and event files completely every time would transfer terabytes. They are uploaded completely only when
-the run ends.
+Does not use fsspec: a host of a cluster may not delete objects, and may list only those of its cluster.
 """
 
-from __future__ import annotations
-
-import hashlib
-import json
-import logging
-import os
-import re
-import shutil
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from apexreplay.errors import UsageError
-from apexreplay.files.atomic_files import replace_file
+from apex.cloud.host.settings import HostSettings
+from apex.runs.mirror.mirror import Mirror
 
-BEGUN = "begun.json"
-MANIFEST = "manifest.json"  # every run has this file, written first and uploaded last
-NEWEST = "checkpoints/newest.json"
-PARTS = "parts/"
 EXPIRES = "Kind=checkpoint"  # tag of checkpoints that the bucket deletes after some days (deploy/terraform/bucket)
-MAX_PARTS = 100  # newest parts recorded per file; a file truncated before them is uploaded again from byte 0
-THREADS = 16  # parallel downloads of a restore
-
-_GROWING = ("curves/", "tensorboard/")
-_LEFT_OUT = ("logs/", "checkpoints/replay/", "epoch.json")
-_CHECKPOINT = re.compile(r"checkpoints/(\d{9,})/")
-
-log = logging.getLogger("apex")
+SENT = "sent.json"  # file in HOME: the state of the mirror
 
 
-class Part(NamedTuple):
-    """An uploaded part of a growing file."""
+class BucketObjects:
+    """The objects of one cluster in its bucket: see `apex.runs.mirror.objects.Objects`."""
 
-    offset: int  # position in the file, in bytes
-    size: int
-    digest: str
-
-    @classmethod
-    def of(cls, offset: int, data: bytes) -> Part:
-        """Returns the part that consists of `data` at `offset`."""
-        return cls(offset, len(data), hashlib.sha256(data).hexdigest()[:16])
-
-
-class _Change(NamedTuple):
-    """A file that is missing in the bucket or older there."""
-
-    name: str  # path relative to the run folder
-    path: Path
-    mark: list[int]  # size in bytes, modification time in ns, and 1 if the bucket may delete the object later
-
-
-class RunBucket:
-    """The copy of the run folder `run` in s3://`bucket`/`run.name`/; `state_file` records what was uploaded."""
-
-    def __init__(self, s3: Any, bucket: str, run: Path, state_file: Path) -> None:
+    def __init__(self, s3: Any, bucket: str, cluster: str) -> None:
         self._s3 = s3
         self._bucket = bucket
-        self._run = run
-        self._state_file = state_file
-        self._sent: dict[str, list[int]] = {}
-        self._parts: dict[str, list[Part]] = {}
-        self._number = 0  # number of the last part
-        with suppress(OSError, ValueError, KeyError, TypeError):  # If the file is unreadable, uploads everything.
-            state = json.loads(state_file.read_text())
-            self._number = int(state["number"])
-            self._parts = {name: [Part(*part) for part in parts] for name, parts in state["parts"].items()}
-            self._sent = {str(name): [*map(int, mark)] for name, mark in state["sent"].items()}
+        self._cluster = cluster
 
     def __str__(self) -> str:
-        return f"s3://{self._bucket}/{self._run.name}"
+        return f"s3://{self._bucket}/{self._cluster}"
 
-    def begin(self, begun: str, host: str) -> bool:
-        """Registers `host` as the only writer of this copy; returns whether the bucket has a run to restore.
-
-        `begun` distinguishes this cluster from others with the same name. Raises UsageError if the run belongs to
-        another cluster. Errors of reading and writing are raised too, because they must be known before a run starts.
-        """
-        has_run = self._exists(MANIFEST)
-        if has_run and self._owner().get("begun") != begun:
-            raise UsageError(f"{self} has a run of another cluster: rename this cluster, or move that run")
-        self._put(BEGUN, json.dumps({"begun": begun, "host": host}).encode())
-        return has_run
-
-    def upload(self, host: str, *, whole: bool = False) -> int:
-        """Uploads new and changed files; returns the number of objects. Deletes nothing in the bucket.
-
-        `whole`: also uploads growing files completely, because the run has ended. Raises RuntimeError if another host
-        has replaced this one.
-        """
-        if (owner := self._owner().get("host", host)) != host:
-            raise RuntimeError(f"{self} now belongs to {owner}: this host was replaced and must not upload")
-        number, newest, mark = self._newest()  # Read first, so that the uploaded curves cover it.
-        try:
-            growing = ((name, path) for name, path in self._files() if name.startswith(_GROWING))
-            count = sum([self._upload_part(name, path) for name, path in growing])
-            for change in self._changes(number, whole):
-                if change.name == NEWEST and f"checkpoints/{number:09d}/{MANIFEST}" not in self._sent:
-                    continue  # The learner has replaced the checkpoint by a newer one meanwhile.
-                with suppress(FileNotFoundError):
-                    if change.name == NEWEST:
-                        self._put(NEWEST, newest)
-                    else:
-                        extra = {"ExtraArgs": {"Tagging": EXPIRES}} if change.mark[2] else {}
-                        self._s3.upload_file(str(change.path), self._bucket, self._key(change.name), **extra)
-                    # If the learner has changed the file meanwhile, the old mark makes the next upload send it again.
-                    self._sent[change.name] = mark if change.name == NEWEST else change.mark
-                    count += 1
-        finally:
-            old = {name for name in self._sent if (found := _CHECKPOINT.match(name)) and int(found[1]) != number}
-            self._sent = {name: mark for name, mark in self._sent.items() if name not in old}
-            self._write_state()
-        return count
-
-    def only_here(self) -> list[str]:
-        """Returns the names of the files that the bucket lacks or has only in an older version."""
-        changes = (change.name for change in self._changes(self._newest()[0], whole=False))
-        growing = ((name, path) for name, path in self._files() if name.startswith(_GROWING))
-        return [*changes, *(name for name, path in growing if self._next_part(name, path)[1] is not None)]
-
-    def restore(self) -> None:
-        """Creates the run folder from the bucket, completely or not at all. Replay memory and logs start empty."""
-        partial = self._run.with_name(f".{self._run.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        names = sorted(self._names())
-        newest = self._get(NEWEST) if NEWEST in names else b""
-        number = json.loads(newest)["num_updates"] if newest else -1
-        if newest and f"checkpoints/{number:09d}/{MANIFEST}" not in names:
-            raise RuntimeError(f"another host is writing {self}: checkpoint {number} is incomplete")
-        files = [name for name in names if _is_restored(name, number)]
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda name: self._download(name, partial), files))
-            parts = (name for name in names if name.startswith(PARTS))
-            for folder, of_file in groupby(parts, key=lambda name: name.rpartition("/")[0]):
-                name = folder.removeprefix(PARTS)
-                self._parts[name] = self._join(pool, list(of_file), _below(partial, name))
-        if newest:
-            (partial / NEWEST).write_bytes(newest)  # The downloaded object may already be newer.
-        os.replace(partial, self._run)
-        self._sent = {name: _mark(self._run / name, expires=bool(_CHECKPOINT.match(name))) for name in files}
-        self._write_state()
-        log.info("restored %s from %s, checkpoint of update %d", self._run, self, number)
-
-    def _join(self, pool: ThreadPoolExecutor, names: list[str], path: Path) -> list[Part]:
-        """Writes a growing file from its parts, in order of their numbers; returns the last parts."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        parts: list[Part] = []
-        with path.open("wb") as file:
-            for some in (names[i : i + 4 * THREADS] for i in range(0, len(names), 4 * THREADS)):  # limits memory
-                for name, data in zip(some, pool.map(self._get, some), strict=True):
-                    number, offset = map(int, name.rpartition("/")[2].split("-"))
-                    self._number = max(self._number, number)
-                    file.truncate(offset)
-                    file.seek(offset)
-                    file.write(data)
-                    parts = [*(part for part in parts if part.offset < offset), Part.of(offset, data)]
-        return [part for part in parts if part.size][-MAX_PARTS:]
-
-    def _upload_part(self, name: str, path: Path) -> bool:
-        """Uploads the new data of a growing file; returns whether there was any."""
-        kept, data = self._next_part(name, path)
-        if data is None:
-            return False
-        offset = kept[-1].offset + kept[-1].size if kept else 0
-        self._number = max(self._number + 1, time.time_ns() // 1_000_000)  # increases even if the state file was lost
-        self._put(f"{PARTS}{name}/{self._number:015d}-{offset:015d}", data)
-        self._parts[name] = [*kept, *([Part.of(offset, data)] if data else [])][-MAX_PARTS:]
-        return True
-
-    def _next_part(self, name: str, path: Path) -> tuple[list[Part], bytes | None]:
-        """Returns the uploaded parts that still match the file, and the bytes of the file after these parts.
-
-        The bytes are None if there is nothing to upload, and empty if the file only became shorter. A resumed run
-        truncates rows after its checkpoint, so the last parts may no longer match.
-        """
-        parts = self._parts.get(name, [])
-        with path.open("rb") as file:
-            kept = list(parts)
-            while (
-                kept and Part.of(kept[-1].offset, os.pread(file.fileno(), kept[-1].size, kept[-1].offset)) != kept[-1]
-            ):
-                kept.pop()
-            file.seek(kept[-1].offset + kept[-1].size if kept else 0)
-            data = file.read()
-        return kept, data if data or len(kept) < len(parts) else None
-
-    def _changes(self, number: int, whole: bool) -> Iterator[_Change]:
-        """Yields files to upload: those of checkpoint `number` first, and each manifest after the files it lists."""
-        for name, path in sorted(self._files(), key=lambda item: _rank(item[0])):
-            checkpoint = _CHECKPOINT.match(name)
-            is_due = int(checkpoint[1]) == number if checkpoint else whole or not name.startswith(_GROWING)
-            with suppress(FileNotFoundError):
-                mark, sent = _mark(path, expires=bool(checkpoint) and not whole), self._sent.get(name, [-1, -1, 0])
-                if is_due and (sent[:2] != mark[:2] or sent[2] > mark[2]):  # changed, or no longer expires
-                    yield _Change(name, path, mark)
-
-    def _files(self) -> Iterator[tuple[str, Path]]:
-        for folder, folders, names in os.walk(self._run):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in sorted(names):
-                path = Path(folder) / name
-                relative = path.relative_to(self._run).as_posix()
-                if not name.startswith(".") and not relative.startswith(_LEFT_OUT):  # Hidden files are incomplete.
-                    yield relative, path
-
-    def _newest(self) -> tuple[int, bytes, list[int]]:
-        """Returns the number of the newest checkpoint (-1: none), the content of newest.json, and that file's mark."""
-        with suppress(OSError, ValueError, KeyError):
-            path = self._run / NEWEST
-            mark, data = _mark(path, expires=False), path.read_bytes()
-            return int(json.loads(data)["num_updates"]), data, mark
-        return -1, b"", [-1, -1, 0]
-
-    def _owner(self) -> dict[str, Any]:
-        return dict(json.loads(self._get(BEGUN))) if self._exists(BEGUN) else {}
-
-    def _exists(self, name: str) -> bool:
-        """Returns whether the bucket has the object.
-
-        Uses a list request: S3 answers "forbidden" for a missing object if a host may not list the whole bucket.
-        """
-        key = self._key(name)
-        found = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=key, MaxKeys=1).get("Contents", [])
-        return any(item["Key"] == key for item in found)
+    def names(self) -> list[str]:
+        """See `Objects`."""
+        return list(self._names())
 
     def _names(self) -> Iterator[str]:
         prefix = self._key("")
         for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
             yield from (item["Key"].removeprefix(prefix) for item in page.get("Contents", []))
 
-    def _key(self, name: str) -> str:
-        return f"{self._run.name}/{name}"
+    def has(self, name: str) -> bool:
+        """See `Objects`. Lists, because S3 answers "forbidden" for a missing object to a host that may not list all."""
+        key = self._key(name)
+        found = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=key, MaxKeys=1).get("Contents", [])
+        return any(item["Key"] == key for item in found)
 
-    def _get(self, name: str) -> bytes:
+    def read(self, name: str) -> bytes:
+        """See `Objects`."""
         return bytes(self._s3.get_object(Bucket=self._bucket, Key=self._key(name))["Body"].read())
 
-    def _put(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes) -> None:
+        """See `Objects`."""
         self._s3.put_object(Bucket=self._bucket, Key=self._key(name), Body=data)
 
-    def _download(self, name: str, folder: Path) -> None:
-        path = _below(folder, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def upload(self, path: Path, name: str, *, expires: bool) -> None:
+        """See `Objects`."""
+        extra = {"ExtraArgs": {"Tagging": EXPIRES}} if expires else {}
+        self._s3.upload_file(str(path), self._bucket, self._key(name), **extra)
+
+    def download(self, name: str, path: Path) -> None:
+        """See `Objects`."""
         self._s3.download_file(self._bucket, self._key(name), str(path))
 
-    def _write_state(self) -> None:
-        state = {"number": self._number, "parts": self._parts, "sent": self._sent}
-        replace_file(self._state_file, json.dumps(state).encode())
+    def delete(self, names: list[str]) -> None:
+        """See `Objects`. The bucket deletes objects with the tag by age."""
+
+    def _key(self, name: str) -> str:
+        return f"{self._cluster}/{name}"
 
 
-def _is_restored(name: str, number: int) -> bool:
-    checkpoint = _CHECKPOINT.match(name)
-    return int(checkpoint[1]) == number if checkpoint else not name.startswith((PARTS, *_GROWING, *_LEFT_OUT, BEGUN))
-
-
-def _below(folder: Path, name: str) -> Path:
-    """Returns the path of an object below `folder`. Raises UsageError if the path would be outside."""
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise UsageError(f"the bucket has the object {name!r}, whose path is outside the run folder")
-    return path
-
-
-def _mark(path: Path, *, expires: bool) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, int(expires)]
-
-
-def _rank(name: str) -> tuple[bool, bool, str]:
-    return not _CHECKPOINT.match(name), name.endswith(MANIFEST), name
+def run_mirror(s3: Any, settings: HostSettings) -> Mirror:
+    """Returns the mirror of the cluster's run on this host."""
+    return Mirror(BucketObjects(s3, settings.bucket, settings.cluster), settings.run, settings.home / SENT)

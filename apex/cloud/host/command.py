@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from apex.cloud.host import journal_upload, key_exchange
-from apex.cloud.host.bucket import RunBucket
+from apex.cloud.host.bucket import run_mirror
 from apex.cloud.host.metadata import Metadata
 from apex.cloud.host.role import host_command, is_new
 from apex.cloud.host.settings import ETC, HOME, HostSettings, read_settings
@@ -30,7 +30,6 @@ from apexreplay.process.watchdog import take_notifier
 
 LOOK_SECONDS = 5.0  # time between two checks for a spot notice or a missing key
 BUCKET_SECONDS = 300.0  # time that a new cluster retries its bucket: AWS needs a minute to apply permissions
-SENT = "sent.json"  # file in HOME: the state of `RunBucket`
 MAX_HOURS = "max-hours"  # file in HOME: maximum hours that the cluster may run (units/bin/apex-max-hours)
 
 log = logging.getLogger("apex")
@@ -141,7 +140,7 @@ def prepare_run(settings: HostSettings, client: Client, metadata: Metadata, stop
     """
     reported, until, has_run = "", time.monotonic() + BUCKET_SECONDS, False
     while not stop.poll():
-        copy = _copy(settings, client)
+        copy = run_mirror(client("s3"), settings)
         try:
             has_run = copy.begin(settings.begun, metadata.instance_id()) or has_run
             if has_run:
@@ -166,13 +165,9 @@ def prepare_run(settings: HostSettings, client: Client, metadata: Metadata, stop
 
 def upload(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
     """Uploads new files of the run to the bucket once."""
-    copy = _copy(settings, client)
+    copy = run_mirror(client("s3"), settings)
     log.info("uploaded %d objects to %s", copy.upload(metadata.instance_id()), copy)
     return FINISHED
-
-
-def _copy(settings: HostSettings, client: Client) -> RunBucket:
-    return RunBucket(client("s3"), settings.bucket, settings.run, settings.home / SENT)
 
 
 def logs(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
@@ -210,7 +205,7 @@ def end(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) 
     with suppress(Exception):  # Otherwise the key expires after ten minutes.
         key_exchange.withdraw(client("ssm"), settings, host)
     if settings.role == Role.LEARNER:
-        done = end_cluster(client, settings, host, _copy(settings, client), stop)
+        done = end_cluster(client, settings, host, run_mirror(client("s3"), settings), stop)
     else:
         done = leave_group(client("autoscaling"), host)
     return FINISHED if done else FAILED

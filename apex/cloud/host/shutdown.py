@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from apex.cloud.host.bucket import RunBucket
 from apex.cloud.host.settings import HostSettings
+from apex.runs.mirror.mirror import Mirror
 from apex.types import PROGRAMS, Role
 from apexreplay.process.lifecycle import Stop, sleep
 
@@ -24,7 +24,7 @@ Client = Callable[[str], Any]  # an AWS service's name -> its client
 log = logging.getLogger("apex")
 
 
-def end_cluster(client: Client, settings: HostSettings, own: str, copy: RunBucket, stop: Stop) -> bool:
+def end_cluster(client: Client, settings: HostSettings, own: str, copy: Mirror, stop: Stop) -> bool:
     """Uploads the run, ends all other hosts, and terminates this host (`own`); returns whether all steps succeeded.
 
     All steps run even if one fails, because running hosts cost money. A failed upload is repeated for TRY_SECONDS after
@@ -69,7 +69,7 @@ def _detach(scaling: Any, group: str, host: str) -> None:
     scaling.detach_instances(InstanceIds=[host], AutoScalingGroupName=group, ShouldDecrementDesiredCapacity=True)
 
 
-def _names(copy: RunBucket) -> str:
+def _names(copy: Mirror) -> str:
     try:
         return ", ".join(copy.only_here())
     except OSError as error:  # The other steps must run even if the disk is unreadable.

@@ -39,7 +39,7 @@ MAX_PARTS = 100  # newest parts recorded per file; a file truncated before them 
 THREADS = 16  # parallel downloads of a restore
 
 _GROWING = ("curves/", "tensorboard/")
-_LEFT_OUT = ("logs/", "keys/", "checkpoints/replay/", "epoch.json", "run.lock", STATE)
+_LEFT_OUT = ("logs/", "keys/", "checkpoints/replay/", "run.lock", STATE)
 _CHECKPOINT = re.compile(r"checkpoints/(\d{9,})/")
 
 log = logging.getLogger("apex")
@@ -88,11 +88,11 @@ class Mirror:
     @property
     def has_run(self) -> bool:
         """Whether the mirror has a run to restore."""
-        return MANIFEST in self._objects.names()
+        return self._objects.has(MANIFEST)
 
     def newest_update(self) -> int:
         """Returns the update of the newest checkpoint in the mirror; -1 if there is none."""
-        return int(json.loads(self._objects.read(NEWEST))["num_updates"]) if NEWEST in self._objects.names() else -1
+        return int(json.loads(self._objects.read(NEWEST))["num_updates"]) if self._objects.has(NEWEST) else -1
 
     def begin(self, begun: str, writer: str) -> bool:
         """Registers `writer` as the only writer of this mirror; returns whether there is a run to restore.
@@ -108,7 +108,7 @@ class Mirror:
 
     def owner(self) -> dict[str, Any]:
         """Returns what the last call of `begin` has registered: "begun" and, as "host", the writer; {} if nothing."""
-        return dict(json.loads(self._objects.read(BEGUN))) if BEGUN in self._objects.names() else {}
+        return dict(json.loads(self._objects.read(BEGUN))) if self._objects.has(BEGUN) else {}
 
     def upload(self, writer: str, *, whole: bool = False) -> int:
         """Uploads new and changed files; returns the number of objects.
@@ -116,8 +116,7 @@ class Mirror:
         `whole`: also uploads growing files completely, because the run has ended. Raises FencedError if another writer
         has replaced this one.
         """
-        if (owner := self.owner().get("host", writer)) != writer:
-            raise FencedError(f"{self} now belongs to {owner}, which continued this run: nothing more is uploaded here")
+        self._require_owner(writer)
         number, newest, mark = self._newest()  # Read first, so that the uploaded curves cover it.
         try:
             growing = ((name, path) for name, path in self._files() if name.startswith(_GROWING))
@@ -127,6 +126,7 @@ class Mirror:
                     continue  # The learner has replaced the checkpoint by a newer one meanwhile.
                 with suppress(FileNotFoundError):
                     if change.name == NEWEST:
+                        self._require_owner(writer)  # The files before may have taken minutes.
                         self._objects.write(NEWEST, newest)
                     else:
                         self._objects.upload(change.path, change.name, expires=bool(change.mark[2]))
@@ -138,6 +138,10 @@ class Mirror:
         finally:
             self._write_state()
         return count
+
+    def _require_owner(self, writer: str) -> None:
+        if (owner := self.owner().get("host", writer)) != writer:
+            raise FencedError(f"{self} now belongs to {owner}, which continued this run: nothing more is uploaded here")
 
     def only_here(self) -> list[str]:
         """Returns the names of the files that the mirror lacks or has only in an older version."""
@@ -156,6 +160,7 @@ class Mirror:
             raise RuntimeError(f"another host is writing {self}: checkpoint {number} is incomplete")
         files = [name for name in names if _is_restored(name, number)]
         partial.mkdir(mode=0o700, parents=True)
+        (partial / "logs").mkdir()
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda name: self._download(name, partial), files))
             parts = (name for name in names if name.startswith(PARTS))

@@ -16,8 +16,11 @@ class Objects(Protocol):
     def names(self) -> list[str]:
         """Returns the names of all objects."""
 
+    def has(self, name: str) -> bool:
+        """Returns whether there is an object of this name."""
+
     def read(self, name: str) -> bytes:
-        """Returns an object. Raises an error if there is none."""
+        """Returns an object."""
 
     def write(self, name: str, data: bytes) -> None:
         """Creates or replaces an object."""
@@ -43,12 +46,14 @@ class FolderObjects:
 
     def names(self) -> list[str]:
         """See `Objects`. Raises ForeignFileError if the folder belongs to another user."""
-        if not self._root.exists():
-            return []
-        problem = f"{self._root} belongs to another user"
-        require(self._root.stat().st_uid == os.geteuid(), problem, ForeignFileError, remedy="choose another run.mirror")
+        self._require_own()
         found = (path for path in self._root.rglob("*") if path.is_file() and not path.name.startswith("."))
         return [path.relative_to(self._root).as_posix() for path in found]
+
+    def has(self, name: str) -> bool:
+        """See `Objects`. Raises ForeignFileError if the folder belongs to another user."""
+        self._require_own()
+        return (self._root / name).exists()
 
     def read(self, name: str) -> bytes:
         """See `Objects`."""
@@ -76,6 +81,10 @@ class FolderObjects:
             if not any(path.parent.iterdir()):
                 path.parent.rmdir()
 
+    def _require_own(self) -> None:
+        own = not self._root.exists() or self._root.stat().st_uid == os.geteuid()
+        require(own, f"{self._root} belongs to another user", ForeignFileError, remedy="choose another run.mirror")
+
 
 class FsspecObjects:
     """The objects below a URL, such as s3://bucket/runs/pong. The package of the protocol finds the credentials."""
@@ -99,6 +108,10 @@ class FsspecObjects:
     def names(self) -> list[str]:
         """See `Objects`."""
         return [path.removeprefix(self._root) for path in self._files.find(self._root)]
+
+    def has(self, name: str) -> bool:
+        """See `Objects`."""
+        return bool(self._files.exists(self._root + name))
 
     def read(self, name: str) -> bytes:
         """See `Objects`."""
