@@ -23,15 +23,18 @@ from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
 from apex.errors import StoppedError
 from apex.facts import Ending, Failure
+from apex.launch.mirroring import bring_back
 from apex.launch.programs import PYTHON
 from apex.launch.ray.order import Order, Report
-from apex.launch.resume import reopen
+from apex.launch.resume import reached_limit, reopen
 from apex.launch.start import Start
 from apex.launch.train import execute
+from apex.runs.folder import RunFolder
 from apex.runtime.hardware import read_machine
 from apex.runtime.logs import LogTail, log_to
 from apex.runtime.supervisor import Program, supervise
 from apex.sizing import size_to_machine
+from apex.types import Role
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, REFUSED, ApexError, UsageError, require
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop, reports_errors, stop_on_signals
 from apexreplay.process.text import clean
@@ -136,15 +139,19 @@ def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
     path = Path(config.run.folder) / config.run.name
     config = replace(config, transport=replace(config.transport, keys=str(keys)))
     lifeline.config_file = path / "config.toml"
+    is_restored = bool(config.run.mirror) and order.continues and bring_back(config.run, lifeline.stop)
     if (path / "manifest.json").exists():
         here = ("--transport.keys", str(keys), "--transport.bind", config.transport.bind)
+        if order.continues and reached_limit(folder := RunFolder.open(path), folder.config) is not None:
+            return Ending(FINISHED, Role.LEARNER)  # The run is over.
         _, config = reopen(str(path), here, inspector=inspector)
-        start = Start(config=config, argv=here, folder=path)
+        restored_from = config.run.mirror if is_restored else ""
+        start = Start(config=config, argv=here, folder=path, accept_changes=is_restored, restored_from=restored_from)
     else:
         require(
             not order.begun,
             f"the run folder {path} is not on this host: the head has moved to another host",
-            remedy="set --run.folder to a folder that all hosts share",
+            remedy="set --run.mirror, or --run.folder to a folder that all hosts share",
         )
         machine = read_machine()
         machine = replace(machine, cores=order.cores or machine.cores)

@@ -18,7 +18,7 @@ from apex.launch.mirroring import upload_ended
 from apex.launch.preflight.checks import check_limit
 from apex.launch.preflight.fit import require_announced_ports, require_head
 from apex.launch.preflight.report import require_all
-from apex.launch.ray.driver import reopen_on_ray, run_on_ray
+from apex.launch.ray.driver import continue_on_ray, reopen_on_ray, run_on_ray
 from apex.launch.resume import ACCEPT, CONTINUE, OPTION, reopen, resume_parser
 from apex.launch.start import RunOutcome, Start, find_end
 from apex.launch.summary import summary
@@ -83,9 +83,10 @@ def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
             start = read_continue(config, arguments, accept=options.accept_changes, inspector=inspector, stop=stop)
             return replace(start, callbacks=callbacks)
         return Start(config=config, argv=arguments, inspector=inspector, callbacks=callbacks)
-    require(not options.continue_run, f"{CONTINUE} cannot be used with --engine ray", remedy=f"use {OPTION} for Ray")
     require(not options.accept_changes, f"{ACCEPT} cannot be used with --engine ray", remedy="leave it out")
     options.insecure_no_auth = config.transport.insecure_no_auth
+    if options.continue_run:
+        return replace(continue_on_ray(config, RayEngine.read(options), options, arguments), callbacks=callbacks)
     if options.resume is None:
         return Start(config=config, argv=arguments, engine=RayEngine.read(options), callbacks=callbacks)
     others = " ".join(word for word in rest if word != "--insecure-no-auth")

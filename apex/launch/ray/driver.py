@@ -23,7 +23,7 @@ from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.report import describe_limits
 from apex.launch.ray.cluster import open_cluster
 from apex.launch.ray.fleet import Fleet
-from apex.launch.resume import OPTION
+from apex.launch.resume import CONTINUE, OPTION
 from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import open_view, print_line
@@ -54,7 +54,8 @@ def run_on_ray(start: Start, engine: RayEngine, stop: Stop, out: TextIO | None) 
     config = start.config if start.folder is not None else plan(start.config, engine)
     with open_cluster(engine) as ray:
         if start.folder is None:
-            start = replace(create_on_ray(config, engine, start.argv), callbacks=start.callbacks)
+            made = create_on_ray(config, engine, start.argv, continues=start.repeated is not None)
+            start = replace(made, callbacks=start.callbacks, repeated=start.repeated)
         return _run_units(ray, start, engine, stop, out or sys.stdout)
 
 
@@ -69,18 +70,21 @@ def plan(config: Config, engine: RayEngine) -> Config:
     envs = -(-actor.num_actors // processes) or actor.envs_per_process or fitting
     # The current folder of a Ray job may be a copy that Ray removes.
     base = Path.home() if "_ray_pkg_" in str(Path.cwd()) else Path.cwd()
+    mirror = config.run.mirror
+    mirror = str(base / mirror) if mirror and "://" not in mirror else mirror
     return replace(
         config,
         actor=replace(actor, num_actors=processes * envs, envs_per_process=envs),
         transport=replace(config.transport, insecure_no_auth=False),
-        run=replace(config.run, head=True, folder=str(base / config.run.folder)),
+        run=replace(config.run, head=True, folder=str(base / config.run.folder), mirror=mirror),
     )
 
 
-def create_on_ray(config: Config, engine: RayEngine, argv: Sequence[str]) -> Start:
-    """Creates the driver's folder of a new run. Raises UsageError if its name is taken."""
+def create_on_ray(config: Config, engine: RayEngine, argv: Sequence[str], *, continues: bool = False) -> Start:
+    """Creates the driver's folder of a new run. Raises UsageError if its name is taken, unless the run `continues`."""
     path = Path(config.run.folder) / config.run.name
-    require(not config.run.name or not path.exists(), f"run.name: {path} exists already", remedy="choose another name")
+    is_free = continues or not config.run.name or not path.exists()
+    require(is_free, f"run.name: {path} exists already", remedy="choose another name")
 
     def named(name: str) -> Config:
         return replace(config, run=replace(config.run, name=name))
@@ -91,6 +95,22 @@ def create_on_ray(config: Config, engine: RayEngine, argv: Sequence[str]) -> Sta
 
     folder = make_folder(replace(config, run=replace(config.run, folder=str(path.parent / BELOW))), fill)
     return Start(config=named(folder.name), argv=argv, folder=folder, engine=engine)
+
+
+def continue_on_ray(config: Config, engine: RayEngine, typed: Namespace, argv: Sequence[str]) -> Start:
+    """Returns the start of the run that `config` names. The head continues the run if it finds it, else begins it.
+
+    Raises UsageError if the run has no name, or if this host began it with other settings.
+    """
+    name, planned = config.run.name, plan(config, engine)
+    require(bool(name), f"{CONTINUE}: the run to continue has no name", remedy="add --name NAME")
+    folder = Path(planned.run.folder) / BELOW / name
+    if not (folder / SAVED_START).is_file():
+        return Start(config=config, argv=argv, engine=engine, repeated=config)
+    start = reopen_on_ray(str(folder), typed, argv)
+    remedy = f"type the first command again, or use {OPTION} {folder}"
+    require(start.config == planned, f"{CONTINUE} --name {name} was begun with other settings", remedy=remedy)
+    return replace(start, repeated=config)
 
 
 def reopen_on_ray(name: str, typed: Namespace, argv: Sequence[str]) -> Start:
@@ -147,7 +167,8 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
                 source[:] = [StatusClient(socket)]
 
         begun = (folder / BEGUN).exists()
-        fleet = Fleet(ray, config, engine, folder, argv=start.argv, begun=begun, notify=notify, show=entries.append)
+        state = {"begun": begun, "continues": start.repeated is not None}
+        fleet = Fleet(ray, config, engine, folder, argv=start.argv, **state, notify=notify, show=entries.append)
         try:
             while (ending := fleet.check()) is None and not stop.poll():
                 watch.tick()

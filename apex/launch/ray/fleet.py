@@ -42,6 +42,7 @@ class Fleet:
     folder: Path  # the driver's folder, with the keys of each unit
     argv: Sequence[str]
     begun: bool  # whether the head has created the run folder
+    continues: bool  # whether the command has --continue, so that the run may be in its mirror
     notify: Callable[[UnitEvent], None]  # is called with each event
     show: Callable[[tuple[str, LogEntry]], None]  # is called with each entry of the units' logs and the log's name
 
@@ -103,7 +104,9 @@ class Fleet:
         transport = replace(self.config.transport, bind=place.address, keys="keys")
         run = to_dict(replace(self.config, transport=transport))
         cores = self.engine.head_cpus
-        return self._order(name, "keys", run=run, begun=self.begun, cores=cores, argv=tuple(self.argv))
+        continues = self.begun or self.continues
+        known = {"run": run, "begun": self.begun, "continues": continues}
+        return self._order(name, "keys", **known, cores=cores, argv=tuple(self.argv))
 
     def _order_actor(self, name: str, place: Place) -> Order | None:
         if not self._learner:

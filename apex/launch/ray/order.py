@@ -20,6 +20,7 @@ class Order:
     arguments: tuple[str, ...] = ()  # arguments after `python -m`; empty if this host runs the head
     stuck_seconds: float = 0.0
     run: dict[str, object] | None = None  # configuration of the run; None if this host does not run the head
+    continues: bool = False  # the run may be in its mirror: it has begun, or the command has --continue
     begun: bool = False  # whether the run has started before, so that its run folder must exist
     cores: int = 0  # number of CPU cores that the head is sized for; 0: all cores of this host
     argv: tuple[str, ...] = ()  # command line of the user, for the run's manifest

@@ -1,0 +1,210 @@
+"""A run and its mirror: which of them continues, who may write, and what happens if the mirror cannot be used."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.run_builders import make_run
+from support.waiting import until
+
+from apex.config import RunConfig
+from apex.environments.inspection import Inspector
+from apex.errors import ConfigError, FencedError, MirrorError, StoppedError
+from apex.facts import Ending, EndReason, Failure
+from apex.launch import mirroring
+from apex.launch.continuing import read_continue
+from apex.launch.mirroring import Mirroring, bring_back, require_unused, upload_ended
+from apex.launch.resume import reopen
+from apex.runs.checkpoints.checkpoint import note_newest
+from apex.runs.folder import RunFolder
+from apex.runs.mirror.objects import FolderObjects
+from apexreplay.errors import FINISHED, REFUSED, UsageError
+from apexreplay.process.lifecycle import Stop
+
+
+@pytest.fixture(autouse=True)
+def short_times(monkeypatch):
+    monkeypatch.setattr(mirroring, "TRY_SECONDS", 0.2)
+    monkeypatch.setattr(mirroring, "PAUSE_SECONDS", 0.02)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_run(tmp_path / "runs", name="mine", run={"mirror": str(tmp_path / "mirror")})
+
+
+@pytest.fixture
+def run(folder):
+    return folder.config.run
+
+
+def checkpoint(folder, updates):
+    path = folder.checkpoints / f"{updates:09d}"
+    path.mkdir(parents=True)
+    (path / "learner.safetensors").write_bytes(b"weights")
+    (path / "manifest.json").write_text("{}")
+    note_newest(folder.checkpoints, updates)
+
+
+def upload(folder):
+    return Mirroring(folder.config.run, folder, Stop()).finish(Ending(FINISHED))
+
+
+def newest(run):
+    return json.loads(FolderObjects(Path(run.mirror) / run.name).read("checkpoints/newest.json"))["num_updates"]
+
+
+def test_a_run_comes_back_where_its_folder_is_missing(folder, run):
+    checkpoint(folder, 7)
+    assert upload(folder) == Ending(FINISHED)
+    shutil.rmtree(folder.path)
+    assert bring_back(run, Stop())
+    again = RunFolder.open(folder.path)
+    assert again.run_id == folder.run_id
+    assert (again.checkpoints / "000000007/learner.safetensors").read_bytes() == b"weights"
+    assert not bring_back(run, Stop()), "the folder is as new as the mirror"
+
+
+def test_nothing_comes_back_from_an_empty_mirror(run, folder):
+    shutil.rmtree(folder.path)
+    assert not bring_back(run, Stop())
+    assert not folder.path.exists()
+
+
+def test_the_newer_of_folder_and_mirror_continues(folder, run, tmp_path):
+    checkpoint(folder, 7)
+    upload(folder)
+    shutil.copytree(folder.path, tmp_path / "other/mine")
+    elsewhere = RunFolder.open(tmp_path / "other/mine")
+    checkpoint(elsewhere, 9)
+    Mirroring(run, elsewhere, Stop()).finish(Ending(FINISHED))
+    with pytest.raises(UsageError, match="--continue"):
+        upload(folder)
+    assert newest(run) == 9
+    assert bring_back(run, Stop())
+    assert (folder.checkpoints / "000000009").exists()
+    (aside,) = folder.path.parent.glob("mine.older-*")
+    assert (aside / "checkpoints/000000007").exists()
+    checkpoint(folder, 11)
+    assert not bring_back(run, Stop())
+
+
+def test_the_command_with_continue_goes_on_from_the_mirror_without_the_replay_memory(folder, run):
+    checkpoint(folder, 7)
+    upload(folder)
+    shutil.rmtree(folder.path)
+    start = read_continue(folder.asked, [], accept=False, inspector=Inspector())
+    assert (start.folder, start.restored_from, start.accept_changes) == (folder.path, run.mirror, True)
+    again = read_continue(folder.asked, [], accept=False, inspector=Inspector())
+    assert (again.folder, again.restored_from, again.accept_changes) == (folder.path, "", False)
+
+
+def test_a_run_that_is_over_in_the_mirror_is_over(folder):
+    checkpoint(folder, 7)
+    folder.end = EndReason("score", 475.0)
+    upload(folder)
+    shutil.rmtree(folder.path)
+    assert read_continue(folder.asked, [], accept=False, inspector=Inspector()).is_over
+
+
+def test_a_new_run_does_not_take_a_name_of_the_mirror(folder, run):
+    require_unused(run, Stop())
+    upload(folder)
+    with pytest.raises(UsageError, match="mine"):
+        require_unused(run, Stop())
+
+
+def test_another_run_in_the_mirror_is_refused(folder, run, tmp_path):
+    upload(folder)
+    shutil.rmtree(folder.path)
+    other = make_run(tmp_path / "runs", name="mine", run={"mirror": run.mirror})
+    for use in (lambda: upload(other), lambda: bring_back(run, Stop())):
+        with pytest.raises(UsageError, match="another run"):
+            use()
+    assert RunFolder.open(other.path).run_id == other.run_id
+
+
+def test_checkpoints_are_uploaded_while_the_run_trains(folder, run):
+    uploading = Mirroring(run, folder, Stop())
+    checkpoint(folder, 7)
+    until(lambda: (Path(run.mirror) / "mine/checkpoints/newest.json").exists(), "upload")
+    checkpoint(folder, 8)
+    until(lambda: newest(run) == 8, "upload")
+    uploading.close()
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_the_older_of_two_writers_stops_its_run(folder, run, failed):
+    stop = Stop()
+    older = Mirroring(run, folder, stop)
+    checkpoint(folder, 7)
+    until(lambda: (Path(run.mirror) / "mine/checkpoints/newest.json").exists(), "upload")
+    newer = Mirroring(run, folder, Stop())
+    checkpoint(folder, 8)
+    until(stop.poll, "the older run's end")
+    before = Ending(1, "learner", Failure(role="learner", kind="exit", value=1)) if failed else Ending(FINISHED)
+    ending = older.finish(before)
+    if failed:
+        assert ending == before, "the first cause stays"
+    else:
+        assert ending.status == REFUSED
+        assert "process" in ending.failure.detail
+    assert newer.finish(Ending(FINISHED)) == Ending(FINISHED)
+    assert newest(run) == 8
+
+
+def test_an_outage_of_the_mirror_costs_one_warning_and_no_training(folder, run, caplog, monkeypatch):
+    uploading, broken = Mirroring(run, folder, Stop()), []
+    write = FolderObjects.write
+
+    def fail(self, name, data):
+        broken.append(name)
+        raise OSError("network")
+
+    monkeypatch.setattr(FolderObjects, "write", fail)
+    monkeypatch.setattr(mirroring, "PERIOD_SECONDS", 0.0)
+    until(lambda: len(broken) > 2, "attempts")
+    ending = uploading.finish(Ending(FINISHED))
+    assert (ending.status, ending.role) == (1, "launcher")
+    assert "network" in ending.failure.detail
+    assert len([record for record in caplog.records if "each minute" in record.message]) == 1
+    monkeypatch.setattr(FolderObjects, "write", write)
+    folder.end = EndReason("score", 475.0)
+    assert upload_ended(run, folder, Stop()) == Ending(FINISHED)
+    assert (Path(run.mirror) / "mine/end.json").exists()
+    assert (Path(run.mirror) / "mine/curves").exists() == any(folder.curves.iterdir())
+
+
+def test_a_mirror_that_cannot_be_read_is_an_error_that_a_scheduler_repeats(folder, run, monkeypatch):
+    def fail(self, name):
+        raise OSError("network")
+
+    monkeypatch.setattr(FolderObjects, "has", fail)
+    for use in (lambda: upload(folder), lambda: bring_back(run, Stop()), lambda: require_unused(run, Stop())):
+        with pytest.raises(MirrorError, match="network") as error:
+            use()
+        assert error.value.exit_status == 1
+    stop = Stop()
+    stop.request()
+    with pytest.raises(StoppedError):
+        bring_back(run, stop)
+    assert FencedError("").exit_status == REFUSED
+
+
+def test_the_mirror_of_a_run_may_change(folder, tmp_path):
+    _, config = reopen(str(folder.path), ["--run.mirror", str(tmp_path / "elsewhere")])
+    assert config.run.mirror == str(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("url", ["ftp://host/runs", "s3://", "s3://key:secret@bucket/runs", "az://runs?sig=secret"])
+def test_a_wrong_url_is_refused(url):
+    with pytest.raises(ConfigError) as error:
+        RunConfig(mirror=url)
+    assert "s3://" in error.value.problem
+
+
+def test_a_run_in_one_process_has_no_mirror(tmp_path):
+    with pytest.raises(ConfigError, match="single_process"):
+        dataclasses.replace(RunConfig(single_process=True), mirror=str(tmp_path))
