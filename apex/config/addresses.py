@@ -15,6 +15,7 @@ class TransportConfig(Branch):
     """Addresses and ports. Other hosts need only the address and control port of the learner."""
 
     bind: str = "127.0.0.1"  # address that this host's sockets bind to; any other than loopback needs keys
+    advertise: str = ""  # name or address at which other hosts reach this one; empty: bind, or of 0.0.0.0 this host's
     keys: str = ""  # folder of CURVE keys, see apex keys --help; empty: apex train makes new keys for each start
     insecure_no_auth: bool = False  # use no keys, and trust every user and host that can connect
     port_offset: int = 0  # added to every port below, so that several runs can share a host

@@ -29,7 +29,7 @@ from apex.runtime.supervisor import supervise
 from apex.sentences import describe_restored, describe_warm_start
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
-from apex.transport.hello import local_host
+from apex.transport.hello import advertised_host, local_host
 from apex.transport.messages.control import decode_answer
 from apex.types import Role
 from apexreplay.errors import UsageError
@@ -119,7 +119,7 @@ def _introduce(config: Config, folder: RunFolder, sizes: list[str]) -> list[str]
     if config.run.tensorboard:
         lines.append(f"{_curves(config)}/#custom_scalars, available once training has begun")
     if config.run.head:
-        learner = f"{local_host(config.transport)}:{config.transport.port('control')}"
+        learner = f"{advertised_host(config.transport)}:{config.transport.port('control')}"
         keys = "" if config.transport.is_loopback else " --keys BUNDLE"
         lines.append(f"start actors with: apex actor --learner {learner}{keys}")
     return lines

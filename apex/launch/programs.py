@@ -9,7 +9,7 @@ from apex.launch.monitor import RunMonitor
 from apex.runs.folder import RunFolder
 from apex.runtime.supervisor import Program
 from apex.runtime.trust import allow_options
-from apex.transport.hello import local_host
+from apex.transport.hello import advertised_host, local_host
 from apex.types import Role
 
 PYTHON = (sys.executable, "-u", "-P", "-m")  # See `find_package`.
@@ -26,10 +26,11 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
     role = partial(Program, stuck_seconds=run.stuck_seconds, crash_budget=run.crash_budget)
     learner = (*role_command(Role.LEARNER, run_folder=folder.path), *allow_options())
     snapshots = folder.checkpoints / "replay" if config.checkpoint.replay else None
+    advertised = advertised_host(config.transport) if run.head else None
     programs = [
         role(
             role=f"replay-{shard}" if len(shards) > 1 else "replay",
-            command=_command(config, Role.REPLAY, shard=shard, snapshots=snapshots),
+            command=_command(config, Role.REPLAY, shard=shard, snapshots=snapshots, advertise=advertised),
             grace_seconds=1.5,
             stops_with="replay",
             ready=lambda: not watch.ending,

@@ -52,6 +52,7 @@ CHANGEABLE = {
     "run.tensorboard_bind",
     "transport.keys",
     "transport.bind",
+    "transport.advertise",
 }
 # If one of these settings changed, the saved files would no longer fit. Therefore no flag allows such a change.
 FIXED = (

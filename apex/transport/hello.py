@@ -26,9 +26,11 @@ from apexreplay.process.children import call_in_child
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
 from apexreplay.transport.control_socket import ControlSocket
 from apexreplay.transport.handshakes import NO_KEY
-from apexreplay.transport.sockets import open_context
+from apexreplay.transport.sockets import open_context, reachable_address
 from apexreplay.wire.header import WIRE_VERSION
 from apexreplay.wire.json_codec import decode_other
+
+ELSEWHERE = "192.0.2.1"  # an address of no network (RFC 5737): which of this host's addresses leads to other hosts
 
 log = logging.getLogger("apex")
 
@@ -67,6 +69,11 @@ class Welcome(control.RunFacts, frozen=True, kw_only=True):
 def local_host(transport: TransportConfig) -> str:
     """Returns the address at which programs on this host reach the bound sockets."""
     return "127.0.0.1" if transport.binds_to_all or transport.bind == "localhost" else transport.bind
+
+
+def advertised_host(transport: TransportConfig) -> str:
+    """Returns the name or address at which other hosts reach this one. Raises OSError if this host has no route."""
+    return transport.advertise or reachable_address("" if transport.binds_to_all else transport.bind, ELSEWHERE)
 
 
 def add_route_options(parser: Parser) -> None:

@@ -39,11 +39,11 @@ def test_an_actor_host_follows_a_name_to_new_runs_and_hosts(machines):
     machines.run("box3", f"mount --bind {hosts} /etc/hosts")
     join = ".venv/bin/apex actor --learner learner.lab.test --keys ../../actor-keys --processes 1 --envs 4"
     actor = machines.start("box3", f"{join} --wait-for-runs", machines.folder / "actor.log")
-    for host in ("gpu1", "gpu1", "gpu2"):
+    any_address = "0.0.0.0 --transport.advertise learner.lab.test"
+    for host, bind in (("gpu1", machines.addresses["gpu1"]), ("gpu1", any_address), ("gpu2", any_address)):
         hosts.write_text(f"127.0.0.1 localhost\n{machines.addresses[host]} learner.lab.test\n")
-        head = machines.start(
-            host, f".venv/bin/apex train {HEAD} --transport.bind {machines.addresses[host]}", machines.folder / "head"
-        )
+        command = f".venv/bin/apex train {HEAD} --transport.bind {bind}"
+        head = machines.start(host, command, machines.folder / "head")
         assert head.wait(100) == 0, (machines.folder / "head").read_text()
         output = (machines.folder / "head").read_text()
         assert "reached 30 updates" in output, output

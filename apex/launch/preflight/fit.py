@@ -18,6 +18,7 @@ from apex.schema import Schema
 from apex.sentences import plural
 from apex.sizing import Sized, size_to_machine
 from apex.transport.curve.key_store import read_keys
+from apex.transport.hello import advertised_host
 from apex.types import Role
 from apexreplay.errors import UsageError, require
 
@@ -69,11 +70,11 @@ def require_head(config: Config) -> None:
     actors, bind = config.actor.num_actors, config.transport.bind
     require(actors > 0, "--head needs --actors N", remedy="set the total number of actors on all hosts")
     require(not config.run.single_process, "--head and --single-process exclude each other", remedy="leave one out")
-    require(
-        bind not in ("0.0.0.0", "*"),
-        f"--head cannot use --transport.bind {bind}",
-        remedy="set the address of this host that the actor hosts can reach",
-    )
+    try:
+        advertised_host(config.transport)
+    except OSError as error:
+        remedy = "set --transport.advertise to a name or an address of this host that the actor hosts can reach"
+        raise UsageError(f"--transport.bind {bind}: this host has no route to other hosts ({error})", remedy) from error
 
 
 def require_announced_ports(config: Config) -> None:

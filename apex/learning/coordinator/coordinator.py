@@ -23,7 +23,7 @@ from apex.metric_tags import MAX_METRICS
 from apex.runs.checkpoints.best_policy import BestPolicy, games_of
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter, cut_curves
-from apex.transport.hello import owner_name
+from apex.transport.hello import local_host, owner_name
 from apex.transport.messages import control
 from apex.transport.messages.fields import printable
 from apex.transport.messages.results import EvaluationResult, Scores, ScoreSums
@@ -207,7 +207,11 @@ class Coordinator:
     def decide(self) -> News:
         """Decides whether the run should end; returns the news for the trainer."""
         state = self.state
-        endpoints = list(state.members.replay_endpoints)  # A copy, because the news must not change later.
+        transport = self._config.transport
+        # The trainer runs here, and this host may not resolve the name that others use for it.
+        own, here = f"//{transport.advertise}:", f"//{local_host(transport)}:"
+        replay = state.members.replay_endpoints
+        endpoints = [{name: where.replace(own, here) for name, where in shard.items()} for shard in replay]
         return News(endpoints, state.waiting(), state.decide_end(), state.progress, self._fetch_seconds)
 
     # --- curves and scores ------------------------------------------------------------------------------------------
