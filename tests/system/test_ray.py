@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from apex.launch.preflight.leftovers import find_leftovers
 from apex.launch.ray.cluster import lets_anybody_in
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
+from apexreplay.errors import NEIGHBOUR_GONE
 from apexreplay.store.location import discard, memory_folder, store_path
 from chaos.audit import Follower, judge
 from chaos.ledger import LedgerReader
@@ -152,6 +154,35 @@ def test_a_lost_actor_node_is_replaced_and_its_ids_are_leased_again(clusters, mo
     driver.send_signal(signal.SIGINT)
     assert driver.wait(60) == 130, driver.output()
     nothing_stays(cluster)
+
+
+def test_the_same_command_on_a_new_cluster_continues_from_the_mirror(clusters, tmp_path):
+    mirror = tmp_path / "mirror"
+    newest = mirror / "run/checkpoints/newest.json"
+    command = [*CALMLY, "--checkpoint.period-seconds", "2", "--continue", "--run.mirror", str(mirror)]
+
+    def saved():
+        return json.loads(newest.read_text())["num_updates"] if newest.exists() else 0
+
+    cluster = clusters(2)
+    first = train(cluster, *command)
+    until(lambda: saved() > 0, f"a checkpoint in the mirror:\n{first.output()}", seconds=150.0)
+    run_id = RunFolder.open(tmp_path / "runs/run").run_id
+    cluster.kill_node(0)  # the node of the head and of the driver
+    first.kill()
+    until(lambda: not find(cluster, "apex.", "-m"), "end of all programs", seconds=60.0)
+    lost = saved()
+    shutil.rmtree(tmp_path / "runs")
+    discard(store_path(run_id))
+    again = clusters(2)
+    second = train(again, *command)
+    until(lambda: saved() > lost, f"a newer checkpoint:\n{second.output()}", seconds=150.0)
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(60) == NEIGHBOUR_GONE, second.output()
+    assert RunFolder.open(tmp_path / "runs/run").run_id == run_id
+    steps = [row["steps"] for row in read_curve(tmp_path / "runs/run/curves/learner.jsonl")]
+    assert steps == sorted(steps)
+    nothing_stays(again)
 
 
 def test_the_head_and_its_learner_restart_and_training_continues(clusters):
