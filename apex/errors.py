@@ -17,6 +17,8 @@
     ├── ChildDiedError            a child process ended unexpectedly
     ├── LostMemoryError           the file of a replay memory was removed while the replay server ran
     ├── UnsavedMemoryError        a server could not save its memory at its end
+    ├── MirrorError               the mirror of a run cannot be read or written
+    ├── FencedError               status 2: another host has continued this run
     ├── ExportError               a network cannot be written as ONNX
     ├── TrainingError             `apex.train` raises this if a run fails
     └── AwsError                  AWS refused a request or did not respond

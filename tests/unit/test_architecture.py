@@ -26,7 +26,8 @@ EXECUTING_CALLS = {("torch", "load"), ("torch", "save")}
 WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "clock_gettime"}  # Python's names
 TIMESTAMPS = {  # Modules that may record the time of an event, or derive a number from the time.
     "apex.launch.trackers.tracker": {"time.time"},  # compared with the times of rows and files
-    "apex.cloud.host.bucket": {"time.time", "time.time_ns"},
+    "apex.launch.mirroring": {"datetime.now"},
+    "apex.runs.mirror.mirror": {"time.time_ns"},
     "apex.cloud.cluster.command": {"datetime.now"},
     "apex.runs.metrics.writer": {"time.time", "time.time_ns"},
     "apex.learning.coordinator.metric_rows": {"time.time"},

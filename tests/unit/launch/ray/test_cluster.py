@@ -14,7 +14,7 @@ import pytest
 from apex.config import ActorConfig, Config, RunConfig, TransportConfig
 from apex.launch.engine import RayEngine
 from apex.launch.ray import cluster, driver
-from apex.launch.ray.driver import create_on_ray, plan, reopen_on_ray
+from apex.launch.ray.driver import continue_on_ray, create_on_ray, plan, reopen_on_ray
 from apex.launch.start import Start
 from apex.launch.train import execute, main
 from apex.runs.lock import hold
@@ -186,6 +186,34 @@ def test_a_run_is_found_by_its_name_and_by_each_of_its_paths(here):
         assert reopen(name).folder == default
     for name in ("elsewhere/a", "elsewhere/ray/a", str(other), str(here / "elsewhere" / "a")):
         assert reopen(name).folder == other
+
+
+def again(config, engine=None):
+    return continue_on_ray(config, engine or RayEngine(), Namespace(), ["apex"])
+
+
+def test_a_command_with_continue_begins_a_run_and_then_continues_it(here):
+    config = Config(run=RunConfig(name="a", mirror="mirrors"))
+    first = again(config)
+    assert (first.config, first.folder, first.repeated) == (config, None, config)
+    begun = create(run=config.run)
+    assert begun.config.run.mirror == str(here / "mirrors"), "the head's host may have another current folder"
+    second = again(config)
+    assert (second.config, second.folder, second.repeated) == (begun.config, begun.folder, config)
+
+
+def test_a_command_with_continue_needs_a_name_and_the_same_settings(here):
+    create()
+    with pytest.raises(UsageError, match="--name"):
+        again(Config())
+    with pytest.raises(UsageError, match="other settings"):
+        again(Config(seed=2, run=RunConfig(name="a")))
+
+
+def test_a_run_that_continues_may_have_a_folder_on_this_host(here):
+    (here / "runs" / "a").mkdir(parents=True)
+    planned = plan(Config(run=RunConfig(name="a")), RayEngine())
+    assert create_on_ray(planned, RayEngine(), [], continues=True).folder == here / "runs/ray/a"
 
 
 def test_the_name_of_a_local_run_is_refused(here):

@@ -94,7 +94,7 @@ class Scene:
         self.ray = Ray()
         self.fleet = fleet.Fleet(
             self.ray, start.config, engine, start.folder,
-            argv=["train"], begun=False, notify=self.events.append, show=self.shown.append,
+            argv=["train"], begun=False, continues=False, notify=self.events.append, show=self.shown.append,
         )  # fmt: skip
         self.config = start.config
 
@@ -154,6 +154,7 @@ def test_the_head_is_placed_first_and_actors_get_its_learners_address(scene):
     assert order["run"]["transport"]["bind"] == "10.0.0.0"
     assert order["run"]["run"]["head"]
     assert (order["cores"], order["begun"], order["argv"]) == (2, False, ["train"])
+    assert not order["continues"]
     assert "replay.key_secret" in order["keys"]
     scene.check()
     assert len(scene.handles) == 3
@@ -193,6 +194,7 @@ def test_a_lost_head_resumes_and_actors_get_its_new_address(training):
     training.answer(0, "where", ("10.0.0.7", "box7", VERSION))
     training.check()
     assert training.order(0)["begun"]
+    assert training.order(0)["continues"], "another host finds the run in its mirror"
     training.begin_training("10.0.0.7")
     assert (training.events[-1].kind, training.events[-1].address) == ("learner", "10.0.0.7:22003")
     assert "stop" in training.handles[1].calls
