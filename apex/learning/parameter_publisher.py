@@ -28,19 +28,22 @@ class PublishingThread:
         self, endpoint: str, codec: RunCodec, stop: Stop, keys: Keys | None = None, budget: float = math.inf
     ) -> None:
         """`budget`: bytes per second to all subscribers together."""
-        self.period = 0.0  # minimum seconds between two publications within the budget
         self._budget = budget
         self._endpoint = endpoint
         self._keys = keys
         self._codec = codec
         self._newest: Parameters | None = None
-        self._closing = False
+        self._closing = self._hurries = False
         self._helper = Helper("parameters", self._run, stop)
         self._helper.start()
 
     def publish(self, parameters: Parameters) -> None:
         """Publishes these parameters next; skips older parameters that were not published yet."""
         self._newest = parameters
+
+    def hurry(self) -> None:
+        """Ignores the budget from now on: training has ended, and the evaluator waits for the final policy."""
+        self._hurries = True
 
     def check(self) -> None:
         """Raises the error that ended the thread, if there was one."""
@@ -58,10 +61,11 @@ class PublishingThread:
             while True:
                 closing, newest = self._closing, self._newest
                 if newest is not None and newest is not published:
-                    publisher.publish(newest, at_once=closing)
+                    publisher.publish(newest)
                     published = newest
+                if closing or self._hurries:
+                    publisher.flush()
                 if closing:
                     return
                 context.check()
                 publisher.serve(0.02)
-                self.period = publisher.period

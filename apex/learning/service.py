@@ -69,9 +69,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     try:
         with open_context(keys) as context:
             priorities = PrioritySender(context, codec)
-            trainer = make_trainer(
-                folder, device, ring, priorities, publisher.publish, lambda: max(publisher.period, link.fetch_seconds)
-            )
+            trainer = make_trainer(folder, device, ring, priorities, publisher.publish)
             progress = restore_trainer(folder, trainer, found)
             link = CoordinatorLink(pipe, config.replay, connect, progress)
             network = trainer.online
@@ -85,6 +83,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
             saves.wait()
             folder.end = end
             log.info("ends after %d updates: %s", trainer.num_updates, describe_end(end))
+            publisher.hurry()
             _end_run(trainer, link, coordinator, config.evaluator, end, stop)
             publisher.close()
             coordinator.join(2 * END_NOTICE_SECONDS)

@@ -62,7 +62,6 @@ def make_trainer(
     batches: BatchProvider,
     priorities: PrioritySink,
     publish: Callable[[Parameters], None],
-    publish_seconds: Callable[[], float] = lambda: 0.0,
 ) -> Trainer:
     """Creates the run's trainer. Also sets the number of threads for one operation of torch.
 
@@ -76,7 +75,6 @@ def make_trainer(
         batches=batches,
         priorities=priorities,
         publish=publish,
-        publish_seconds=publish_seconds,
         keep_skipped=SkippedBatches(folder.path).keep,
     )
     torch.set_num_threads(trainer.torch_threads)

@@ -63,13 +63,11 @@ class Trainer:
         batches: BatchProvider,
         priorities: PrioritySink,
         publish: Callable[[Parameters], None],
-        publish_seconds: Callable[[], float] = lambda: 0.0,
         keep_skipped: Callable[[Batch, NDArray[np.float32], int], None] = lambda batch, td_errors, count: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`algorithm` creates the online network, then the target network.
 
-        `publish_seconds` returns the seconds between two publications, if they are more than those of `config`.
         `keep_skipped` takes the batch of a skipped update, its |TD errors| and `num_skipped`.
         """
         self._config = config
@@ -77,7 +75,6 @@ class Trainer:
         self._batches = batches
         self._priorities = priorities
         self._publish = publish
-        self._publish_seconds = publish_seconds
         self._publish_due, self._publish_at = False, 0.0
         self._clock = clock
         self.online = place(algorithm.make_network(), device)
@@ -110,8 +107,7 @@ class Trainer:
         """Publishes the current online network. On a GPU, starts the copy to the host, and publishes it later."""
         version = self.num_updates
         self._transfer.fetch(flatten(self.online), lambda values: self._publish(Parameters(version, values)))
-        seconds = max(self._config.publish_seconds, self._publish_seconds())
-        self._publish_due, self._publish_at = False, self._clock() + seconds
+        self._publish_due, self._publish_at = False, self._clock() + self._config.publish_seconds
 
     def step(self, timeout: float, run_share: float | None = None) -> bool:
         """Makes one update; returns False if no batch came within `timeout` seconds.

@@ -15,6 +15,7 @@ from apex.runtime.gpu import Cuda, read_cuda
 from apexreplay.process.limits import ROOT, core_limits, read_membership, read_memory, read_text
 
 PROCESSOR = Path("/proc/cpuinfo")
+INTERFACES = Path("/sys/class/net")
 
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}  # CPU flags; without any of these, torch emulates bfloat16
 
@@ -56,9 +57,16 @@ def read_machine(cuda: Cuda | None = None) -> Machine:
 
 def read_link(address: str) -> int:
     """Returns the bits per second of the network interface with this address, or of the fastest one; 0 if unknown."""
-    interfaces = psutil.net_if_addrs()
-    names = [name for name, found in interfaces.items() if any(each.address == address for each in found)]
-    return max((psutil.net_if_stats()[name].speed for name in names or interfaces), default=0) * 10**6
+    try:
+        interfaces, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    except OSError:
+        return 0
+    names = [
+        name.partition(":")[0] for name, found in interfaces.items() if address in {each.address for each in found}
+    ]
+    # Without such an address: not the bridges of containers, which claim any speed.
+    names = names or [name for name in states if (INTERFACES / name / "device").exists()]
+    return max((states[name].speed for name in names if name in states and states[name].isup), default=0) * 10**6
 
 
 def read_bfloat16() -> bool:

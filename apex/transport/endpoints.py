@@ -14,6 +14,9 @@ from apexreplay.wire.header import HEADER
 MAX_SUBSCRIPTIONS = 1_000  # maximum subscriptions read per call of `serve`
 
 
+MOST_SUBSCRIBERS = 2_000  # as many programs as a run may have
+
+
 class ParameterPublisher:
     """Publishes the learner's parameters: each new snapshot, and the newest one again after a new subscription.
 
@@ -37,6 +40,7 @@ class ParameterPublisher:
         bind(self._socket, endpoint, "parameters")
         self._newest: Parameters | None = None
         self._subscribers = dict.fromkeys(PARAMETER_TOPICS.values(), 0)  # by topic
+        self._asked: set[bytes] = set()  # topics that somebody has subscribed to
         self._repeat_seconds = repeat_seconds
         self._answer_at = time.monotonic() + repeat_seconds
         self._bytes_per_second = bytes_per_second
@@ -50,11 +54,16 @@ class ParameterPublisher:
         sizes = {topic: HEADER.size + (2 if bfloat16 else 4) * count for bfloat16, topic in PARAMETER_TOPICS.items()}
         return sum(size * self._subscribers[topic] for topic, size in sizes.items()) / self._bytes_per_second
 
-    def publish(self, parameters: Parameters, *, at_once: bool = False) -> None:
-        """Sends a snapshot to all subscribers as soon as the budget allows, or `at_once`."""
+    def publish(self, parameters: Parameters) -> None:
+        """Sends a snapshot to all subscribers as soon as the budget allows."""
         self._newest, self._answer_at = parameters, 0.0
-        self._free_at = 0.0 if at_once else self._free_at
         self.serve(0.0)
+
+    def flush(self) -> None:
+        """Sends the newest snapshot now if the budget still holds it back."""
+        if self._answer_at == 0.0:
+            self._free_at = 0.0
+            self.serve(0.0)
 
     def serve(self, timeout: float) -> None:
         """Waits up to `timeout` seconds for subscriptions. Publishes once for all subscriptions within 200 ms."""
@@ -66,7 +75,10 @@ class ParameterPublisher:
             timeout = 0.0
             begins, topic = parts[0][:1] == b"\x01", parts[0][1:]
             if topic in self._subscribers:
-                self._subscribers[topic] += 1 if begins else -1
+                # A wrong peer may subscribe or unsubscribe again and again: the count only limits the rate.
+                count = self._subscribers[topic] + (1 if begins else -1)
+                self._subscribers[topic] = min(max(count, 0), MOST_SUBSCRIBERS)
+                self._asked.add(topic)
             if begins:
                 self._answer_at = min(self._answer_at, time.monotonic() + SUBSCRIPTION_SECONDS)
         if time.monotonic() >= max(self._answer_at, self._free_at):
@@ -74,9 +86,10 @@ class ParameterPublisher:
 
     def _send(self) -> None:
         now = time.monotonic()
-        self._answer_at, self._free_at = now + self._repeat_seconds, now + self.period
+        # A repeat must not take the place of a newer snapshot.
+        self._answer_at, self._free_at = now + max(self._repeat_seconds, 2 * self.period), now + self.period
         for bfloat16, topic in PARAMETER_TOPICS.items():
-            if self._newest is not None and self._subscribers[topic] > 0:
+            if self._newest is not None and topic in self._asked:
                 message = self._codec.encode_parameters(self._newest, bfloat16=bfloat16)
                 self._socket.send_multipart(message, copy=False)
                 self.num_bytes += len(message[0]) * self._subscribers[topic]

@@ -57,7 +57,7 @@ class Tape:
         self.published.append(parameters)
 
 
-def make_trainer(tape, *, clock=time.monotonic, pause=lambda: 0.0, **settings):
+def make_trainer(tape, *, clock=time.monotonic, **settings):
     config = LearnerConfig(
         **{"batch_size": B, "optimizer": "adam", "learning_rate": 1e-2, "publish_seconds": 0.0, **settings}
     )
@@ -68,6 +68,5 @@ def make_trainer(tape, *, clock=time.monotonic, pause=lambda: 0.0, **settings):
         batches=tape,
         priorities=tape,
         publish=tape.publish,
-        publish_seconds=pause,
         clock=clock,
     )

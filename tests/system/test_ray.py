@@ -166,7 +166,11 @@ def test_the_same_command_on_a_new_cluster_continues_from_the_mirror(clusters, t
 
     cluster = clusters(2)
     first = train(cluster, *command)
-    until(lambda: saved() > 0, f"a checkpoint in the mirror:\n{first.output()}", seconds=150.0)
+    until(
+        lambda: saved() > 0 and (mirror / "run/manifest.json").exists(),
+        f"a run in the mirror:\n{first.output()}",
+        seconds=150.0,
+    )
     run_id = RunFolder.open(tmp_path / "runs/run").run_id
     cluster.kill_node(0)  # the node of the head and of the driver
     first.kill()

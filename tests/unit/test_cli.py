@@ -48,9 +48,9 @@ def test_a_command_starts_its_program_with_the_arguments(name):
     ("system", "machine", "refused"),
     [
         ("Linux", "x86_64", set()),
-        ("Linux", "aarch64", {"train", "doctor", "replay"}),
-        ("Darwin", "arm64", {"train", "doctor", "replay", "learner", "actor", "evaluator"}),
-        ("Darwin", "x86_64", {"train", "doctor", "replay", "learner", "actor", "evaluator"}),
+        ("Linux", "aarch64", {"train", "sweep", "doctor", "replay"}),
+        ("Darwin", "arm64", {"train", "sweep", "doctor", "replay", "learner", "actor", "evaluator"}),
+        ("Darwin", "x86_64", {"train", "sweep", "doctor", "replay", "learner", "actor", "evaluator"}),
     ],
 )
 def test_another_platform_is_named_with_what_works_there(system, machine, refused, monkeypatch, capsys):

@@ -74,7 +74,6 @@ class Coordinator:
         self._rows = MetricRows(self.state, OF_A_CLOCK if deterministic else ())
         self._scores = ScoreSums()  # scores for the next row of the curves
         self._metric_names: list[str] = []  # of the environment's metrics, each of which has a curve
-        self._fetch_seconds = 0.0
         self._curves_began = False  # whether the step from which the curves continue is known
         # session -> time of its first request for a shard that another server may hold
         self._asked: dict[int, float] = {}
@@ -212,7 +211,7 @@ class Coordinator:
         own, here = f"//{transport.advertise}:", f"//{local_host(transport)}:"
         replay = state.members.replay_endpoints
         endpoints = [{name: where.replace(own, here) for name, where in shard.items()} for shard in replay]
-        return News(endpoints, state.waiting(), state.decide_end(), state.progress, self._fetch_seconds)
+        return News(endpoints, state.waiting(), state.decide_end(), state.progress)
 
     # --- curves and scores ------------------------------------------------------------------------------------------
 
@@ -251,7 +250,6 @@ class Coordinator:
 
     def tick(self) -> None:
         """Updates the elapsed time, and forgets silent programs. Call this once a second."""
-        self._fetch_seconds = self.state.members.fetch_seconds
         self._folder.elapsed_seconds = self.state.elapsed_seconds
         self.state.members.forget_silent(FORGET_SECONDS)
         self._leases.expire(self._clock())

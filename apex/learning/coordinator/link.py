@@ -42,7 +42,6 @@ class News(msgspec.Struct, frozen=True):
     waiting: Waiting  # what the trainer waits for when no batch comes
     end: EndReason | None  # why the run should end; None if it should continue
     progress: Progress
-    fetch_seconds: float = 0.0  # time between two looks of an actor for newer parameters; 0: unknown
 
 
 FromTrainer = TrainerStart | TrainerReport | TrainerEnd
@@ -59,7 +58,6 @@ class CoordinatorLink:
     ) -> None:
         """`connect` takes the endpoint for a shard's priorities, and the shard; `progress`: progress at the start."""
         self.progress = progress
-        self.fetch_seconds = 0.0
         self.waiting = Waiting("replay", replay.server_names(range(replay.num_shards)))
         self._pipe = pipe
         self._connect = connect
@@ -86,5 +84,4 @@ class CoordinatorLink:
                     self._priorities[shard] = endpoint
                     self._connect(endpoint, shard)
             self.waiting, self.progress, end = news.waiting, news.progress, news.end
-            self.fetch_seconds = news.fetch_seconds
         return end

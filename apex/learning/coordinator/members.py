@@ -1,6 +1,5 @@
 """The processes of a run that the coordinator knows, each with its newest heartbeat."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +20,6 @@ MAX_MEMBERS = 2_000  # maximum processes; heartbeats of any further process are 
 # Maximum rows of a status reply: with three texts of at most 800 bytes per row, it stays below MAX_JSON_BYTES.
 MAX_ROWS = 300
 WAITING = 0.02  # share of time above which actors count as waiting for receipts
-MAX_FETCH_SECONDS = 1.0  # the learner publishes at least this often, even if actors look less often
 MAX_REASONS = 64  # maximum number of reasons, of at most 820 bytes each, for refused connections or messages
 RATES = ("steps_per_second", "inserts_per_second", "samples_per_second", "num_evaluations")  # fields of a RoleRow
 H = TypeVar("H", bound=control.AnyHeartbeat)
@@ -46,7 +44,6 @@ class Members:
         self.replay_endpoints: list[dict[str, str]] = [{} for _ in range(config.replay.num_shards)]  # [shard][name]
         self.generation = 0  # generation number of all_replay_endpoints
         self._replay = config.replay
-        self._parameters_period = config.actor.parameters_period
         self._heartbeat_seconds = config.transport.heartbeat_seconds
         self._clock = clock
         self._members: dict[int, Member[control.AnyHeartbeat]] = {}
@@ -146,20 +143,6 @@ class Members:
     def actors(self) -> list[ActorStatus]:
         """The newest status of each actor host."""
         return [beat.status for beat, _ in self._members.values() if isinstance(beat, control.ActorHeartbeat)]
-
-    @property
-    def fetch_seconds(self) -> float:
-        """Seconds between two looks for newer parameters of the actor host that looks most often, to one digit.
-
-        At most MAX_FETCH_SECONDS; 0 if it is unknown, or if actors wait for receipts: they look after each wait.
-        """
-        seconds = math.inf
-        for beat, _ in self._members.values():
-            if isinstance(beat, control.ActorHeartbeat):
-                looks = beat.status.steps_per_second / self._parameters_period
-                waits = beat.status.wait_share > WAITING
-                seconds = 0.0 if waits or looks <= 0 else min(seconds, len(beat.streams) / looks)
-        return 0.0 if math.isinf(seconds) else min(float(f"{seconds:.0e}"), MAX_FETCH_SECONDS)
 
     @property
     def replay_servers(self) -> dict[int, Member[control.ReplayHeartbeat]]:

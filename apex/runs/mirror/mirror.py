@@ -91,8 +91,10 @@ class Mirror:
         return self._objects.has(MANIFEST)
 
     def newest_update(self) -> int:
-        """Returns the update of the newest checkpoint in the mirror; -1 if there is none."""
-        return int(json.loads(self._objects.read(NEWEST))["num_updates"]) if self._objects.has(NEWEST) else -1
+        """Returns the update of the newest checkpoint in the mirror; -1 if there is none, or no complete run."""
+        if not self.has_run or not self._objects.has(NEWEST):
+            return -1
+        return int(json.loads(self._objects.read(NEWEST))["num_updates"])
 
     def begin(self, begun: str, writer: str) -> bool:
         """Registers `writer` as the only writer of this mirror; returns whether there is a run to restore.

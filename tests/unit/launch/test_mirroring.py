@@ -73,6 +73,17 @@ def test_nothing_comes_back_from_an_empty_mirror(run, folder):
     assert not folder.path.exists()
 
 
+def test_a_first_upload_that_was_killed_before_its_end_is_begun_again(folder, run, tmp_path):
+    checkpoint(folder, 7)
+    upload(folder)
+    (Path(run.mirror) / "mine/manifest.json").unlink()
+    shutil.rmtree(folder.path)
+    assert not bring_back(run, Stop())
+    again = make_run(tmp_path / "runs", name="mine", run={"mirror": run.mirror})
+    assert upload(again) == Ending(FINISHED)
+    assert (Path(run.mirror) / "mine/manifest.json").exists()
+
+
 def test_the_newer_of_folder_and_mirror_continues(folder, run, tmp_path):
     checkpoint(folder, 7)
     upload(folder)

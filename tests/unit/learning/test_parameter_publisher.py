@@ -43,3 +43,18 @@ def test_an_error_of_the_publishing_thread_is_raised(transport):
         second.check()
     first.close()
     second.close()
+
+
+def test_the_final_parameters_do_not_wait_for_the_budget(transport):
+    """One snapshot takes an hour of the budget."""
+    codec, values = RunCodec(1, SCHEMA), np.ones(4, np.float32)
+    publishing = PublishingThread(transport.endpoint("parameters"), codec, Stop(), budget=0.02)
+    with open_context() as context:
+        subscriber = ParameterSubscriber(context, transport.endpoint("parameters"), codec, num_parameters=4)
+        publishing.publish(Parameters(1, values))
+        assert until(lambda: subscriber.receive(0.1), "parameters").version == 1
+        publishing.publish(Parameters(2, values))
+        assert subscriber.receive(0.3) is None
+        publishing.hurry()
+        assert until(lambda: subscriber.receive(0.1), "parameters").version == 2
+    publishing.close()

@@ -52,14 +52,6 @@ def test_newest_parameters_are_published_after_the_pause():
     assert [parameters.version for parameters in tape.published] == [0, 3, 6]
 
 
-def test_publications_that_are_useless_or_too_much_are_not_made():
-    tape, now = Tape(*(make_batch(number) for number in range(7))), 0.0
-    trainer = make_trainer(tape, clock=lambda: now, pause=lambda: 3.0, publish_period=1)
-    for now in range(7):  # noqa: B007 - the clock reads it
-        trainer.step(0.0)
-    assert [parameters.version for parameters in tape.published] == [1, 4, 7]
-
-
 def test_target_network_is_in_evaluation_mode():
     class WithDropout(DqnAlgorithm):
         def make_network(self):

@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from apex.runtime import hardware
 from apex.runtime.gpu import Cuda, Gpu
-from apex.runtime.hardware import has_bfloat16, read_machine
+from apex.runtime.hardware import has_bfloat16, read_link, read_machine
 from apexreplay.process.limits import available_memory, core_limits, memory_limits, read_memory, read_space
 
 
@@ -136,3 +138,26 @@ def test_the_soft_limit_of_open_files_is_raised_up_to_the_hard_limit():
 
 def test_memory_is_that_of_the_host_without_a_control_group(tmp_path):
     assert read_memory(tmp_path / "cgroup", tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_the_link_is_that_of_the_address_or_the_fastest_real_one(tmp_path, monkeypatch):
+    def speed(up, mbit):
+        return SimpleNamespace(isup=up, speed=mbit)
+
+    def address(text):
+        return [SimpleNamespace(address=text)]
+
+    (tmp_path / "eth0/device").mkdir(parents=True)
+    monkeypatch.setattr(hardware, "INTERFACES", tmp_path)
+    addresses = {"eth0": address("10.0.0.1"), "eth0:1": address("10.0.0.2"), "docker0": address("172.17.0.1")}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: addresses)
+    states = {"eth0": speed(True, 1_000), "docker0": speed(True, 10_000), "eth1": speed(False, 40_000)}
+    monkeypatch.setattr("psutil.net_if_stats", lambda: states)
+    assert read_link("10.0.0.1") == read_link("10.0.0.2") == read_link("0.0.0.0") == 10**9
+    assert read_link("172.17.0.1") == 10**10
+
+    def fail():
+        raise OSError("no such interface")
+
+    monkeypatch.setattr("psutil.net_if_stats", fail)
+    assert read_link("10.0.0.1") == 0

@@ -130,7 +130,8 @@ def test_the_budget_of_all_subscribers_sets_the_period(context, endpoint):
     with open_context() as hosts:
         first, second = (ParameterSubscriber(hosts, endpoint, CODEC, num_parameters=10) for _ in range(2))
         until(lambda: publisher.serve(0.05) or publisher.period == 2.0, "subscriptions")  # Two messages of 92 bytes.
-        publisher.publish(Parameters(2, VALUES), at_once=True)
+        publisher.publish(Parameters(2, VALUES))
+        publisher.flush()
         assert {until(lambda each=each: each.receive(0.1), "version 2").version for each in (first, second)} <= {1, 2}
         publisher.publish(Parameters(3, VALUES))
         received = [first.receive(0.1) for _ in range(5)]  # The budget is used up.

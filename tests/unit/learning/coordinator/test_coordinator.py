@@ -25,7 +25,6 @@ from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.transport.messages.control import (
     Goodbye,
-    Lease,
     RefusedAnswer,
     StateAnswer,
     StatusRequest,
@@ -36,7 +35,7 @@ from apex.transport.messages.control import (
 from apex.transport.messages.results import ActorScores, MetricSum, Scores
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress, Tensor
-from apexreplay.facts import HexInt, Waiting
+from apexreplay.facts import Waiting
 from apexreplay.files.atomic_files import unseal
 from apexreplay.wire.header import WireError
 
@@ -450,22 +449,6 @@ def test_only_64_actors_have_a_curve_of_their_own(tmp_path):
     (row,) = scene.curve("actor")
     assert sum(tag.startswith("actors/score_") for tag in row["scalars"]) == 64
     assert (row["scalars"]["actor_highest_id/score"], row["scalars"]["actors/mean_score"]) == (2.0, 2.0)
-
-
-def test_the_trainer_learns_how_often_actors_look_for_parameters(scene):
-    def beat(session, num_streams, **status):
-        streams = [Lease(i, HexInt(1)) for i in range(num_streams)]
-        heartbeat = make_heartbeat("actor", session, streams=streams, run_id=scene.folder.run_id, **status)
-        scene.coordinator.state.update(heartbeat)
-        scene.coordinator.tick()
-        return scene.coordinator.decide().fetch_seconds
-
-    assert scene.coordinator.decide().fetch_seconds == 0.0
-    assert beat(1, 6, steps_per_second=1_000.0) == 0.6  # 100 steps of each of 6 streams
-    assert beat(2, 3, steps_per_second=1_000.0) == 0.3
-    assert beat(2, 3, steps_per_second=100.0) == 0.6
-    assert beat(1, 6, steps_per_second=10.0) == 1.0  # at least every second
-    assert beat(2, 3, steps_per_second=100.0, wait_share=0.1) == 0.0  # Actors that wait look after each wait.
 
 
 def test_the_welcome_proposes_replay_servers_for_the_actor_hosts(scene):
