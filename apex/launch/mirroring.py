@@ -139,6 +139,13 @@ def upload_ended(run: RunConfig, folder: RunFolder, stop: Stop) -> Ending:
 
 
 def _mirror(run: RunConfig, path: Path) -> Mirror:
+    """Returns the mirror of the run folder `path`. Raises UsageError if the copy would be inside that folder."""
+    inside = "://" not in run.mirror and (Path(run.mirror).expanduser() / path.name).resolve().is_relative_to(
+        path.resolve()
+    )
+    require(
+        not inside, f"run.mirror {run.mirror} is the run's own folder", remedy="choose another folder, on another disk"
+    )
     return Mirror(open_objects(run.mirror, path.name), path, path / STATE)
 
 

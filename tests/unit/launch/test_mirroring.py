@@ -216,6 +216,14 @@ def test_a_wrong_url_is_refused(url):
     assert "s3://" in error.value.problem
 
 
+@pytest.mark.parametrize("place", ["runs", "runs/mine", "runs/mine/copies"])
+def test_a_run_is_not_copied_into_itself(tmp_path, place):
+    folder = make_run(tmp_path / "runs", name="mine", run={"mirror": str(tmp_path / place)})
+    with pytest.raises(UsageError, match="own folder"):
+        upload(folder)
+    assert not list(folder.path.rglob("begun.json"))
+
+
 def test_a_run_in_one_process_has_no_mirror(tmp_path):
     with pytest.raises(ConfigError, match="single_process"):
         dataclasses.replace(RunConfig(single_process=True), mirror=str(tmp_path))
