@@ -52,6 +52,7 @@ def open_run(arguments: list[str], inspector: Inspector) -> RunFolder:
     require(
         not config.run.single_process, "--single-process runs all roles in one process", remedy="use apex train instead"
     )
+    require(not config.run.mirror, "run.mirror works with apex train only", remedy="use apex train --head")
     remember(require_trust(config))
     schema = inspector.schema(config)
     config = size_to_machine(config, read_machine(), schema).config

@@ -9,6 +9,7 @@ import pytest
 from support.run_builders import make_run
 from support.waiting import until
 
+from apex import learner
 from apex.config import RunConfig
 from apex.environments.inspection import Inspector
 from apex.errors import ConfigError, FencedError, MirrorError, StoppedError
@@ -227,3 +228,8 @@ def test_a_run_is_not_copied_into_itself(tmp_path, place):
 def test_a_run_in_one_process_has_no_mirror(tmp_path):
     with pytest.raises(ConfigError, match="single_process"):
         dataclasses.replace(RunConfig(single_process=True), mirror=str(tmp_path))
+
+
+def test_a_learner_that_is_started_by_hand_refuses_a_mirror(tmp_path, capsys):
+    assert learner.main(["--preset", "cartpole", "--run.mirror", str(tmp_path)]) == REFUSED
+    assert "apex train" in capsys.readouterr().err
