@@ -262,7 +262,7 @@ class RunConfig(Branch):
         known = not is_url or (protocol in MIRROR_PROTOCOLS and bool(place) and not set(place) & set("@?:"))
         require_setting(
             known,
-            f"run.mirror must be a folder, or {'://..., '.join(MIRROR_PROTOCOLS)}://..., got {self.mirror!r}",
+            f"run.mirror must be a folder, or {'://..., '.join(MIRROR_PROTOCOLS)}://...",
             "leave credentials to the environment, as the tools of that store do" if set(place) & set("@?:") else "",
         )
         require_setting(

@@ -45,7 +45,10 @@ def main(argv: Sequence[str]) -> int:
     cores = len(os.sched_getaffinity(0))
     require(options.jobs <= cores, f"--jobs must be at most {cores}, the number of cores, got {options.jobs}")
     folder = Path("sweeps") / (options.study or options.file.stem)
-    require(folder.parent.name == "sweeps", f"--study must be a plain folder name, got {options.study!r}")
+    require(
+        folder.parent.name == "sweeps" and folder.name != "..",
+        f"--study must be a plain folder name, got {options.study!r}",
+    )
     if importlib.util.find_spec("optuna") is None:
         raise UsageError("apex sweep needs an optional package", remedy("sweep"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -105,6 +105,8 @@ class Mirror:
         has_run = self.has_run
         if has_run and self.owner().get("begun") != begun:
             raise UsageError(f"{self} has another run of this name", "choose another name, or move that run")
+        if not has_run:  # The state may be that of another mirror.
+            self._sent, self._parts = {}, {}
         self._objects.write(BEGUN, json.dumps({"begun": begun, "host": writer}).encode())
         return has_run
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,7 +79,7 @@ class FolderObjects:
         """See `Objects`."""
         for path in (self._root / name for name in names):
             path.unlink(missing_ok=True)
-            if not any(path.parent.iterdir()):
+            with suppress(OSError):  # The folder has other files, or is gone.
                 path.parent.rmdir()
 
     def _require_own(self) -> None:
@@ -131,8 +132,9 @@ class FsspecObjects:
 
     def delete(self, names: list[str]) -> None:
         """See `Objects`."""
-        if names:
-            self._files.rm([self._root + name for name in names])
+        for name in names:  # `rm` of a list would read patterns in a name.
+            with suppress(FileNotFoundError):
+                self._files.rm_file(self._root + name)
 
 
 def open_objects(mirror: str, run: str) -> Objects:
