@@ -34,6 +34,10 @@ class TransportConfig(Branch):
             port, setting = self.port(name), f"transport.{name}_port + port_offset"
             require_setting(1024 <= port <= 65535, f"{setting} must be from 1024 to 65535, got {port}")
         require_setting(
+            not set(self.advertise) & set(" \t\n/:;"),
+            f"transport.advertise must be a name or an IPv4 address without a port, got {self.advertise!r}",
+        )
+        require_setting(
             self.lease_seconds >= 3 * self.heartbeat_seconds,
             f"transport.lease_seconds {self.lease_seconds} must be >= 3 x heartbeat_seconds {self.heartbeat_seconds}",
         )

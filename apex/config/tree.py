@@ -259,7 +259,7 @@ class RunConfig(Branch):
             f"run.name must be a plain folder name, got {self.name!r}",
         )
         protocol, is_url, place = self.mirror.partition("://")
-        known = not is_url or (protocol in MIRROR_PROTOCOLS and bool(place) and not set(place) & set("@?:"))
+        known = not is_url or (protocol in MIRROR_PROTOCOLS and bool(place.strip("/")) and not set(place) & set("@?:"))
         require_setting(
             known,
             f"run.mirror must be a folder, or {'://..., '.join(MIRROR_PROTOCOLS)}://...",

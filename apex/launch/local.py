@@ -10,7 +10,7 @@ from functools import partial
 from typing import TextIO
 
 from apex.config import Config
-from apex.launch.mirroring import Mirroring, require_unused
+from apex.launch.mirroring import Mirroring, require_unused, with_absolute_mirror
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
 from apex.launch.preflight.report import describe_limits
@@ -43,6 +43,7 @@ from apexreplay.transport.sockets import open_context
 def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | None:
     """Chooses the run's sizes and ports for this machine, and runs its programs: see `execute`."""
     config, tell = start.config, partial(print_line, stream=out)
+    config = replace(config, run=with_absolute_mirror(config.run))
     require_keys(config)
     with PortClaims() as claims, ExitStack() as lock:
         if start.folder is None:

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -42,7 +43,8 @@ def require_unused(run: RunConfig, stop: Stop) -> None:
 def bring_back(run: RunConfig, stop: Stop) -> bool:
     """Makes the run folder from the mirror if this host has none, or only an older one, which is moved aside.
 
-    Returns whether it did. Raises MirrorError if the mirror cannot be read.
+    Returns whether it did, or did before and the run has no newer checkpoint since. Raises MirrorError if the mirror
+    cannot be read.
     """
     path = Path(run.folder) / run.name
     mirror = _mirror(run, path)
@@ -53,11 +55,12 @@ def bring_back(run: RunConfig, stop: Stop) -> bool:
         remedy = "choose another name, or move one of them"
         require(begun == own, f"{mirror} has another run than {path}", remedy=remedy)
         if _repeat(mirror, mirror.newest_update, stop) <= _newest(path):
-            return False
+            return mirror.restored == _newest(path)
     if path.exists():
         aside = path.with_name(f"{path.name}.older-{datetime.now():%Y%m%d-%H%M%S}")
         path.rename(aside)
         log.warning("%s was older than %s: moved it to %s", path, mirror, aside)
+    mirror = _mirror(run, path)  # without the state of the folder that was moved
     _repeat(mirror, lambda: mirror.begin(mirror.owner()["begun"], _writer()), stop)  # Another writer must end first.
     _repeat(mirror, mirror.restore, stop)
     return True
@@ -133,9 +136,15 @@ class Mirroring:
 
 def upload_ended(run: RunConfig, folder: RunFolder, stop: Stop) -> Ending:
     """Uploads what an earlier start of a run that is over could not upload."""
-    if run.mirror and _mirror(run, folder.path).only_here():
+    if run.mirror and _mirror(run, folder.path).only_here(whole=True):
         return Mirroring(run, folder, stop).finish(Ending(FINISHED))
     return Ending(FINISHED)
+
+
+def with_absolute_mirror(run: RunConfig) -> RunConfig:
+    """Returns the settings so that a command in another folder uses the same mirror."""
+    is_folder = run.mirror and "://" not in run.mirror
+    return replace(run, mirror=str(Path(run.mirror).expanduser().absolute())) if is_folder else run
 
 
 def _mirror(run: RunConfig, path: Path) -> Mirror:

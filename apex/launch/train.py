@@ -4,12 +4,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TextIO
 
 from apex.command_line import parse_config
+from apex.config import Config
 from apex.config.arguments import Parser, seeds
 from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
+from apex.errors import StoppedError
 from apex.launch.callbacks import Callbacks
 from apex.launch.continuing import describe_over, read_continue
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
@@ -39,22 +42,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         with stop_on_signals(take_notifier()) as stop:
-            start = read_start(arguments, stop)
-            if start.is_over and start.folder is not None:
-                for line in describe_over(start.folder):
-                    print_line(line)
-                ending = upload_ended(start.config.run, RunFolder.open(start.folder), stop)
-                if ending.failure is not None:
-                    print_line(describe_failure(ending.failure), sys.stderr)
-                return ending.status
-            outcome = execute(start, stop)
-            status = show(outcome)
-            is_stopped = status == FINISHED and stop.signum == signal.SIGTERM and not (outcome and outcome.ending.role)
+            try:
+                start = read_start(arguments, stop)
+                if start.is_over and start.folder is not None:
+                    return _show_over(start.config, start.folder, stop)
+                outcome = execute(start, stop)
+                status = show(outcome)
+                is_stopped = status == FINISHED and not (outcome and outcome.ending.role)
+            except StoppedError:
+                if CONTINUE not in arguments or stop.signum != signal.SIGTERM:
+                    raise
+                return NEIGHBOUR_GONE
             # A scheduler that repeats the command must see that the run is not over.
-            return NEIGHBOUR_GONE if is_stopped and start.repeated is not None else status
+            repeats = start.repeated is not None and stop.signum == signal.SIGTERM
+            return NEIGHBOUR_GONE if is_stopped and repeats else status
     except KeyboardInterrupt:
         print_line("apex train: interrupted again while stopping; every program was killed", sys.stderr)
         return KILLED_BY_CTRL_C
+
+
+def _show_over(config: Config, path: Path, stop: Stop) -> int:
+    """Prints the result of a run that is over, and uploads what its mirror lacks; returns the exit status."""
+    for line in describe_over(path):
+        print_line(line)
+    ending = upload_ended(config.run, RunFolder.open(path), stop)
+    if ending.failure is not None:
+        print_line(describe_failure(ending.failure), sys.stderr)
+    return ending.status
 
 
 def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:

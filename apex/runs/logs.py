@@ -93,7 +93,7 @@ def _print(logs: Path, role: str | None, followed: Path | None, stop: Stop) -> N
         for _, name, lines in merge(*(each.read(whole=not runs) for each in readers.values()), key=itemgetter(0)):
             if name not in prefixes:
                 with console.capture() as colored:
-                    console.print(f"{name:<{WIDTH}} |", style=next(colors), end="")
+                    console.print(f"{name:<{WIDTH}} |", style=next(colors), markup=False, end="")
                 prefixes[name] = colored.get()
             for line in lines:
                 print(prefixes[name], line)
@@ -111,7 +111,7 @@ def _find(folder: Path) -> list[Path]:
 
 
 def _name(path: Path) -> str:
-    return path.name.partition(".log")[0]
+    return clean(path.name.partition(".log")[0])
 
 
 def _role(name: str) -> str:

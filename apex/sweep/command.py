@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     limits = sum(map(bool, (start.run.max_minutes, start.run.max_steps, start.run.max_updates)))
     problem = f"the runs of a sweep need exactly one limit, got {limits}"
     require_setting(limits == 1, problem, "set one of max-minutes, max-steps and max-updates")
+    require_setting(not start.run.mirror, "the runs of a sweep have no mirror", "leave out run.mirror")
     cores = len(os.sched_getaffinity(0))
     require(options.jobs <= cores, f"--jobs must be at most {cores}, the number of cores, got {options.jobs}")
     folder = Path("sweeps") / (options.study or options.file.stem)

@@ -25,7 +25,8 @@ def main(argv: Sequence[str]) -> int:
     add_seeds_option(parser)
     parser.add_argument("--name", "--run.name", dest="name")
     options, rest = parser.parse_known_args(argv)
-    start = read_start([*rest, "--seed", str(options.seeds[0]), "--name", options.name or "seeds"])
+    first = options.seeds[0]
+    start = read_start([*rest, "--seed", str(first), "--name", f"{options.name or 'seeds'}-seed-{first}"])
     require(start.engine is None, "--seeds trains on this machine", remedy="leave out --engine ray")
     folder, status, runs = Path(start.config.run.folder), FINISHED, list[RunFolder]()
     name = options.name or next(f"seeds-{n}" for n in count(1) if not any(folder.glob(f"seeds-{n}-*")))

@@ -107,6 +107,7 @@ class Sweep:
             run_id = RunFolder.open(path).run_id
             for shard in range(config.replay.num_shards):
                 discard(store_path(run_id, shard))
+        if path.exists():  # The removal of a killed run may have been killed, too.
             shutil.rmtree(path)
         own = replace(config.run, folder=str(path.parent), name=name, tensorboard=False)
         config = replace(config, run=own, checkpoint=replace(config.checkpoint, replay=False))

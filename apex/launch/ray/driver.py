@@ -71,7 +71,7 @@ def plan(config: Config, engine: RayEngine) -> Config:
     # The current folder of a Ray job may be a copy that Ray removes.
     base = Path.home() if "_ray_pkg_" in str(Path.cwd()) else Path.cwd()
     mirror = config.run.mirror
-    mirror = str(base / mirror) if mirror and "://" not in mirror else mirror
+    mirror = str(base / Path(mirror).expanduser()) if mirror and "://" not in mirror else mirror
     return replace(
         config,
         actor=replace(actor, num_actors=processes * envs, envs_per_process=envs),

@@ -16,6 +16,7 @@ from apex.config import Config, from_dict, to_dict
 from apex.config.role_command import module_command, role_command
 from apex.facts import Ending, Failure, FailureKind, LogEntry, UnitEvent, UnitEventKind
 from apex.launch.engine import RayEngine
+from apex.launch.mirroring import TRY_SECONDS
 from apex.launch.ray.cluster import make_actor_host, make_head
 from apex.launch.ray.order import Order, Report
 from apex.launch.ray.unit import Place
@@ -82,7 +83,7 @@ class Fleet:
         for group in (self._actors, [self._head]):
             for member in group:
                 member.request_stop()
-            deadline = time.monotonic() + GRACE_SECONDS
+            deadline = time.monotonic() + GRACE_SECONDS + (TRY_SECONDS if self.config.run.mirror else 0.0)
             for member in group:
                 member.give_back(deadline)
         self.ray.util.remove_placement_group(self._group)

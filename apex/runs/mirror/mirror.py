@@ -33,6 +33,7 @@ from apexreplay.files.atomic_files import replace_file
 BEGUN = "begun.json"
 MANIFEST = "manifest.json"  # every run has this file, written first and uploaded last
 NEWEST = "checkpoints/newest.json"
+END = "end.json"  # why the run ended; the run has it only while it does not train
 PARTS = "parts/"
 STATE = "mirror.json"  # file in the run folder that records what this host has uploaded
 MAX_PARTS = 100  # newest parts recorded per file; a file truncated before them is uploaded again from byte 0
@@ -76,9 +77,14 @@ class Mirror:
         self._sent: dict[str, list[int]] = {}
         self._parts: dict[str, list[Part]] = {}
         self._number = 0  # number of the last part
+        self._writer = ""  # the last writer that this host has registered
+        self.restored: int | None = None  # update of the checkpoint with which this host's run folder was restored
         with suppress(OSError, ValueError, KeyError, TypeError):  # If the file is unreadable, uploads everything.
             state = json.loads(state_file.read_text())
-            self._number = int(state["number"])
+            self._number, self.restored = int(state["number"]), state["restored"]
+            if state["mirror"] != str(objects):
+                return  # This mirror has none of it.
+            self._writer = str(state["writer"])
             self._parts = {name: [Part(*part) for part in parts] for name, parts in state["parts"].items()}
             self._sent = {str(name): [*map(int, mark)] for name, mark in state["sent"].items()}
 
@@ -105,9 +111,15 @@ class Mirror:
         has_run = self.has_run
         if has_run and self.owner().get("begun") != begun:
             raise UsageError(f"{self} has another run of this name", "choose another name, or move that run")
-        if not has_run:  # The state may be that of another mirror.
+        if not has_run or self.owner().get("host") != self._writer:
+            # Another host may have replaced what this one sent.
             self._sent, self._parts = {}, {}
         self._objects.write(BEGUN, json.dumps({"begun": begun, "host": writer}).encode())
+        self._writer = writer
+        if has_run:
+            newest = self.newest_update()
+            found = ((name, _CHECKPOINT.match(name)) for name in self._objects.names())
+            self._objects.delete([name for name, match in found if match and int(match[1]) != newest])
         return has_run
 
     def owner(self) -> dict[str, Any]:
@@ -139,6 +151,9 @@ class Mirror:
                     count += 1
             if NEWEST in self._sent and self._sent[NEWEST] == mark:
                 self._delete_superseded(number)
+            if END in self._sent and not (self._run / END).exists():  # The run goes on.
+                self._objects.delete([END])
+                del self._sent[END]
         finally:
             self._write_state()
         return count
@@ -147,9 +162,9 @@ class Mirror:
         if (owner := self.owner().get("host", writer)) != writer:
             raise FencedError(f"{self} now belongs to {owner}, which continued this run: nothing more is uploaded here")
 
-    def only_here(self) -> list[str]:
-        """Returns the names of the files that the mirror lacks or has only in an older version."""
-        changes = (change.name for change in self._changes(self._newest()[0], whole=False))
+    def only_here(self, *, whole: bool = False) -> list[str]:
+        """Returns the names of files that the mirror lacks or has only in an older version; `whole`: see `upload`."""
+        changes = (change.name for change in self._changes(self._newest()[0], whole))
         growing = ((name, path) for name, path in self._files() if name.startswith(_GROWING))
         return [*changes, *(name for name, path in growing if self._next_part(name, path)[1] is not None)]
 
@@ -175,6 +190,7 @@ class Mirror:
             (partial / NEWEST).write_bytes(newest)  # The downloaded object may already be newer.
         os.replace(partial, self._run)
         self._sent = {name: _mark(self._run / name, expires=bool(_CHECKPOINT.match(name))) for name in files}
+        self.restored = number
         self._write_state()
         log.info("restored %s from %s, checkpoint of update %d", self._run, self, number)
 
@@ -260,8 +276,8 @@ class Mirror:
         self._objects.download(name, path)
 
     def _write_state(self) -> None:
-        state = {"number": self._number, "parts": self._parts, "sent": self._sent}
-        replace_file(self._state_file, json.dumps(state).encode())
+        state = {"mirror": str(self), "writer": self._writer, "restored": self.restored, "number": self._number}
+        replace_file(self._state_file, json.dumps({**state, "parts": self._parts, "sent": self._sent}).encode())
 
 
 def _is_restored(name: str, number: int) -> bool:

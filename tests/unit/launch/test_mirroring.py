@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,9 @@ from apex.config import RunConfig
 from apex.environments.inspection import Inspector
 from apex.errors import ConfigError, FencedError, MirrorError, StoppedError
 from apex.facts import Ending, EndReason, Failure
-from apex.launch import mirroring
+from apex.launch import mirroring, train
 from apex.launch.continuing import read_continue
-from apex.launch.mirroring import Mirroring, bring_back, require_unused, upload_ended
+from apex.launch.mirroring import Mirroring, bring_back, require_unused, upload_ended, with_absolute_mirror
 from apex.launch.resume import reopen
 from apex.runs.checkpoints.checkpoint import note_newest
 from apex.runs.folder import RunFolder
@@ -65,7 +67,8 @@ def test_a_run_comes_back_where_its_folder_is_missing(folder, run):
     again = RunFolder.open(folder.path)
     assert again.run_id == folder.run_id
     assert (again.checkpoints / "000000007/learner.safetensors").read_bytes() == b"weights"
-    assert not bring_back(run, Stop()), "the folder is as new as the mirror"
+    checkpoint(folder, 8)
+    assert not bring_back(run, Stop()), "the folder is newer than the mirror"
 
 
 def test_nothing_comes_back_from_an_empty_mirror(run, folder):
@@ -103,14 +106,17 @@ def test_the_newer_of_folder_and_mirror_continues(folder, run, tmp_path):
     assert not bring_back(run, Stop())
 
 
-def test_the_command_with_continue_goes_on_from_the_mirror_without_the_replay_memory(folder, run):
+def test_continue_goes_on_from_the_mirror_without_the_replay_memory(folder, run):
     checkpoint(folder, 7)
     upload(folder)
     shutil.rmtree(folder.path)
     start = read_continue(folder.asked, [], accept=False, inspector=Inspector())
     assert (start.folder, start.restored_from, start.accept_changes) == (folder.path, run.mirror, True)
     again = read_continue(folder.asked, [], accept=False, inspector=Inspector())
-    assert (again.folder, again.restored_from, again.accept_changes) == (folder.path, "", False)
+    assert again.accept_changes, "the first try may have been killed before its first checkpoint"
+    checkpoint(folder, 9)
+    later = read_continue(folder.asked, [], accept=False, inspector=Inspector())
+    assert (later.folder, later.restored_from, later.accept_changes) == (folder.path, "", False)
 
 
 def test_a_run_that_is_over_in_the_mirror_is_over(folder):
@@ -189,7 +195,7 @@ def test_an_outage_of_the_mirror_costs_one_warning_and_no_training(folder, run, 
     assert (Path(run.mirror) / "mine/curves").exists() == any(folder.curves.iterdir())
 
 
-def test_a_mirror_that_cannot_be_read_is_an_error_that_a_scheduler_repeats(folder, run, monkeypatch):
+def test_a_scheduler_repeats_a_start_whose_mirror_cannot_be_read(folder, run, monkeypatch):
     def fail(self, name):
         raise OSError("network")
 
@@ -210,11 +216,32 @@ def test_the_mirror_of_a_run_may_change(folder, tmp_path):
     assert config.run.mirror == str(tmp_path / "elsewhere")
 
 
-@pytest.mark.parametrize("url", ["ftp://host/runs", "s3://", "s3://key:secret@bucket/runs", "az://runs?sig=secret"])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_start_that_is_stopped_while_it_waits_for_its_mirror_is_repeated(signum, status, folder, run, monkeypatch):
+    def fail(self, name):
+        os.kill(os.getpid(), signum)
+        raise OSError("network")
+
+    monkeypatch.setattr(FolderObjects, "has", fail)
+    where = ["--name", "mine", "--run.folder", str(folder.path.parent), "--run.mirror", run.mirror]
+    assert train.main(["--preset", "cartpole", "--continue", *where]) == status
+
+
+def test_a_mirror_is_the_same_from_every_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert with_absolute_mirror(RunConfig(mirror="m")).mirror == str(tmp_path / "m")
+    for kept in ("", "s3://bucket/runs", "/m"):
+        assert with_absolute_mirror(RunConfig(mirror=kept)).mirror == kept
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://host/runs", "s3://", "s3:///", "s3://key:secret@bucket/runs", "az://runs?sig=secret"]
+)
 def test_a_wrong_url_is_refused(url):
     with pytest.raises(ConfigError) as error:
         RunConfig(mirror=url)
     assert "s3://" in error.value.problem
+    assert "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize("place", ["runs", "runs/mine", "runs/mine/copies"])

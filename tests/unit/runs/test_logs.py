@@ -69,6 +69,12 @@ def test_control_characters_and_invalid_bytes_are_only_text(run, capfd):
     (run.logs / "actor.log").write_bytes(b"\x1b[2Jgone\x9b\tback\rfront\xff\xc2\x9b\n")
     assert main([str(run.path), "--role", "actor"]) == 0
     assert capfd.readouterr().out == "actor       |  [2Jgone\ufffd       back front\ufffd \n"
+    (run.logs / "\x1b]0;evil\x07[red].log").write_text("line\n")
+    assert main([str(run.path), "--role", "actr"]) == 2
+    assert main([str(run.path)]) == 0
+    shown = capfd.readouterr()
+    assert not {"\x1b", "\x07"} & set(shown.out + shown.err)
+    assert "evil [red]" in shown.out
 
 
 def test_a_terminal_gets_colors(run, monkeypatch):

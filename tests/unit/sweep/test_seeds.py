@@ -4,6 +4,7 @@ import pytest
 
 from apex.cli import main
 from apex.config.arguments import seeds
+from apex.sweep import seeds as command
 from apex.sweep.seeds import make_table
 
 
@@ -25,6 +26,15 @@ def test_options_are_checked_before_the_first_run(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--seeds", "1-2", "--preset", "cartpole", *words]) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_with_the_common_name_is_not_touched(tmp_path, monkeypatch):
+    """The option check comes before the first run, and must not continue a run."""
+    asked = []
+    monkeypatch.setattr(command, "read_start", lambda words: asked.append(words) or (_ for _ in ()).throw(KeyError))
+    with pytest.raises(KeyError):
+        command.main(["--seeds", "3-4", "--preset", "cartpole", "--name", "mine", "--continue"])
+    assert asked[0][-2:] == ["--name", "mine-seed-3"]
 
 
 def test_a_table_has_a_row_for_each_seed_and_their_median_and_range():

@@ -127,6 +127,8 @@ def test_a_missing_file_is_named(tmp_path):
         (["--max-minutes", "1", "--max-steps", "9000"], ["got 2"]),
         (["--max-minutes", "1", "--jobs", "4096"], ["--jobs", "4096"]),
         (["--max-minutes", "1", "--study", "../here"], ["--study", "'../here'"]),
+        (["--max-minutes", "1", "--study", ".."], ["--study", "'..'"]),
+        (["--max-minutes", "1", "--run.mirror", "m"], ["run.mirror"]),
         (["--max-minutes", "1", "--trials", "0"], ["--trials", "at least 1"]),
         (["--max-minutes", "1", "--engine", "ray"], ["--engine"]),
     ],

@@ -74,7 +74,7 @@ def test_a_run_is_judged_by_its_score_or_by_the_time_to_the_stop_score(stop_scor
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy
-def test_optuna_ends_the_trial_below_the_median_of_five_from_the_third_tenth_on(tmp_path):
+def test_optuna_ends_a_trial_below_the_median_from_the_third_tenth_on(tmp_path):
     pytest.importorskip("optuna", reason="needs the extra sweep")
     start = replace(PRESETS["cartpole"].config, run=RunConfig(max_steps=100))
     sweep = Sweep(tmp_path, start, {"actor.n_step": [1, 2]}, Stop(), prunes=True)

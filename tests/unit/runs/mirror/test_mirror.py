@@ -260,7 +260,7 @@ def test_objects_with_paths_outside_the_run_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "new/runs/pong").exists()
 
 
-def test_a_superseded_checkpoint_is_deleted_only_after_the_newer_one_is_recorded(tmp_path: Path) -> None:
+def test_a_checkpoint_is_deleted_after_the_newer_one_is_recorded(tmp_path: Path) -> None:
     objects, deleted = FolderObjects(tmp_path / "mirror/pong"), []
 
     class Watched(FolderObjects):
@@ -279,7 +279,7 @@ def test_a_superseded_checkpoint_is_deleted_only_after_the_newer_one_is_recorded
     assert not (tmp_path / "mirror/pong/checkpoints/000000001").exists()
 
 
-def test_a_writer_that_was_replaced_during_an_upload_does_not_record_its_checkpoint(tmp_path: Path) -> None:
+def test_a_writer_replaced_during_an_upload_records_no_checkpoint(tmp_path: Path) -> None:
     class Replaced(MemoryObjects):
         def upload(self, path: Path, name: str, *, expires: bool) -> None:
             super().upload(path, name, expires=expires)
@@ -320,6 +320,70 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(UsageError, match="pip install gcsfs"):
         open_objects("gs://weights/runs", "pong")
+
+
+def test_another_mirror_gets_the_whole_run(tmp_path: Path) -> None:
+    begun(MemoryObjects(), tmp_path / "old")
+    write(tmp_path / "old", "curves/learner.jsonl", row(2), mode="a")
+    other = FolderObjects(tmp_path / "other/pong")
+    copy = copy_of(other, tmp_path / "old")
+    assert "checkpoints/000000001/learner.safetensors" in copy.only_here()
+    copy.begin(BEGUN, "i-1")
+    copy.upload("i-1")
+    restored(other, tmp_path / "new")
+    assert files(tmp_path / "new", "curves/", "checkpoints/0") == files(tmp_path / "old", "curves/", "checkpoints/0")
+
+
+def test_a_host_that_continues_after_another_uploads_its_own_files(tmp_path: Path) -> None:
+    store = MemoryObjects()
+    first = begun(store, tmp_path / "a")
+    checkpoint(tmp_path / "a", 3)
+    write(tmp_path / "a", "curves/learner.jsonl", row(3), mode="a")  # This host loses its network.
+    other = restored(store, tmp_path / "b")
+    checkpoint(tmp_path / "b", 2)
+    write(tmp_path / "b", "curves/learner.jsonl", row(1_000) * 3, mode="a")
+    other.upload("i-2")
+    first.begin(BEGUN, "i-1")
+    first.upload("i-1")
+    restored(store, tmp_path / "look")
+    assert files(tmp_path / "look", "curves/") == files(tmp_path / "a", "curves/")
+    assert (tmp_path / "look/runs/pong/checkpoints/000000003/learner.safetensors").exists()
+
+
+def test_a_checkpoint_whose_upload_was_killed_is_deleted_by_the_next_start(store: Objects, tmp_path: Path) -> None:
+    begun(store, tmp_path)
+    store.write("checkpoints/000000002/learner.safetensors", b"half")
+    copy_of(store, tmp_path).begin(BEGUN, "i-2")
+    kept = "deletes nothing" if isinstance(store, MemoryObjects) else ""
+    assert store.has("checkpoints/000000002/learner.safetensors") == bool(kept)
+    assert store.has("checkpoints/000000001/learner.safetensors")
+
+
+def test_names_that_are_gone_or_look_like_patterns_delete_nothing_else(store: Objects) -> None:
+    if isinstance(store, MemoryObjects):
+        return
+    for name in ("checkpoints/a1", "checkpoints/a*"):
+        store.write(name, b"x")
+    store.delete(["checkpoints/a*", "checkpoints/gone", "gone/too"])
+    assert store.names() == ["checkpoints/a1"]
+
+
+def test_the_end_of_a_run_that_goes_on_leaves_the_mirror(tmp_path: Path) -> None:
+    store = FolderObjects(tmp_path / "mirror/pong")
+    write(tmp_path, "end.json", "{}")
+    copy = begun(store, tmp_path)
+    assert store.has("end.json")
+    (tmp_path / "runs/pong/end.json").unlink()
+    copy.upload("i-1")
+    assert not store.has("end.json")
+
+
+def test_curves_that_are_not_whole_in_the_mirror_are_only_here(tmp_path: Path) -> None:
+    copy = begun(MemoryObjects(), tmp_path)
+    assert copy.only_here() == []
+    assert {"curves/learner.jsonl", "tensorboard/pong/events"} <= set(copy.only_here(whole=True))
+    copy.upload("i-1", whole=True)
+    assert copy.only_here(whole=True) == []
 
 
 def test_an_incomplete_checkpoint_is_not_restored(tmp_path: Path) -> None:
