@@ -114,7 +114,7 @@ class Mirroring:
     def _work(self) -> None:
         failed, uploaded, since = False, -1, time.monotonic()
         while not self._over.wait(PAUSE_SECONDS):
-            newest = _newest(self._folder.path)
+            newest = self._mirror.noted_update  # An upload sends a checkpoint only after it was noted.
             if newest == uploaded and time.monotonic() - since < PERIOD_SECONDS:
                 continue
             uploaded, since = newest, time.monotonic()

@@ -96,6 +96,11 @@ class Mirror:
         """Whether the mirror has a run to restore."""
         return self._objects.has(MANIFEST)
 
+    @property
+    def noted_update(self) -> int:
+        """Update of the newest checkpoint of the run folder, as its newest.json names it; -1 if there is none."""
+        return self._newest()[0]
+
     def newest_update(self) -> int:
         """Returns the update of the newest checkpoint in the mirror; -1 if there is none, or no complete run."""
         if not self.has_run or not self._objects.has(NEWEST):
@@ -164,7 +169,7 @@ class Mirror:
 
     def only_here(self, *, whole: bool = False) -> list[str]:
         """Returns the names of files that the mirror lacks or has only in an older version; `whole`: see `upload`."""
-        changes = (change.name for change in self._changes(self._newest()[0], whole))
+        changes = (change.name for change in self._changes(self.noted_update, whole))
         growing = ((name, path) for name, path in self._files() if name.startswith(_GROWING))
         return [*changes, *(name for name, path in growing if self._next_part(name, path)[1] is not None)]
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from apex.launch.continuing import read_continue
 from apex.launch.mirroring import Mirroring, bring_back, require_unused, upload_ended, with_absolute_mirror
 from apex.launch.resume import reopen
 from apex.runs.checkpoints.checkpoint import note_newest
+from apex.runs.checkpoints.paths import NEWEST
 from apex.runs.folder import RunFolder
 from apex.runs.mirror.objects import FolderObjects
 from apexreplay.errors import FINISHED, REFUSED, UsageError
@@ -150,6 +152,16 @@ def test_checkpoints_are_uploaded_while_the_run_trains(folder, run):
     until(lambda: (Path(run.mirror) / "mine/checkpoints/newest.json").exists(), "upload")
     checkpoint(folder, 8)
     until(lambda: newest(run) == 8, "upload")
+    uploading.close()
+
+
+def test_a_checkpoint_that_is_noted_late_is_uploaded_when_it_is(folder, run):
+    checkpoint(folder, 7)
+    (folder.checkpoints / NEWEST).unlink()
+    uploading = Mirroring(run, folder, Stop())
+    time.sleep(0.2)  # ten looks for a new checkpoint
+    note_newest(folder.checkpoints, 7)
+    until(lambda: (Path(run.mirror) / "mine/checkpoints/newest.json").exists(), "upload of the checkpoint")
     uploading.close()
 
 
