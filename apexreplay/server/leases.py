@@ -3,7 +3,10 @@
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from apexreplay.types import Stream
 
@@ -11,6 +14,7 @@ LEASE_SECONDS = 30.0  # silence after which another client of a server may get t
 RECLAIM_SECONDS = 5.0  # time after a restart in which only clients of the earlier start get streams and rows
 AWAKE_SECONDS = 2.0  # time between two looks at the clock after which this process counts as stopped meanwhile
 MAX_REMOTE = 65_536  # samplers on other hosts
+FREE = -1  # in place of a session: nobody holds the id
 
 
 class AwakeClock:
@@ -35,10 +39,9 @@ class AwakeClock:
 
 
 class Lease(NamedTuple):
-    """The lease of one id to one session."""
+    """What one session holds. All its streams expire together."""
 
-    session: int
-    incarnation: int
+    streams: list[Stream]
     expires_at: float
 
 
@@ -52,25 +55,22 @@ class LeaseTable:
 
     def __init__(self, num_ids: int, lease_seconds: float, epoch: int = 0) -> None:
         self.num_ids = num_ids
+        self.num_leased = 0  # number of leased ids
         self._lease_seconds = lease_seconds
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, Lease] = {}  # by session
+        self._holders = np.full(num_ids, FREE, np.int64)  # session of each id
         self._newest: dict[int, int] = {}  # id -> its newest incarnation seen by this table
         self._next_incarnation = (epoch << 32) + 1 + secrets.randbelow(1 << 31)
-
-    @property
-    def num_leased(self) -> int:
-        """The number of leased ids."""
-        return len(self._leases)
 
     def claim(self, session: int, count: int, now: float) -> list[Stream]:
         """Leases free ids, the highest first, until the session holds `count`; returns all ids of the session."""
         self.expire(now)
-        missing = count - len(self.held(session))
-        free = (each for each in range(self.num_ids - 1, -1, -1) if each not in self._leases)
-        for _, actor_id in zip(range(missing), free, strict=False):
-            self._leases[actor_id] = Lease(session, self._next_incarnation, now + self._lease_seconds)
-            self._newest[actor_id] = self._next_incarnation
-            self._next_incarnation += 1
+        held = self.held(session)
+        if count > len(held):
+            free = np.flatnonzero(self._holders == FREE)[::-1][: count - len(held)]
+            new = [Stream(i, self._next_incarnation + n) for n, i in enumerate(free.tolist())]
+            self._next_incarnation += len(new)
+            self._lease(session, sorted(held + new, reverse=True), now)
         return self.held(session)
 
     def renew(self, session: int, streams: Sequence[Stream], now: float) -> bool:
@@ -78,37 +78,52 @@ class LeaseTable:
 
         Ids without a lease are leased again under their old incarnation: the program was restarted, or the lease
         expired and no other session took the id. If another session took the id, replay would permanently refuse the
-        older incarnation, and its sender would wait for receipts in vain.
+        older incarnation, and its sender would wait for receipts in vain. Other ids of the session become free.
 
-        The running time is proportional to `streams`, not to all leases, because every host's heartbeat calls this.
+        Every host's heartbeat calls this. If nothing has changed, it only compares `streams` with the lease.
         """
-        for stream in streams:
-            if not 0 <= stream.actor_id < self.num_ids or stream.incarnation >= self._next_incarnation:
-                return False  # No start of this program has leased this id with this incarnation.
-            if stream.incarnation < self._newest.get(stream.actor_id, 0):
+        lease = self._leases.get(session)
+        if lease is not None and lease.streams == streams:
+            self._leases[session] = lease._replace(expires_at=now + self._lease_seconds)
+        elif streams:
+            self.expire(now)
+            if not all(self._may_hold(session, stream) for stream in streams):
                 return False
-            lease = self._leases.get(stream.actor_id)
-            if lease is None or lease.expires_at <= now:  # The lease has expired, but `expire` has not run yet.
-                continue
-            if (lease.session, lease.incarnation) != (session, stream.incarnation):
-                return False
-        for stream in streams:
-            self._leases[stream.actor_id] = Lease(session, stream.incarnation, now + self._lease_seconds)
-            self._newest[stream.actor_id] = stream.incarnation
+            self._lease(session, streams, now)
         return True
 
     def release(self, session: int) -> None:
         """Frees all ids of the session."""
-        self._leases = {i: lease for i, lease in self._leases.items() if lease.session != session}
+        if (lease := self._leases.pop(session, None)) is not None:
+            self._holders[[stream.actor_id for stream in lease.streams]] = FREE
+            self.num_leased -= len(lease.streams)
 
     def expire(self, now: float) -> None:
-        """Frees ids whose lease was not renewed in time. Checks every lease: call this once a second at most."""
-        self._leases = {i: lease for i, lease in self._leases.items() if lease.expires_at > now}
+        """Frees ids whose lease was not renewed in time."""
+        for session in [session for session, lease in self._leases.items() if lease.expires_at <= now]:
+            self.release(session)
 
     def held(self, session: int) -> list[Stream]:
-        """Returns all ids of the session, the highest first."""
-        streams = [Stream(i, lease.incarnation) for i, lease in self._leases.items() if lease.session == session]
-        return sorted(streams, reverse=True)
+        """Returns all ids of the session."""
+        lease = self._leases.get(session)
+        return [] if lease is None else [*lease.streams]
+
+    def _may_hold(self, session: int, stream: Stream) -> bool:
+        """Returns whether no other session has got the id since it was leased with this incarnation."""
+        actor_id, incarnation = stream
+        if not 0 <= actor_id < self.num_ids or incarnation >= self._next_incarnation:
+            return False  # No start of this program has leased this id with this incarnation.
+        newest, holder = self._newest.get(actor_id, 0), int(self._holders[actor_id])
+        return incarnation >= newest if holder == FREE else (holder, newest) == (session, incarnation)
+
+    def _lease(self, session: int, streams: Sequence[Stream], now: float) -> None:
+        """Leases to a session just these ids, which no other session holds."""
+        self.release(session)
+        incarnations = dict(streams)
+        self._holders[list(incarnations)] = session
+        self._newest |= incarnations
+        self._leases[session] = Lease(list(starmap(Stream, incarnations.items())), now + self._lease_seconds)
+        self.num_leased += len(incarnations)
 
 
 class Full(NamedTuple):

@@ -11,7 +11,7 @@ from apexreplay.files.atomic_files import digest
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.selection import Selection
 from apexreplay.server import standalone
-from apexreplay.server.leases import LeaseTable
+from apexreplay.server.leases import FREE, LeaseTable
 from apexreplay.server.server import ReplayServer
 from apexreplay.snapshots.folder import SnapshotFile, SnapshotFolder
 from apexreplay.snapshots.writer import SnapshotWriter
@@ -77,10 +77,8 @@ def leases_are_given_twice(patch):
     claim = LeaseTable.claim
 
     def forgetful(self, session, count, now):
-        leases, self._leases = self._leases, {i: lease for i, lease in self._leases.items() if lease.session == session}
-        claim(self, session, count, now)
-        self._leases = leases | self._leases
-        return self.held(session)
+        self._holders[self._holders != session] = FREE
+        return claim(self, session, count, now)
 
     patch.setattr(LeaseTable, "claim", forgetful)
 
