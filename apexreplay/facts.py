@@ -1,6 +1,6 @@
 """Facts as small immutable records, in the programs, in messages and in files. Nothing in a record is a sentence."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,15 +20,6 @@ Counts = Annotated[dict[Text, Count], Meta(max_length=64)]  # name -> count
 
 class HexInt(int):
     """A number below 2^64. As JSON it is a text of hexadecimal digits: not every language has such integers."""
-
-    @classmethod
-    def read(cls, value: object) -> Self:
-        """Returns the number that a text or a number in JSON stands for; raises ValueError."""
-        if type(value) is int and 0 <= value < 2**64:
-            return cls(value)
-        if isinstance(value, str) and 1 <= len(value) <= 16 and not value.strip("0123456789abcdef"):
-            return cls(value, 16)
-        raise ValueError("Expected 1 to 16 hexadecimal digits, or a number below 2^64")
 
 
 _JoinWait = Literal["host_name", "welcome_without_keys", "welcome_with_keys", "all_replay", "shard", "actor_id"]

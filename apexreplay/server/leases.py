@@ -84,7 +84,7 @@ class LeaseTable:
         """
         lease = self._leases.get(session)
         if lease is not None and lease.streams == streams:
-            self._leases[session] = lease._replace(expires_at=now + self._lease_seconds)
+            self._leases[session] = Lease(lease.streams, now + self._lease_seconds)
         elif streams:
             self.expire(now)
             if not all(self._may_hold(session, stream) for stream in streams):

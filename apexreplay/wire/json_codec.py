@@ -11,6 +11,7 @@ from apexreplay.types import Stream
 from apexreplay.wire.header import Frame, Header, MessageKind, WireError, pack, require_field, unpack
 
 MAX_JSON_BYTES = 1 << 20
+HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 def _encode_other(value: Any) -> Any:
@@ -19,8 +20,12 @@ def _encode_other(value: Any) -> Any:
 
 
 def decode_other(kind: type[HexInt], value: object) -> HexInt:
-    """Returns the HexInt for what stands in JSON; raises ValueError."""
-    return kind.read(value)
+    """Returns the HexInt that a text or a number in JSON stands for; raises ValueError."""
+    if type(value) is str and 1 <= len(value) <= 16 and HEXADECIMAL.issuperset(value):
+        return kind(value, 16)
+    if type(value) is int and 0 <= value < 2**64:
+        return kind(value)
+    raise ValueError("Expected 1 to 16 hexadecimal digits, or a number below 2^64")
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_encode_other)

@@ -53,6 +53,9 @@ class Members:
     def __iter__(self) -> Iterator[int]:
         return iter(self._members)
 
+    def __contains__(self, session: int) -> bool:
+        return session in self._members
+
     def __len__(self) -> int:
         return len(self._members)
 

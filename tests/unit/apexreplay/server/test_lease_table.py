@@ -48,6 +48,25 @@ def test_a_renewed_lease_does_not_expire():
     assert table.claim(2, 1, 18.0) == []
 
 
+def test_a_renewal_of_fewer_ids_frees_the_others():
+    table = LeaseTable(3, 10.0)
+    first, second = table.claim(1, 2, 0.0)
+    assert table.renew(1, [second], 1.0)
+    assert (table.held(1), table.num_leased) == ([second], 1)
+    assert ids(table.claim(2, 3, 1.0)) == [2, 0]
+    assert not table.renew(1, [first, second], 1.0)
+    assert (table.held(1), table.num_leased) == ([second], 3)
+    assert table.renew(1, [], 1.0), "a host that has no ids yet, or none any more"
+
+
+def test_an_id_that_is_listed_twice_is_leased_once():
+    table = LeaseTable(3, 10.0, epoch=2)
+    assert table.renew(1, [Stream(0, 5), Stream(0, 6)], 0.0)
+    assert (table.held(1), table.num_leased) == ([Stream(0, 6)], 1)
+    table.release(1)
+    assert table.num_leased == 0
+
+
 def test_an_expired_id_is_renewed_before_the_table_frees_it():
     before, table = LeaseTable(1, 10.0, epoch=1), LeaseTable(1, 10.0, epoch=2)
     (stream,) = before.claim(1, 1, 0.0)
