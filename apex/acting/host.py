@@ -93,6 +93,6 @@ class ActorHost:
         while not stop.poll():
             parameters = subscriber.receive(POLL_SECONDS)
             if parameters is not None:
-                self._received += parameters.values.nbytes
+                self._received = subscriber.num_bytes
                 self._shared.publish(parameters)
             check()

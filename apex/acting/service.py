@@ -27,7 +27,7 @@ def join(stop: Stop, *, route: Route, processes: int, envs: int) -> Welcome | No
     if welcome is None:
         return None
     if welcome.shards > len(welcome.replay):
-        advice = "the run has so many actor hosts that %d replay servers are useful, not %d; use --replay.num-shards"
+        advice = "the run's actors use so many cores that %d replay servers are useful, not %d; use --replay.num-shards"
         log.warning(advice, welcome.shards, len(welcome.replay))
     actor = welcome.config.actor
     own_cores = read_machine().cores if welcome.config.run.head else 1

@@ -102,6 +102,7 @@ class ParameterSubscriber(Reader):
         self, context: Context, endpoint: str, codec: RunCodec, *, num_parameters: int, bfloat16: bool = False
     ) -> None:
         super().__init__()
+        self.num_bytes = 0  # received values, as they were on the wire
         self._codec = codec
         self._bfloat16 = bfloat16
         self._num_parameters = num_parameters
@@ -114,4 +115,7 @@ class ParameterSubscriber(Reader):
     def receive(self, timeout: float) -> Parameters | None:
         """Returns the newest parameters since the last call, or None after `timeout` seconds without any."""
         decode = self._codec.decode_parameters
-        return self.read(self._socket, timeout, lambda frames: decode(frames, self._num_parameters, self._bfloat16))
+        found = self.read(self._socket, timeout, lambda frames: decode(frames, self._num_parameters, self._bfloat16))
+        if found is not None:
+            self.num_bytes += found.values.nbytes // (2 if self._bfloat16 else 1)
+        return found

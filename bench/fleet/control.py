@@ -40,7 +40,8 @@ from apexreplay.wire.status import ReplayStatus
 from bench.fleet.receipts import SCHEMA
 from bench.harness.command import Figures
 
-STREAMS_PER_HOST = 128  # 8 cores with 16 environments each
+CORES_PER_HOST = 8
+STREAMS_PER_HOST = 16 * CORES_PER_HOST
 MAX_STREAMS = 65_536
 MAX_HOSTS = 1_900  # A run has at most 2,000 programs.
 GAMES_PER_SECOND = 16  # of each host
@@ -54,7 +55,7 @@ ASK_SECONDS = 2.0
 def measure_control(folder: Path, keys: str, num_hosts: int, seconds: float, stop: Stop) -> Figures:
     """Returns the coordinator's cores, its bytes of curves per hour, and the leases lost."""
     num_streams = min(STREAMS_PER_HOST, MAX_STREAMS // num_hosts)
-    shards = useful_shards(num_hosts)
+    shards = useful_shards(CORES_PER_HOST * num_hosts)
     config = Config(
         actor=ActorConfig(num_actors=num_hosts * num_streams),
         replay=ReplayConfig(num_shards=shards, capacity=shards * 10_000, min_size_to_sample=512),
@@ -220,7 +221,7 @@ def _actor_beat(run_id: int, host: int, leases: list[control.Lease]) -> control.
         shard=0,
         streams=leases,
         endpoints={},
-        resources=Resources(cores=8.0, memory_bytes=10**9),
+        resources=Resources(cores=CORES_PER_HOST, memory_bytes=10**9),
         status=status,
         scores=Scores(games),
     )

@@ -16,7 +16,7 @@ BUSY = 0.8  # share of time; a part that works more than this counts as fully bu
 # Without a configured ratio, a learner draws as many samples as it can: in the paper 0.8 samples per insert. At ten
 # times this ratio, most samples have been learned from before, and more transitions help more than more updates.
 MANY_SAMPLES_PER_INSERT = 8.0
-HOSTS_PER_SHARD = 10  # a replay writer stores 130,000 transitions/s; the actors of 8 cores send 13,600
+CORES_PER_SHARD = 80  # of actors: a replay writer stores 130,000 transitions/s, and a core sends 1,700
 # Settings that help only up to the number of cores.
 ONE_PER_CORE = (
     *("actor.num_processes", "learner.num_threads", "learner.num_loaders"),
@@ -25,11 +25,11 @@ ONE_PER_CORE = (
 
 
 def find_limit(
-    config: Config, actors: Sequence[ActorStatus], replay: ReplayStatus, learner: LearnerStatus
+    config: Config, actors: Sequence[ActorStatus], num_actors: int, replay: ReplayStatus, learner: LearnerStatus
 ) -> Bottleneck:
     """Returns the part that limits a run in training, the cause, and the settings that make this part faster.
 
-    `actors`: status of each actor host; `replay`: combined status of all shards.
+    `actors`: status of each actor host; `num_actors`: leased ids; `replay`: combined status of all shards.
     """
     ratio, drawn = config.replay.samples_per_insert, replay.samples_per_insert
     workers = "actor.num_actors" if config.run.head else "actor.num_processes"
@@ -40,18 +40,18 @@ def find_limit(
         return too_few_steps(cause="repeated_draws", have=drawn)
     waits = learner.wait_share or 0.0
     if waits < 1 - BUSY:
-        enough = math.ceil(config.actor.num_actors * (1 - sum(actor.wait_share for actor in actors) / len(actors)))
-        if replay.inserts_wait and enough < BUSY * config.actor.num_actors:
+        enough = math.ceil(num_actors * (1 - sum(actor.wait_share for actor in actors) / len(actors)))
+        if replay.inserts_wait and enough < BUSY * num_actors:
             decrease = ("actor.num_actors", "learner.batch_size", "replay.samples_per_insert")
             found = Bottleneck(part="learner", cause="too_many_actors", share=1 - waits, decrease=decrease)
-            return replace(found, have=max(1, enough), need=config.actor.num_actors)
+            return replace(found, have=max(1, enough), need=num_actors)
         return _busy_learner(1 - waits, ratio if replay.inserts_wait else None)
     return _between(actors, replay, learner, waits)
 
 
-def useful_shards(num_hosts: int) -> int:
-    """Returns how many replay servers so many actor hosts of about 8 cores need."""
-    return min(64, math.ceil(num_hosts / HOSTS_PER_SHARD))  # as `replay.num_shards`
+def useful_shards(cores: float) -> int:
+    """Returns how many replay servers actors need that use so many cores."""
+    return min(64, max(1, math.ceil(cores / CORES_PER_SHARD)))  # as `replay.num_shards`
 
 
 def find_absent(actors: Sequence[ActorStatus], absent: str) -> Bottleneck | None:

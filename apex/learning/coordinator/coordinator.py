@@ -127,7 +127,7 @@ class Coordinator:
             absent=self.state.members.absent_replay,
             generation=self.state.members.generation,
             streams=list(map(control.Lease.of, self._leases.claim(hello.session, hello.num_streams, self._clock()))),
-            shards=useful_shards(len(self.state.members.actors) + (hello.role == Role.ACTOR)),
+            shards=useful_shards(used.cores if (used := self.state.members.resources.get(Role.ACTOR)) else 0.0),
             fence=self._fence.grant(hello) if hello.role == Role.REPLAY else 0,
         )
 

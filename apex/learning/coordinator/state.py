@@ -207,7 +207,7 @@ class RunState:
             own += self.learner_resources.cores if self.learner_resources is not None else 0.0
             found = find_other_programs(self.host_use, own)
         if found is None and replay is not None:
-            found = find_limit(self.config, members.actors, replay, self.learner)
+            found = find_limit(self.config, members.actors, self.num_leased, replay, self.learner)
         return found and keep_feasible(found, self.config, self._num_cores)
 
     def waiting(self) -> Waiting:

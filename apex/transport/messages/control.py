@@ -121,7 +121,7 @@ class RunFacts(Record, frozen=True, kw_only=True):
     replay: list[dict[str, str]]  # endpoints by name for each shard; empty until all shards have joined
     generation: U32 = 0  # number of `replay`, see `StateAnswer`
     streams: list[Lease]  # streams leased to the new program
-    shards: U32 = 0  # replay servers that as many actor hosts as have joined need
+    shards: U32 = 0  # replay servers that the joined actors need for the cores that they use
     fence: U63 = 0  # to a replay server: its fencing number; its heartbeats are refused after a higher one was given
 
 

@@ -32,10 +32,11 @@ def test_parameters_are_received_once_for_all_workers(reports):
     stop, published = Stop(), []
 
     class Subscriber:
-        left = 3
+        left, num_bytes = 3, 0
 
         def receive(self, timeout):
             self.left -= 1
+            self.num_bytes += 4_000
             if self.left == 0:
                 stop.request()
             return Parameters(7, np.zeros(1_000, np.float32))

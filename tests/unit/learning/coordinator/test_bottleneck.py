@@ -1,12 +1,10 @@
 """The bottleneck of a run: the part that limits it, the cause, and the settings that would help."""
 
-from dataclasses import replace as replace_config
-
 import pytest
 from msgspec.structs import replace
 from support.messages import ACTOR, REPLAY
 
-from apex.config import ActorConfig, Config, ReplayConfig, RunConfig, from_dict
+from apex.config import Config, ReplayConfig, RunConfig, from_dict
 from apex.facts import Bottleneck
 from apex.learning.coordinator.bottleneck import find_absent, find_limit, find_other_programs, keep_feasible
 from apex.runtime.resources import HostUse
@@ -17,9 +15,9 @@ FREE = Config(replay=ReplayConfig(samples_per_insert=0))
 FULL = replace(REPLAY, size=400_000, num_inserted=1_000, num_drawn=800)
 
 
-def limit(config=RATIO, replay=None, actor=None, **learner):
+def limit(config=RATIO, replay=None, actor=None, num_actors=8, **learner):
     learner = LearnerStatus(**{"wait_share": 0.9, **learner})
-    return find_limit(config, [replace(ACTOR, **(actor or {}))], replace(FULL, **(replay or {})), learner)
+    return find_limit(config, [replace(ACTOR, **(actor or {}))], num_actors, replace(FULL, **(replay or {})), learner)
 
 
 def test_a_busy_learner_that_delays_inserts_is_named_with_the_ratio():
@@ -30,12 +28,11 @@ def test_a_busy_learner_that_delays_inserts_is_named_with_the_ratio():
 
 
 def test_more_actors_than_are_useful_are_named_with_the_useful_number():
-    many = replace_config(RATIO, actor=ActorConfig(num_actors=200))
-    found = limit(many, replay={"inserts_wait": True}, actor={"wait_share": 0.75}, wait_share=0.1)
+    found = limit(replay={"inserts_wait": True}, actor={"wait_share": 0.75}, num_actors=200, wait_share=0.1)
     assert (found.part, found.cause, found.have, found.need) == ("learner", "too_many_actors", 50, 200)
     assert found.decrease[0] == "actor.num_actors"
-    for actor, config in (({"wait_share": 0.1}, many), ({"wait_share": 0.75}, FREE)):
-        found = limit(config, replay={"inserts_wait": config is many}, actor=actor, wait_share=0.1)
+    for actor, config in (({"wait_share": 0.1}, RATIO), ({"wait_share": 0.75}, FREE)):
+        found = limit(config, replay={"inserts_wait": config is RATIO}, actor=actor, num_actors=200, wait_share=0.1)
         assert found.cause != "too_many_actors"
 
 

@@ -33,7 +33,7 @@ from apex.transport.messages.control import (
     generation_of,
 )
 from apex.transport.messages.results import ActorScores, MetricSum, Scores
-from apex.transport.messages.status import LearnerStatus
+from apex.transport.messages.status import LearnerStatus, Resources
 from apex.types import Progress, Tensor
 from apexreplay.facts import Waiting
 from apexreplay.files.atomic_files import unseal
@@ -456,9 +456,10 @@ def test_the_welcome_proposes_replay_servers_for_the_actor_hosts(scene):
         return scene.coordinator.answer(replace_fields(HELLO, session=1_000)).shards
 
     assert proposed() == 1
+    used = Resources(cores=8.0, memory_bytes=0)
     for session in range(25):
-        scene.coordinator.answer(make_heartbeat("actor", session, run_id=scene.folder.run_id))
-    assert proposed() == 3  # 26 hosts, at 10 for each
+        scene.coordinator.answer(make_heartbeat("actor", session, run_id=scene.folder.run_id, resources=used))
+    assert proposed() == 3  # 200 cores, at 80 for each
 
 
 def test_metrics_become_means_and_a_run_has_a_limited_number_of_them(scene):
