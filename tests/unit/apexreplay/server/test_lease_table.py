@@ -27,6 +27,9 @@ def test_a_repeated_claim_keeps_ids_and_adds_missing_ones():
     first = table.claim(1, 2, 0.0)
     assert table.claim(1, 2, 1.0) == first
     assert ids(table.claim(1, 3, 1.0)) == [3, 2, 1]
+    table.claim(2, 1, 1.0)
+    table.release(1)
+    assert ids(table.claim(2, 2, 1.0)) == [3, 0]
 
 
 def test_goodbye_frees_ids_at_once_and_silence_after_the_lease():
@@ -56,7 +59,9 @@ def test_a_renewal_of_fewer_ids_frees_the_others():
     assert ids(table.claim(2, 3, 1.0)) == [2, 0]
     assert not table.renew(1, [first, second], 1.0)
     assert (table.held(1), table.num_leased) == ([second], 3)
-    assert table.renew(1, [], 1.0), "a host that has no ids yet, or none any more"
+    assert table.renew(1, [], 1.0), "a host that has no ids yet"
+    assert table.held(1) == [second]
+    assert not table.renew(1, [Stream(second.actor_id, second.incarnation + 1)], 1.0)
 
 
 def test_an_id_that_is_listed_twice_is_leased_once():
