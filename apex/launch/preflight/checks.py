@@ -27,6 +27,8 @@ from apexreplay.store.file import require_processor
 from apexreplay.store.location import MEMORY, read_run_folder
 
 GIB = 2**30
+# Builds of torch 2.13 by major version of CUDA, newest first (https://github.com/pytorch/pytorch, RELEASE.md).
+BUILDS = {13: "cu130", 12: "cu126"}
 
 
 class Room(NamedTuple):
@@ -178,9 +180,9 @@ def check_gpu(device: str, cuda: Cuda, torch_version: str) -> Check:
         built_for = f"CUDA {version_name(cuda.torch)}" if cuda.torch else "the CPU only"
         driver = f"driver for CUDA {version_name(cuda.driver)}"
         note = f"{gpu.name}, {size(gpu.memory_bytes)}, {driver}, torch {torch_version} for {built_for}"
-        remedy = "update the driver, or install a torch built for the driver's CUDA"
-        if not cuda.torch:
-            remedy = "pip install --force-reinstall torch, without a package index of CPU builds"
+        build = next((name for major, name in BUILDS.items() if cuda.driver // 1000 >= major), "")
+        install = f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{build}"
+        remedy = install if build else "update the driver: it is too old for any build of torch"
     want = int(device == "auto" and bool(cuda.gpus))
     note, remedy = f"--device {device}: {note}", f"{remedy}; or use --device cpu"
     return Check("GPU", int(cuda.usable), int(device == "cuda"), want, note=note, remedy=remedy)

@@ -28,7 +28,7 @@ from apex.launch.preflight.checks import (
 from apex.launch.preflight.leftovers import Leftovers, Orphan
 from apex.launch.preflight.report import Check, require_all
 from apex.launch.preflight.requirements import files_needed, gpu_bytes, memory_needed, store_bytes
-from apex.runtime.gpu import Cuda, Gpu
+from apex.runtime.gpu import Cuda, Gpu, version_name
 from apex.runtime.hardware import FileLimit, Machine
 from apex.schema import Schema
 from apex.sizing import size_to_machine
@@ -133,17 +133,17 @@ def test_the_processor_is_x86_and_not_slow_in_bfloat16(architecture, has, on_gpu
         ("auto", Cuda(12_040, 12_040, (H200,)), "ok", ""),
         ("cuda", Cuda(12_040, 12_040, (H200,)), "ok", ""),
         ("cpu", Cuda(12_040, 0, (H200,)), "ok", ""),
-        ("auto", Cuda(12_040, 0, (H200,)), "warning", "pip install --force"),
-        ("cuda", Cuda(12_040, 0, (H200,)), "short", "pip install --force"),
-        ("auto", Cuda(12_040, 13_000, (H200,)), "warning", "driver"),
-        ("cuda", Cuda(12_040, 13_000, (H200,)), "short", "driver"),
+        ("auto", Cuda(12_040, 0, (H200,)), "warning", "https://download.pytorch.org/whl/cu126"),
+        ("cuda", Cuda(13_010, 0, (H200,)), "short", "https://download.pytorch.org/whl/cu130"),
+        ("auto", Cuda(12_040, 13_000, (H200,)), "warning", "https://download.pytorch.org/whl/cu126"),
+        ("cuda", Cuda(11_080, 13_000, (H200,)), "short", "update the driver"),
     ],
 )
 def test_an_unusable_gpu_is_named_with_its_remedy(device, cuda, verdict, remedy):
     check = check_gpu(device, cuda, "2.9")
     assert check.verdict == verdict
     assert f"--device {device}" in check.note
-    assert all(text in check.note for text in ("NVIDIA H200", "140.0 GiB", "12.4") if cuda.gpus)
+    assert all(text in check.note for text in ("NVIDIA H200", "140.0 GiB", version_name(cuda.driver)) if cuda.gpus)
     assert remedy in check.remedy
 
 
