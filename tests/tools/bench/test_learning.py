@@ -13,7 +13,7 @@ import pytest
 
 from apex.command_line import parse_config
 from apex.config import flatten
-from apex.config.presets import NARROW, PENDULUM
+from apex.config.presets import ATARI, NARROW, PENDULUM
 from apex.evaluation.episodes import evaluation_seed
 from apexreplay.errors import UsageError
 from bench.learning import command as learning
@@ -449,7 +449,8 @@ def test_without_a_bar_the_final_policy_plays_the_same_games(tmp_path, capfd):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_changes_only_what_it_names(name):
     _, options = VARIANTS[name]
-    preset = replace(PENDULUM if name in CONTROL_VARIANTS else NARROW, seed=1)
+    base = PENDULUM if name in CONTROL_VARIANTS else {"apex-live": ATARI}.get(name, NARROW)
+    preset = replace(base, seed=1)
     config = parse_config(options, prog="", base=preset)
     changed = {setting for setting, value in flatten(config).items() if value != flatten(preset)[setting]}
     named = {option[2:].replace("-", "_").replace(".no_", ".") for option in options if option.startswith("--")}
