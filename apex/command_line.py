@@ -30,6 +30,7 @@ SHORT_NAMES = {
     "batch-size": "learner.batch_size",
     "network": "network.factory",
     "init-from": "learner.init_from",
+    "freeze": "learner.freeze",
     "stop-score": "run.stop_score",
     "max-minutes": "run.max_minutes",
     "max-steps": "run.max_steps",

@@ -1,4 +1,4 @@
-"""Flattens a network's parameters (all tensors of the state dict, in its order) to one array, and back."""
+"""A network's parameters as one array: all tensors of the state dict, in its order. Parts of one can be frozen."""
 
 import numpy as np
 import torch
@@ -40,6 +40,25 @@ def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
     flat = torch.from_numpy(np.require(values, np.float32, ["C", "W"]))  # copies a read-only array: torch would warn
     for tensor, part in zip(tensors, torch.split(flat, sizes), strict=True):
         tensor.copy_(part.view(tensor.shape))
+
+
+def freeze(module: nn.Module, parts: str) -> int:
+    """Excludes the parameters of these parts, such as "body,value.0", from training; returns how many tensors.
+
+    Raises UsageError if a part has no parameter, or if no parameter is left to train.
+    """
+    parameters, frozen = dict(module.named_parameters()), 0
+    for part in map(str.strip, parts.split(",")):
+        own = [parameter for name, parameter in parameters.items() if f"{name}.".startswith(f"{part}.")]
+        known = ", ".join(dict.fromkeys(name.partition(".")[0] for name in parameters))
+        problem = f"learner.freeze {parts!r}: the network has no parameters in {part!r}"
+        require(bool(own), problem, remedy=f"use {known}, or the beginning of a tensor's name")
+        frozen += sum(parameter.requires_grad for parameter in own)
+        for parameter in own:
+            parameter.requires_grad_(False)
+    is_left = any(parameter.requires_grad for parameter in parameters.values())
+    require(is_left, f"learner.freeze {parts!r}: no parameter is left to train", remedy="name fewer parts")
+    return frozen
 
 
 def _tensors(module: nn.Module) -> list[torch.Tensor]:

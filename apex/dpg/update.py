@@ -142,6 +142,8 @@ def differentiate(
     gradient: of the loss with respect to the outputs; None: the output is the loss. Parameters that the outputs do not
     depend on get no gradient.
     """
+    if not parameters:  # all frozen
+        return outputs.new_zeros(())
     gradients = torch.autograd.grad(outputs, parameters, gradient, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient

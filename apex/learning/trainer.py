@@ -16,7 +16,7 @@ from apex.algorithms.graph_update import place
 from apex.algorithms.interface import Algorithm
 from apex.algorithms.losses import importance_weights
 from apex.algorithms.optimizers import has_schedule, learning_rate_at, restore_optimizer, set_learning_rate
-from apex.algorithms.parameters import flatten, flatten_parameters
+from apex.algorithms.parameters import flatten, flatten_parameters, freeze
 from apex.config import LearnerConfig
 from apex.learning.batch_ring import MAX_RETURN, Batch
 from apex.learning.device_transfer import copy_to_host, make_transfer
@@ -78,6 +78,8 @@ class Trainer:
         self._publish_due, self._publish_at = False, 0.0
         self._clock = clock
         self.online = place(algorithm.make_network(), device)
+        if config.freeze:
+            log.info("not trained: %s (%d tensors)", config.freeze, freeze(self.online, config.freeze))
         self.target = place(algorithm.make_network(), device).requires_grad_(False).eval()
         self.target.load_state_dict(self.online.state_dict())
         self.optimizer = algorithm.make_optimizer(self.online)

@@ -51,7 +51,8 @@ class SacUpdate(Update):
         norm = differentiate(loss, self._critic_parameters, most)
         policy_loss, action, log_pi = self._policy_loss(observation.detach(), noise, batch.weights, temperature)
         policy_norm = differentiate(policy_loss, self._policy_parameters, most)
-        self._online.log_temperature.grad = self._temperature_gradient(log_pi, batch.weights, temperature)
+        if self._online.log_temperature.requires_grad:
+            self._online.log_temperature.grad = self._temperature_gradient(log_pi, batch.weights, temperature)
         finite = torch.isfinite(torch.stack([loss, norm, policy_loss, policy_norm]).detach()).all()
         step_where_finite(finite, self._optimizer)
         if self._online.normalizer is not None:

@@ -57,13 +57,13 @@ class Tape:
         self.published.append(parameters)
 
 
-def make_trainer(tape, *, clock=time.monotonic, **settings):
+def make_trainer(tape, *, clock=time.monotonic, algorithm="", **settings):
     config = LearnerConfig(
         **{"batch_size": B, "optimizer": "adam", "learning_rate": 1e-2, "publish_seconds": 0.0, **settings}
     )
     return Trainer(
         config,
-        make_algorithm(Config(learner=config, network=NETWORK), SCHEMA),
+        make_algorithm(Config(algorithm=algorithm, learner=config, network=NETWORK), SCHEMA),
         device=torch.device("cpu"),
         batches=tape,
         priorities=tape,

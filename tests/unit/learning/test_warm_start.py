@@ -86,7 +86,12 @@ def test_the_launcher_reports_what_a_run_will_start_from(tmp_path):
     folder = make_warm(run, tmp_path)
     found = find_warm_start(folder.config, folder.schema, Stop())
     assert (found.updates, found.copied, found.others) == (7, 12, ())
+    other = dataclasses.replace(folder.config.learner, freeze="body")
+    assert find_warm_start(dataclasses.replace(folder.config, learner=other), folder.schema, Stop()) == found
     other = dataclasses.replace(folder.config.learner, init_from=str(tmp_path / "nothere"))
     with pytest.raises(UsageError, match="init_from"):
+        find_warm_start(dataclasses.replace(folder.config, learner=other), folder.schema, Stop())
+    other = dataclasses.replace(folder.config.learner, init_from="", freeze="torso")
+    with pytest.raises(UsageError, match="torso"):
         find_warm_start(dataclasses.replace(folder.config, learner=other), folder.schema, Stop())
     assert find_warm_start(Config(environment=EnvironmentConfig(id="CartPole-v1")), run.schema, Stop()) is None
