@@ -171,7 +171,7 @@ class LearnerConfig(Branch):
     adam_beta1: Decay = 0.9  # decay of Adam's mean of gradients (beta 1)
     adam_beta2: Decay = 0.999  # decay of Adam's mean of squared gradients (beta 2)
     init_from: str = ""  # run or policy file whose parameters a new run copies where they fit
-    freeze: str = ""  # parts of the network that are not trained, as in the names of its tensors, such as body,value.0
+    freeze: str = ""  # parts of the network that are not trained, such as body,value.output
     random_shift: Annotated[int, Meta(ge=0, le=64)] = 0  # images: shift states by up to N pixels [Yarats et al. 2021]
     centered_gradients: bool = False  # not DPG, SAC: subtract the mean over each unit's weights [Yong et al. 2020]
     max_gradient_norm: PositiveFloat = 40.0  # gradients with a larger norm are scaled down to it [appendix C]
