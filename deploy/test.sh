@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Tests deploy/ without an AWS account: runs real Terraform and Packer against an AWS emulator on loopback.
 #
-#   deploy/test.sh                    runs all parts except images
+#   deploy/test.sh                    runs all parts except images; container builds only if its files have changed
 #   deploy/test.sh images             builds all images, which takes 3 to 8 minutes
+#   deploy/test.sh container          builds the container's image in any case, which takes minutes
 #   deploy/test.sh terraform policy   runs only these parts
 #
 # Installs its Python packages into .venv and deploy/.venv. Skips checks whose tools are missing and lists them at the end.
@@ -13,7 +14,7 @@ source ../venv.sh
 ensure_venv "$(dirname "$PWD")" dev,cloud
 PATH="$(dirname "$PWD")/.venv/bin:$PATH"
 
-PARTS=(shell units cluster terraform policy namespaces)
+PARTS=(shell units cluster container terraform policy namespaces)
 VENV="$PWD/.venv"
 SCRATCH="$(mktemp -d)"
 trap 'rm -rf "$SCRATCH"' EXIT
@@ -86,6 +87,21 @@ part_cluster() {
   python -m pytest -q -rs -p no:cacheprovider tests/test_cluster_command.py
 }
 
+# A good build records the hashes of the files that decide whether a build succeeds: commit them with your change.
+part_container() {
+  if environment compose tests/requirements-compose.txt; then
+    "$VENV/compose/bin/check-jsonschema" --builtin-schema vendor.compose-spec ../compose.yaml
+  else
+    skip "container: schema of compose.yaml" "the installation of check-jsonschema failed"
+  fi
+  python -m pytest -q -rs -p no:cacheprovider tests/test_container.py -m "not build"
+  if ((asked_parts == 0)) && (cd .. && sha256sum --status --check deploy/tests/container.built); then
+    skip "container: build and contents of the image" "its files have not changed since the last good build"
+  else
+    python -m pytest -q -rs -p no:cacheprovider tests/test_container.py -m build
+  fi
+}
+
 part_terraform() {
   if ! have terraform; then
     skip "terraform: fmt, validate, test, apply, rules, mutations, first boot, destroy" "terraform is not installed"
@@ -125,6 +141,7 @@ part_namespaces() {
   python -m pytest -q -rs -p no:cacheprovider tests/test_cluster_namespaces.py
 }
 
+asked_parts=$#
 asked=" ${*:-${PARTS[*]}} "
 for part in $asked; do
   if ! declare -F "part_$part" >/dev/null; then

@@ -21,15 +21,14 @@ install -d -m 0755 "$home" "$home/bin" /etc/apex
 id apex >/dev/null 2>&1 || useradd --system --home-dir /var/lib/apex --shell /usr/sbin/nologin apex
 install -d -o apex -g apex -m 0750 /var/lib/apex /var/lib/apex/runs
 
-# Installs exactly the versions in constraints.txt, with which the tests ran. The CPU image gets PyTorch without CUDA.
+# The CPU image gets PyTorch without CUDA.
 tar -xzf "$staged/source.tar.gz" -C "$staged"
-/usr/bin/python3 -m venv "$home/venv"
-pip=("$home/venv/bin/python" -m pip --disable-pip-version-check --no-input --quiet)
-"${pip[@]}" wheel --no-deps --wheel-dir "$staged/wheel" "$staged/source/apexreplay" "$staged/source"
-options=(--constraint "$staged/source/constraints.txt")
-if [[ $KIND == cpu && -n ${CPU_WHEELS:-} ]]; then options+=(--extra-index-url "$CPU_WHEELS"); fi
-wheel=$(echo "$staged"/wheel/apex_zeromq-*.whl)
-"${pip[@]}" install "${options[@]}" "$staged"/wheel/apexreplay-*.whl "${wheel}[aws]"
+export TORCH_INDEX=""
+if [[ $KIND == cpu ]]; then TORCH_INDEX=${CPU_WHEELS:-}; fi
+python=("$staged/source/deploy/install.sh" "$home/venv")
+"${python[@]}" packages aws
+"${python[@]}" wheels "$staged/wheel"
+"${python[@]}" package "$staged/wheel"
 install -m 0644 "$staged/source/constraints.txt" "$home/constraints.txt" # for packages that a cluster adds
 
 install -m 0755 "$staged"/units/bin/* "$home/bin"

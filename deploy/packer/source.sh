@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 root=$(git rev-parse --show-toplevel)
-contents=(apex apexreplay pyproject.toml setup.py constraints.txt LICENSE README.md)
+contents=(apex apexreplay deploy/install.sh pyproject.toml setup.py constraints.txt LICENSE README.md)
 
 if ! git -C "$root" diff --quiet HEAD -- "${contents[@]}" deploy; then
   echo "source.sh: warning: uncommitted changes in ${contents[*]} will not be part of the images" >&2

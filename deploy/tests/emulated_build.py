@@ -27,6 +27,7 @@ import urllib.request
 from pathlib import Path
 
 EMULATOR = "http://127.0.0.1:5000"
+WHEELS = Path("/opt/wheels")  # PyTorch without CUDA, on machines that cannot reach its package index
 USERS = ("ubuntu",)  # owner of the base images
 HIDDEN = ("root", "home", "tmp", "run", "srv", "mnt", "media", "work", "var/tmp", "var/lib/cloud")
 SSHD = ("-i", "-e", "-o", "UsePAM=no", "-o", "HostKey=/run/emulated/key", "-o", "PubkeyAcceptedAlgorithms=+ssh-rsa")
@@ -34,6 +35,17 @@ SSHD = ("-i", "-e", "-o", "UsePAM=no", "-o", "HostKey=/run/emulated/key", "-o", 
 
 def run(*command: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run(command, check=True, **options)
+
+
+def pip_settings(others: dict[str, str]) -> str:
+    """Returns this machine's settings of pip, except `others`, as a file of settings."""
+    settings = run(sys.executable, "-m", "pip", "config", "list", capture_output=True, text=True).stdout
+    found = {}
+    for line in settings.splitlines():
+        name, _, value = line.partition("=")
+        if name.startswith((":env:.", "global.")):
+            found[name.rpartition(".")[2]] = value[1:-1]
+    return "\n".join(["[global]", *(f"{name} = {value}" for name, value in {**found, **others}.items()), ""])
 
 
 class Machine:
@@ -67,15 +79,8 @@ class Machine:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.unlink(missing_ok=True)
                 target.write_bytes(source.read_bytes())
-        settings = run(sys.executable, "-m", "pip", "config", "list", capture_output=True, text=True).stdout
-        found = {"cache-dir": "'/var/cache/emulated-pip'"}
-        for line in settings.splitlines():
-            name, _, value = line.partition("=")
-            if name.startswith((":env:.", "global.")):
-                found[name.rpartition(".")[2]] = value
-        text = "\n".join(f"{name} = {value[1:-1]}" for name, value in found.items())
-        (self.root / "etc/pip.conf").write_text(f"[global]\n{text}\n")
-        shared = {Path("/opt/wheels"): "opt/wheels", Path("~/.cache/pip").expanduser(): "var/cache/emulated-pip"}
+        (self.root / "etc/pip.conf").write_text(pip_settings({"cache-dir": "/var/cache/emulated-pip"}))
+        shared = {WHEELS: "opt/wheels", Path("~/.cache/pip").expanduser(): "var/cache/emulated-pip"}
         for source, name in shared.items():
             if source.is_dir():
                 (self.root / name).mkdir(parents=True, exist_ok=True)

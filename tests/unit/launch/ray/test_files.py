@@ -24,7 +24,7 @@ def test_a_file_for_aws_uses_the_paths_of_the_image_and_our_version_of_ray():
     config = yaml.safe_load((FILES / "aws.yaml").read_text())
     install = (ROOT / "deploy" / "packer" / "install.sh").read_text()
     (home,) = [line.partition("=")[2] for line in install.splitlines() if line.startswith("home=")]
-    assert '-m venv "$home/venv"' in install
+    assert 'deploy/install.sh" "$home/venv"' in install  # makes the virtual environment there
     assert '/constraints.txt" "$home/constraints.txt"' in install
     pip = f"sudo {home}/venv/bin/python -m pip install --constraint {home}/constraints.txt"
     assert config["setup_commands"][-1] == f"{pip} 'ray[default]'"
