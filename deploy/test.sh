@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests deploy/ without an AWS account: runs real Terraform and Packer against an AWS emulator on loopback.
+# Tests deploy/ without an AWS account: runs real Terraform and Packer against an AWS emulator on loopback, and real Slurm.
 #
 #   deploy/test.sh                    runs all parts except images; container builds only if its files have changed
 #   deploy/test.sh images             builds all images, which takes 3 to 8 minutes
@@ -14,7 +14,7 @@ source ../venv.sh
 ensure_venv "$(dirname "$PWD")" dev,cloud
 PATH="$(dirname "$PWD")/.venv/bin:$PATH"
 
-PARTS=(shell units cluster container terraform policy namespaces)
+PARTS=(shell units cluster container terraform policy namespaces slurm)
 VENV="$PWD/.venv"
 SCRATCH="$(mktemp -d)"
 trap 'rm -rf "$SCRATCH"' EXIT
@@ -50,6 +50,21 @@ cloud_init() {
   fi
 }
 
+# Prints the folder of Slurm's programs, or nothing if they are installed. Unpacks Debian's packages, because installing them
+# would add users, and services that run at boot.
+slurm() {
+  local package program debs="$SCRATCH/debs"
+  if have slurmctld || [[ -x /usr/sbin/slurmctld ]] || ! have apt-get || ! have dpkg; then return; fi
+  mkdir -p "$debs/partial"
+  fetch() {
+    apt-get install --yes --quiet --no-install-recommends --download-only -o Dir::Cache::archives="$debs" slurmctld slurmd munge
+  }
+  { fetch || { apt-get update -qq && fetch; }; } >"$SCRATCH/slurm.log" 2>&1 || return 0
+  for package in "$debs"/*.deb; do dpkg -x "$package" "$SCRATCH/slurm"; done
+  for program in slurmctld slurmd slurmstepd; do ln -s "$program-wlm" "$SCRATCH/slurm/usr/sbin/$program"; done
+  echo "$SCRATCH/slurm"
+}
+
 part_shell() {
   local scripts
   if ! shellcheck --version >/dev/null 2>&1; then
@@ -57,7 +72,7 @@ part_shell() {
     return
   fi
   mapfile -t scripts < <(find . -path ./.venv -prune -o -name '*.sh' -print)
-  shellcheck -x "${scripts[@]}" units/bin/*
+  shellcheck -x "${scripts[@]}" units/bin/* slurm/apex.sbatch
 }
 
 # pytest lists skipped tests with the reason.
@@ -139,6 +154,18 @@ part_namespaces() {
     return
   fi
   python -m pytest -q -rs -p no:cacheprovider tests/test_cluster_namespaces.py
+}
+
+# Runs a Slurm cluster whose nodes are Linux namespaces; needs root.
+part_slurm() {
+  local folder missing
+  folder="$(slurm)"
+  missing="$(cd tests && APEX_SLURM="$folder" python -c 'import slurm_cluster; print(slurm_cluster.missing())')"
+  if [[ -n $missing ]]; then
+    skip "slurm: training, lost nodes and requeued jobs" "$missing"
+    return
+  fi
+  APEX_SLURM="$folder" python -m pytest -q -rs -p no:cacheprovider tests/test_slurm.py
 }
 
 asked_parts=$#
