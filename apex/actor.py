@@ -6,6 +6,7 @@ batched forward pass. An actor, as in the paper, is one environment stream with 
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from apex.runtime.logs import configure_logging
 from apex.runtime.trust import add_allow
 from apex.transport.hello import add_route_options, greet_in_child
 from apex.types import Role
-from apexreplay.errors import FINISHED
+from apexreplay.errors import FINISHED, NEIGHBOUR_GONE
 from apexreplay.process.lifecycle import reports_errors, sleep, stop_on_signals
 from apexreplay.process.watchdog import take_notifier
 
@@ -46,8 +47,8 @@ def main(argv: Sequence[str] | None = None, work: Work = run_worker) -> int:
             stop = signals.follower()
             welcome = greet_in_child(greet, stop)
             status = run_service(welcome, arguments.envs, work, stop) if welcome is not None else FINISHED
-            if signals.poll():
-                return FINISHED
+            if signals.poll():  # A scheduler must see that the run is not over.
+                return NEIGHBOUR_GONE if signals.signum == signal.SIGTERM else FINISHED
             if status is not None and not arguments.wait_for_runs:
                 return status
             log.info("%s: joining again", "a replay server has moved" if status is None else f"ended with {status}")

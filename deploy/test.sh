@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Tests deploy/ without an AWS account: runs real Terraform and Packer against an AWS emulator on loopback, and real Slurm.
+# Tests deploy/ without an account of a cloud: runs real Terraform and Packer against an AWS emulator on loopback, and
+# real Slurm.
 #
 #   deploy/test.sh                    runs all parts except images; container builds only if its files have changed
 #   deploy/test.sh images             builds all images, which takes 3 to 8 minutes
@@ -14,7 +15,7 @@ source ../venv.sh
 ensure_venv "$(dirname "$PWD")" dev,cloud
 PATH="$(dirname "$PWD")/.venv/bin:$PATH"
 
-PARTS=(shell units cluster container terraform policy namespaces slurm)
+PARTS=(shell units cluster container kubernetes sky terraform policy namespaces slurm)
 VENV="$PWD/.venv"
 SCRATCH="$(mktemp -d)"
 trap 'rm -rf "$SCRATCH"' EXIT
@@ -115,6 +116,21 @@ part_container() {
   else
     python -m pytest -q -rs -p no:cacheprovider tests/test_container.py -m build
   fi
+}
+
+# Builds and validates the manifests, and runs their pods as Linux namespaces, which needs root.
+part_kubernetes() {
+  if ! environment kubernetes tests/requirements-kubernetes.txt; then
+    skip kubernetes "the installation of kubectl and kubernetes-validate failed"
+    return
+  fi
+  PATH="$VENV/kubernetes/bin:$PATH" python -m pytest -q -rs -p no:cacheprovider tests/test_kubernetes.py
+}
+
+part_sky() {
+  local python=""
+  if environment sky tests/requirements-sky.txt; then python="$VENV/sky/bin/python"; fi
+  APEX_SKY_PYTHON="$python" python -m pytest -q -rs -p no:cacheprovider tests/test_sky.py
 }
 
 part_terraform() {

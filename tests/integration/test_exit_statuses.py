@@ -93,8 +93,8 @@ def test_the_status_is_0_if_the_run_is_over(learners):
     assert finish(learner, start(learner))[0] == 0
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)])
-def test_the_status_after_a_signal_is_0_and_after_ctrl_c_130(learners, signum, status):
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 75), (signal.SIGHUP, 0), (signal.SIGINT, 130)])
+def test_the_status_of_actors_after_a_signal_names_the_signal(learners, signum, status):
     learner = learners(welcome(), StateAnswer(stop=False))
     process = start(learner)
     until(lambda: learner.serve() or learner.beats, "heartbeat")
@@ -167,4 +167,4 @@ def test_an_actor_host_with_wait_for_runs_joins_run_after_run(learners):
     learner.answers["beat"] = StateAnswer(stop=False)
     until(lambda: learner.serve() or len(children_of(process.pid)) == 1, "worker")
     process.terminate()
-    assert finish(learner, process)[0] == 0
+    assert finish(learner, process)[0] == 75

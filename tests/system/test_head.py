@@ -9,6 +9,8 @@ from support.machines import Machines, can_make_machines
 from support.programs import CALM_FILE
 from support.waiting import until
 
+from apexreplay.errors import NEIGHBOUR_GONE
+
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(not can_make_machines(), reason="needs root, network namespaces, iproute2 and util-linux"),
@@ -51,7 +53,7 @@ def test_an_actor_host_follows_a_name_to_new_runs_and_hosts(machines):
         assert not machines.processes(host, "apex.actor")
         assert actor.poll() is None, (machines.folder / "actor.log").read_text()
     actor.terminate()
-    assert actor.wait(20) == 0
+    assert actor.wait(20) == NEIGHBOUR_GONE
 
 
 def test_actors_follow_a_replay_server_that_is_known_by_name(machines):
