@@ -79,7 +79,7 @@ part_shell() {
 # pytest lists skipped tests with the reason.
 part_units() {
   if ! have systemd-analyze; then skip "units: systemd-analyze verify" "systemd-analyze is not installed"; fi
-  python -m pytest -q -rs -p no:cacheprovider tests/test_units.py tests/test_host.py tests/test_bucket.py
+  python -m pytest -q -rs -p no:cacheprovider tests/test_units.py tests/test_host.py tests/test_stall.py tests/test_bucket.py
   if have packer; then
     python -m pytest -q -rs -p no:cacheprovider tests/test_packer.py -m "not build"
   else

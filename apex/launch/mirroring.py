@@ -20,11 +20,12 @@ from apex.runs.folder import MANIFEST, RunFolder
 from apex.runs.mirror.mirror import STATE, Mirror
 from apex.runs.mirror.objects import open_objects
 from apexreplay.errors import FINISHED, UsageError, require
-from apexreplay.process.lifecycle import Stop, sleep
+from apexreplay.process.lifecycle import POLL_SECONDS, Helper, Stop, sleep
 
 PERIOD_SECONDS = 60.0  # time between two uploads; a new checkpoint is uploaded at once
 TRY_SECONDS = 60.0  # time to repeat a failed first or last access
 PAUSE_SECONDS = 5.0  # time between two attempts, and between two looks for a new checkpoint
+LASTING = (FileExistsError, NotADirectoryError, PermissionError)  # errors that remain when an attempt is repeated
 
 _Result = TypeVar("_Result")
 
@@ -97,14 +98,17 @@ class Mirroring:
     def finish(self, ending: Ending) -> Ending:
         """Uploads what is missing, and returns how the run has ended. Curves are uploaded completely after a limit."""
         self.close()
-        self._thread.join()
+        stop = Stop(self._stop.tick)  # A stop was requested already, and this upload is still to be made.
+        while self._thread.is_alive():
+            self._thread.join(POLL_SECONDS)
+            stop.tick()
         try:
             if self._fenced is not None:
                 raise self._fenced
             end = self._folder.end
             whole = end is not None and end.is_limit
-            _repeat(self._mirror, lambda: self._mirror.upload(self._writer, whole=whole), Stop())
-        except (FencedError, MirrorError) as error:
+            _repeat(self._mirror, lambda: self._mirror.upload(self._writer, whole=whole), stop, lasting=())
+        except (FencedError, MirrorError, UsageError) as error:
             if ending.failure is None:
                 failure = Failure(role="launcher", kind="error", detail=str(error))
                 return Ending(error.exit_status, "launcher", failure)
@@ -172,14 +176,23 @@ def _newest(path: Path) -> int:
     return -1 if found is None else found
 
 
-def _repeat(mirror: Mirror, step: Callable[[], _Result], stop: Stop) -> _Result:
-    """Repeats a step that fails, for TRY_SECONDS. Raises MirrorError after that, and StoppedError on a stop request."""
+def _repeat(
+    mirror: Mirror, step: Callable[[], _Result], stop: Stop, lasting: tuple[type[Exception], ...] = LASTING
+) -> _Result:
+    """Repeats a step that fails, for TRY_SECONDS, and sends heartbeats meanwhile.
+
+    Raises MirrorError after that time, UsageError at once after an error that is `lasting`, and StoppedError on a stop
+    request.
+    """
     until = time.monotonic() + TRY_SECONDS
     while True:
         try:
-            return step()
+            return _beside(step, stop)
         except (UsageError, FencedError):
             raise
+        except lasting as error:
+            remedy = "choose another run.mirror, or permit this user to write there"
+            raise UsageError(f"cannot use the mirror {mirror}: {_cause(error)}", remedy) from error
         except Exception as error:  # network, permissions, or another host that is writing
             if time.monotonic() + PAUSE_SECONDS > until:
                 raise MirrorError(f"cannot use the mirror {mirror}: {_cause(error)}") from error
@@ -187,6 +200,18 @@ def _repeat(mirror: Mirror, step: Callable[[], _Result], stop: Stop) -> _Result:
             sleep(PAUSE_SECONDS, stop)
             if stop.poll():
                 raise StoppedError(f"stopped while {mirror} could not be used") from error
+
+
+def _beside(step: Callable[[], _Result], stop: Stop) -> _Result:
+    """Calls `step` in a thread, because it may take many minutes, in which `stop` must send heartbeats."""
+    results: list[_Result] = []
+    thread = Helper("mirror-step", lambda: results.append(step()), Stop())
+    thread.start()
+    while thread.is_alive():
+        thread.join(POLL_SECONDS)
+        stop.tick()
+    thread.check()
+    return results[0]
 
 
 def _cause(error: Exception) -> str:

@@ -129,11 +129,8 @@ class RunFolder:
 
     @property
     def end(self) -> EndReason | None:
-        """Why the last start of the learner ended; None while it trains, and if it was killed or has failed."""
-        try:
-            return msgspec.convert(unseal((self.path / _END).read_bytes()), EndReason)
-        except (OSError, KeyError, TypeError, ValueError):
-            return None
+        """See `read_end`."""
+        return read_end(self.path)
 
     @end.setter
     def end(self, end: EndReason | None) -> None:
@@ -260,6 +257,17 @@ class RunFolder:
             if not with_policy or has_policy(path / "checkpoints"):
                 return cls.open(path)
         raise UsageError(f"no run in {folder}{' has a policy yet' if runs else ''}", "start one with apex train")
+
+
+def read_end(run: Path) -> EndReason | None:
+    """Returns why the last start of the learner ended; None while it trains, and if it was killed or has failed.
+
+    Training ends before the evaluation of the final policy does.
+    """
+    try:
+        return msgspec.convert(unseal((run / _END).read_bytes()), EndReason)
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _describe_start(argv: Sequence[str], started: datetime) -> dict[str, Any]:

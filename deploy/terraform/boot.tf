@@ -45,12 +45,13 @@ locals {
           path        = "/etc/apex/cluster.env"
           permissions = "0644"
           content = join("", [for key, value in {
-            APEX_CLUSTER   = var.name
-            APEX_ROLES     = join(",", host.roles)
-            APEX_REGION    = var.region
-            APEX_BUCKET    = var.bucket
-            APEX_BEGUN     = local.run.begun
-            APEX_MAX_HOURS = var.max_hours
+            APEX_CLUSTER       = var.name
+            APEX_ROLES         = join(",", host.roles)
+            APEX_REGION        = var.region
+            APEX_BUCKET        = var.bucket
+            APEX_BEGUN         = local.run.begun
+            APEX_MAX_HOURS     = var.max_hours
+            APEX_STALL_MINUTES = var.stall_minutes
           } : "${key}=${value}\n"])
         }],
         [for role in host.roles : { path = "/etc/apex/${role}.toml", permissions = "0644", content = local.toml[role] } if can(local.toml[role])],

@@ -1,6 +1,7 @@
 # Permissions of each kind of host: publish the keys of its own roles, read the keys it needs, read max_hours, write its
-# log, leave its group. The learner's host may also read and write its run in the bucket and end the cluster. No host has
-# access to other clusters. No host may delete in the bucket, so a compromised host cannot destroy checkpoints.
+# log, leave its group. The learner's host may also read and write its run in the bucket, mark itself as unhealthy, and end
+# the cluster. No host has access to other clusters. No host may delete in the bucket, so a compromised host cannot destroy
+# checkpoints.
 
 data "aws_caller_identity" "this" {}
 
@@ -41,9 +42,11 @@ locals {
         actions   = ["s3:PutObject", "s3:PutObjectTagging", "s3:AbortMultipartUpload", "s3:GetObject"]
         resources = ["${local.bucket}/${var.name}/*"], only = {}
       }
-      FindRun    = { actions = ["s3:ListBucket"], resources = [local.bucket], only = { "s3:prefix" = "${var.name}/*" } }
-      EndGroups  = { actions = ["autoscaling:SetDesiredCapacity"], resources = values(local.groups), only = {} }
-      LeaveGroup = { actions = ["autoscaling:DetachInstances"], resources = [local.groups[kind]], only = {} }
+      FindRun   = { actions = ["s3:ListBucket"], resources = [local.bucket], only = { "s3:prefix" = "${var.name}/*" } }
+      EndGroups = { actions = ["autoscaling:SetDesiredCapacity"], resources = values(local.groups), only = {} }
+      LeaveGroup = {
+        actions = ["autoscaling:DetachInstances", "autoscaling:SetInstanceHealth"], resources = [local.groups[kind]], only = {}
+      }
       EndItself = {
         actions   = ["ec2:TerminateInstances"]
         resources = ["${local.aws}:ec2:${local.here}:instance/*"]

@@ -238,6 +238,22 @@ variable "max_hours" {
   }
 }
 
+variable "stall_minutes" {
+  description = "Minutes without a new update (checkpoint) after which the learner's host is replaced. If the new host makes no update in this time either, the cluster is shut down. 0: never. Hosts that start after a change use the new value."
+  type        = number
+  default     = 60
+
+  validation {
+    condition     = var.stall_minutes == 0 || (var.stall_minutes >= 10 && var.stall_minutes <= 1440 && floor(var.stall_minutes) == var.stall_minutes)
+    error_message = "stall_minutes must be a whole number, 10 to 1440, or 0: a new host needs minutes until its first checkpoint."
+  }
+
+  validation {
+    condition     = var.stall_minutes == 0 || try(tonumber(var.settings.checkpoint.period_seconds), 0) <= 30 * var.stall_minutes
+    error_message = "stall_minutes must be at least twice the time between two checkpoints (settings.checkpoint.period_seconds), or 0: only a checkpoint shows that the run makes progress."
+  }
+}
+
 variable "log_retention_days" {
   description = "Number of days that CloudWatch keeps the logs."
   type        = number

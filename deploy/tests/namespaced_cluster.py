@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 import sys
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ ACTORS_NICE = 10  # In AWS an actor host has cores of its own; here the learner 
 ENVIRONMENT = {
     **emulator.environment(ENDPOINT),
     "NO_PROXY": "*",
+    "HOME": "/var/lib/apex",  # The learner adds trusted modules there.
     "PYTHONPATH": ":".join(path for path in sys.path if Path(path).is_dir()),
 }
 
@@ -58,9 +61,14 @@ class Host(Machine):
         """Does the same as `systemctl start --no-block`."""
         self.send(f"start {unit}")
 
-    def ended(self, unit: str) -> list[str]:
-        """Returns the exit statuses of a unit's program, in order."""
-        return [line.split()[-1] for line in self.lines("log/ended") if line.startswith(f"{unit} ")]
+    def ended(self, unit: str, since: int = 0) -> list[str]:
+        """Returns the exit statuses of a unit's program, in order. `since`: the number of lines to leave out."""
+        return [line.split()[-1] for line in self.lines("log/ended")[since:] if line.startswith(f"{unit} ")]
+
+    def end_cluster(self) -> None:
+        """Ends the cluster, as systemctl does on request of a learner's host."""
+        self.start("apex-end.service")
+        wait_until(lambda: self.ended("apex-end.service"), "the end of the cluster", BUSY_SECONDS)
 
     @property
     def is_up(self) -> bool:
@@ -129,6 +137,16 @@ class NamespacedCluster:
         for host in self.hosts.values():
             if host.is_up:
                 host.start("apex-keys.service")
+
+    def check_progress(self, host: Host, update: int = 0) -> str:
+        """Checks the progress of a host as if there had been none since `update` for an hour; returns its health."""
+        record = [update, int(time.monotonic()) - 3600]
+        (host.folder / "home/progress.json").write_text(json.dumps(record))
+        unit, before = "apex-stall.service", len(host.lines("log/ended"))
+        host.start(unit)
+        wait_until(lambda: host.ended(unit, since=before), unit, BUSY_SECONDS)
+        found = self.client("autoscaling").describe_auto_scaling_instances(InstanceIds=[host.id])
+        return str(found["AutoScalingInstances"][0]["HealthStatus"]).capitalize()
 
     def __enter__(self) -> Self:
         return self

@@ -22,6 +22,7 @@ from stored_streams import Memory, read_memory
 
 from apex.config import TransportConfig
 from apex.launch.status import ask
+from apex.runs.checkpoints.paths import newest_update
 from apex.runs.folder import RunFolder
 from apex.transport.curve.key_store import Keys
 from apex.transport.messages.run_status import RunStatus
@@ -83,6 +84,7 @@ class Observations(NamedTuple):
     actor_loss: ActorLoss
     disconnection: Disconnection
     learner_loss: LearnerLoss
+    health: list[str]  # of the learner's host, if it had recorded its progress an hour ago: in the run, and at its end
 
 
 def observe_run(cluster: NamespacedCluster) -> Observations:
@@ -100,12 +102,13 @@ def observe_run(cluster: NamespacedCluster) -> Observations:
     wait_until(lambda: all(stream.contiguous for stream in run.memory().streams), "experience of all", BUSY_SECONDS)
     connections = run.connect_all(admin, stranger)
     actor_loss, disconnection, learner_loss = run.lose_actor(), run.disconnect_learner(), run.lose_learner()
+    learner, checkpoints = run.learner, run.path / "checkpoints"
+    health = [cluster.check_progress(learner)]
     cluster.boot(evaluator)
-    learner = run.learner
     wait_until(lambda: END in learner.lines("home/systemctl"), "the end of the run", SCORE_SECONDS)
-    learner.start("apex-end.service")  # as systemctl does
-    wait_until(lambda: learner.ended("apex-end.service"), "the end of the cluster", BUSY_SECONDS)
-    return Observations(cluster.hosts, learner, run.path, connections, actor_loss, disconnection, learner_loss)
+    health.append(cluster.check_progress(learner, newest_update(checkpoints) or 0))
+    learner.end_cluster()
+    return Observations(cluster.hosts, learner, run.path, connections, actor_loss, disconnection, learner_loss, health)
 
 
 class Run:

@@ -68,10 +68,14 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ob
     s3.create_bucket(Bucket=name)
     if request.param == "bucket":
         return BucketObjects(s3, name, "pong")
+    return fsspec_objects(name, endpoint, monkeypatch)
+
+
+def fsspec_objects(bucket: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> FsspecObjects:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(variable, "emulated")
-    return FsspecObjects(f"s3://{name}/pong")
+    return FsspecObjects(f"s3://{bucket}/pong")
 
 
 def test_a_new_host_restores_the_run(store: Objects, tmp_path: Path) -> None:
@@ -95,6 +99,11 @@ def test_a_new_host_restores_the_run(store: Objects, tmp_path: Path) -> None:
     assert store.has("checkpoints/000000001/manifest.json") == isinstance(store, BucketObjects)
     with pytest.raises(RuntimeError, match="i-2"):
         old.upload("i-1")
+
+
+def test_a_bucket_that_does_not_exist_is_refused(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="s3://absent/pong: this bucket does not exist"):
+        fsspec_objects("absent", endpoint, monkeypatch).write("begun.json", b"{}")
 
 
 def prepare(client: Any, settings: Any, own: str = "i-1") -> bool:

@@ -20,6 +20,7 @@ import pytest
 from namespaced_cluster import BUSY_SECONDS, NamespacedCluster
 from namespaced_run import (
     ADMIN,
+    END,
     SOCKETS,
     START_SECONDS,
     TENSORBOARD,
@@ -71,15 +72,9 @@ def apply(
 
     def apply(name: str, **variables: Any) -> NamespacedCluster:
         terraform = Terraform(scratch / name, {**settings, **emulator.environment(endpoint)}, data)
-        terraform.set(
-            name=name,
-            admin_cidrs=[f"{ADMIN}/32"],
-            bucket=emulator.BUCKET,
-            environment="CartPole-v1",
-            actor_instance_types=["c7i.large"],
-            streams_per_core=2,
-            **variables,
-        )
+        fixed = {"bucket": emulator.BUCKET, "actor_instance_types": ["c7i.large"], "streams_per_core": 2}
+        variables = {"environment": "CartPole-v1", "admin_cidrs": [f"{ADMIN}/32"], **fixed, **variables}
+        terraform.set(name=name, **variables)
         terraform.run("apply", "-auto-approve")
         return NamespacedCluster(name, endpoint, tmp_path_factory.mktemp("hosts"))
 
@@ -102,10 +97,15 @@ def test_the_run_ends_normally_after_all_faults(observed: Observations, endpoint
     found = emulator.client("s3", endpoint).list_objects_v2(Bucket=emulator.BUCKET, Prefix=f"{NAME}/c")
     names = {entry["Key"].removeprefix(f"{NAME}/") for entry in found["Contents"]}
     assert {"checkpoints/best.safetensors", "curves/learner.jsonl"} <= names
+    assert sizes(NAME, endpoint) == {kind: 0 for kind in ("learner", "evaluator", "actor")}
+
+
+def sizes(name: str, endpoint: str) -> dict[str, int]:
+    """Returns the desired number of hosts of each kind."""
     groups = emulator.client("autoscaling", endpoint).describe_auto_scaling_groups()["AutoScalingGroups"]
-    assert {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in groups} == {
-        f"apex-{NAME}-{kind}": 0 for kind in ("learner", "evaluator", "actor")
-    }
+    named = {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in groups}
+    prefix = f"apex-{name}-"
+    return {group.removeprefix(prefix): size for group, size in named.items() if group.startswith(prefix)}
 
 
 def test_the_new_learner_continues_from_the_bucket(observed: Observations) -> None:
@@ -165,6 +165,31 @@ def test_a_replay_server_on_its_own_host_feeds_every_loader(apply: Apply, observ
         wait_until(lambda: status_of(learner).updates > 20, "updates", START_SECONDS)
         port, loaders = TransportConfig().port("batches"), [learner.address] * 2
         wait_until(lambda: connected_from(replay, port) == loaders, "both loaders", BUSY_SECONDS)
+
+
+def test_a_run_with_progress_or_at_its_limit_keeps_its_host(observed: Observations) -> None:
+    assert observed.health == ["Healthy", "Healthy"]
+    assert observed.learner.lines("home/systemctl").count(END) == 1, "the end of the run, and no other"
+
+
+def test_a_learner_that_always_crashes_is_replaced_once_and_then_ends(apply: Apply, endpoint: str) -> None:
+    """It crashes before it has made a run, so that the bucket has nothing but the mark."""
+    health = []
+    with apply("cartpole-3", environment="crashing_environment:make", actor_hosts=1) as cluster:
+        cluster.add_new()
+        for _ in range(2):
+            (learner,) = cluster.of("learner")
+            cluster.boot(learner)
+            wait_until(lambda at=learner: at.ended("apex@learner.service"), "a crash", START_SECONDS)
+            assert set(learner.ended("apex@learner.service")) == {"-9"}
+            health.append(cluster.check_progress(learner))
+            if END not in learner.lines("home/systemctl"):
+                cluster.lose(learner)
+                cluster.add_new()
+        assert health == ["Unhealthy", "Healthy"]
+        assert END in learner.lines("home/systemctl")
+        learner.end_cluster()
+    assert sizes("cartpole-3", endpoint) == {"learner": 0, "evaluator": 0, "actor": 0}
 
 
 def test_machines_end_with_the_tests_even_if_these_are_killed(tmp_path: Path) -> None:

@@ -37,13 +37,15 @@ APEX_REGION={REGION}
 APEX_BUCKET=weights
 APEX_BEGUN={BEGUN}
 APEX_MAX_HOURS=12
+APEX_STALL_MINUTES=60
 """
 
 
 def machine(folder: Path, *roles: str, name: str = "", begun: str = BEGUN) -> HostSettings:
     home = folder / (name or roles[0])
     home.mkdir()
-    return HostSettings(cluster="pong", roles=roles, region=REGION, bucket="weights", begun=begun, home=home)
+    fixed = {"cluster": "pong", "region": REGION, "bucket": "weights", "stall_minutes": 60}
+    return HostSettings(**fixed, roles=roles, begun=begun, home=home)
 
 
 def boot(ssm, settings: HostSettings, host: str):
@@ -71,7 +73,10 @@ def test_settings_of_the_first_boot_are_read(tmp_path):
     assert settings.group("actor") == "apex-pong-actor"
 
 
-@pytest.mark.parametrize(("name", "value"), [("APEX_BUCKET", ""), ("APEX_ROLES", "king"), ("APEX_CLUSTER", "../x")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("APEX_BUCKET", ""), ("APEX_ROLES", "king"), ("APEX_CLUSTER", "../x"), ("APEX_STALL_MINUTES", "-1")],
+)
 def test_invalid_settings_are_refused(tmp_path, name, value):
     (tmp_path / "cluster.env").write_text(re.sub(f"{name}=.*\n", f"{name}={value}\n" if value else "", ENV))
     with pytest.raises(UsageError, match=name):

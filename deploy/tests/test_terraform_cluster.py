@@ -37,7 +37,7 @@ MUTATIONS = {
         '  ingress {\n from_port = 0\n to_port = 0\n protocol = "-1"\n cidr_blocks = ["0.0.0.0/0"]\n }\n',
         "has an inline rule"),
     "a key in user data": (
-        "boot.tf", "APEX_BUCKET    = var.bucket", 'APEX_BUCKET    = var.bucket, APEX_SECRET = sha256("")',
+        "boot.tf", "APEX_BUCKET        = var.bucket", 'APEX_BUCKET = var.bucket, APEX_SECRET = sha256("")',
         "user data of learner has"),
     "a host without the cluster's tag": (
         "hosts.tf", ', Cluster = var.name }', " }", "is not tagged"),

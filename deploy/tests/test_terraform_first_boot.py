@@ -79,6 +79,7 @@ def test_the_first_boot_writes_settings_and_starts_the_units(
     assert settings.group(kind) == f"apex-{NAME}-{kind}"
     assert abs(datetime.fromisoformat(settings.begun) - datetime.now(UTC)) < timedelta(hours=1)
     assert "APEX_MAX_HOURS=24\n" in text
+    assert settings.stall_minutes == 60
 
 
 def test_learner_and_actors_have_the_requested_settings(documents: dict[str, str], tmp_path: Path) -> None:

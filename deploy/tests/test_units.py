@@ -46,7 +46,7 @@ def settings(folder: Path, *roles: str) -> HostSettings:
     (folder / "home/keys").mkdir(parents=True, exist_ok=True)
     entry = KeyEntry("learner", "i-1", "0" * 64, "10.77.0.11", datetime.now(UTC))
     (folder / "home/keys/learner.i-1.key").write_text(entry.certificate)
-    fixed = {"cluster": "pong", "region": "us-east-1", "bucket": "b", "begun": BEGUN}
+    fixed = {"cluster": "pong", "region": "us-east-1", "bucket": "b", "begun": BEGUN, "stall_minutes": 60}
     return HostSettings(**fixed, roles=roles or ("learner", "replay"), etc=folder / "etc", home=folder / "home")
 
 
@@ -66,7 +66,7 @@ def test_systemd_accepts_the_units_without_a_warning(tmp_path):
 
 def test_the_package_accepts_every_command_of_the_units():
     ours = [command for command in commands() if command.startswith(HOST)]
-    assert len(ours) == 7
+    assert len(ours) == 8
     for command in ours:
         for role in PROGRAMS if "%i" in command else ("",):
             make_parser().parse_args(shlex.split(command.removeprefix(HOST).replace("%i", role)))
@@ -160,7 +160,7 @@ def test_services_can_write_only_to_the_necessary_folders():
             assert set(" ".join(values(path, "ReadWritePaths")).split()) <= {"/var/lib/apex", "/dev/shm"}, path.stem
     # Units that stop others run as root.
     root = {path.stem for path in SERVICES if not values(path, "User")}
-    assert root == {"apex-end", "apex-max-hours", "apex-spot"}
+    assert root == {"apex-end", "apex-max-hours", "apex-spot", "apex-stall"}
 
 
 def test_the_end_has_more_time_than_the_last_upload():

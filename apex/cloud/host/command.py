@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from apex.cloud.host import journal_upload, key_exchange
-from apex.cloud.host.bucket import run_mirror
+from apex.cloud.host import journal_upload, key_exchange, stall
+from apex.cloud.host.bucket import BucketObjects, run_mirror
 from apex.cloud.host.metadata import Metadata
 from apex.cloud.host.role import host_command, is_new
 from apex.cloud.host.settings import ETC, HOME, HostSettings, read_settings
@@ -73,6 +73,7 @@ def make_parser() -> Parser:
     commands.add_parser("upload", help="copy the run to the bucket")
     commands.add_parser("logs", help="copy the journal to CloudWatch")
     commands.add_parser("spot", help="wait until EC2 announces the end of this spot instance, then stop the roles")
+    commands.add_parser("stall", help="without a new update, replace the learner's host once, then end the cluster")
     commands.add_parser(
         "end", help="on the learner's host: shut the cluster down; on other hosts: shut only this host down"
     )
@@ -198,6 +199,23 @@ def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
     return FINISHED
 
 
+def check_stall(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
+    """Replaces this host if it has made no new update for `stall_minutes`; ends the cluster if it was no use.
+
+    It was no use if the new host makes no update either, or if this host still exists after twice the time.
+    """
+    found, limit = stall.measure(settings), 60 * settings.stall_minutes
+    if not limit or found.seconds < limit:
+        return FINISHED
+    log.error("no checkpoint after update %d for %.0f minutes", found.update, found.seconds / 60)
+    if found.seconds < 2 * limit:
+        objects = BucketObjects(client("s3"), settings.bucket, settings.cluster)
+        if stall.replace_host(found, settings, objects, client("autoscaling"), metadata.instance_id()):
+            return FINISHED
+    log.error("ending the cluster")
+    return subprocess.run(["systemctl", "start", "--no-block", "apex-end.service"], check=False).returncode
+
+
 def end(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
     """Ends the cluster if this is the learner's host, else only this host. systemd then powers the host off, even after
     an error."""
@@ -211,4 +229,4 @@ def end(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) 
     return FINISHED if done else FAILED
 
 
-_COMMANDS = {"keys": keys, "upload": upload, "logs": logs, "spot": spot, "end": end}
+_COMMANDS = {"keys": keys, "upload": upload, "logs": logs, "spot": spot, "stall": check_stall, "end": end}

@@ -12,7 +12,8 @@ from typing import IO, Any, NamedTuple
 
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 
-UNITS = ("end", "keys", "logs", "max-hours", "spot", "tensorboard", "upload")  # NAMEs of the other units, apex-NAME
+# NAMEs of the other units, apex-NAME
+UNITS = ("end", "keys", "logs", "max-hours", "spot", "stall", "tensorboard", "upload")
 MAX_EVENTS = 1_000  # events in one call; CloudWatch allows 10,000
 MAX_BYTES = 900_000  # bytes in one call; CloudWatch allows 1 MiB
 MAX_MILLISECONDS = 23 * 3_600_000  # time between first and last event of a call; CloudWatch allows 24 h

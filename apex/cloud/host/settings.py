@@ -22,6 +22,7 @@ class HostSettings:
     region: str
     bucket: str  # bucket of checkpoints and curves
     begun: str  # time of the first terraform apply; distinguishes clusters with the same name
+    stall_minutes: int  # minutes without a new update after which a learner's host is replaced; 0: never
     etc: Path = ETC
     home: Path = HOME
 
@@ -66,11 +67,14 @@ def read_settings(etc: Path = ETC, home: Path = HOME) -> HostSettings:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}, which the first boot writes: {error}") from error
     values = {name: value for name, equals, value in (line.partition("=") for line in lines) if equals}
-    names = ("cluster", "roles", "region", "bucket", "begun")
+    names = ("cluster", "roles", "region", "bucket", "begun", "stall_minutes")
     missing = [f"APEX_{name.upper()}" for name in names if not values.get(f"APEX_{name.upper()}")]
     require(not missing, f"{path} lacks {', '.join(missing)}")
-    cluster, roles, region, bucket, begun = (values[f"APEX_{name.upper()}"] for name in names)
+    cluster, roles, region, bucket, begun, minutes = (values[f"APEX_{name.upper()}"] for name in names)
     known = set(roles.split(",")) <= set(PROGRAMS)
     require(known, f"APEX_ROLES must be a comma-separated list of {', '.join(PROGRAMS)}, got {roles!r}")
-    own = tuple(map(Role, roles.split(",")))
-    return HostSettings(cluster=cluster, roles=own, region=region, bucket=bucket, begun=begun, etc=etc, home=home)
+    require(minutes.isdecimal(), f"APEX_STALL_MINUTES must be a whole number, got {minutes!r}")
+    own, stall = tuple(map(Role, roles.split(","))), int(minutes)
+    return HostSettings(
+        cluster=cluster, roles=own, region=region, bucket=bucket, begun=begun, stall_minutes=stall, etc=etc, home=home
+    )

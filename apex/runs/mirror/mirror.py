@@ -11,6 +11,7 @@ the run ends.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -174,9 +175,22 @@ class Mirror:
         return [*changes, *(name for name, path in growing if self._next_part(name, path)[1] is not None)]
 
     def restore(self) -> None:
-        """Creates the run folder from the mirror, completely or not at all. Replay memory and logs start empty."""
+        """Creates the run folder from the mirror, completely or not at all. Replay memory and logs start empty.
+
+        Raises UsageError if this host's disk is full.
+        """
         partial = self._run.with_name(f".{self._run.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
+        try:
+            self._restore(partial)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            shutil.rmtree(partial, ignore_errors=True)
+            remedy = "free disk space, or set run.folder to another folder"
+            raise UsageError(f"cannot write {self._run}: {error.strerror}", remedy) from error
+
+    def _restore(self, partial: Path) -> None:
         names = sorted(self._objects.names())
         newest = self._objects.read(NEWEST) if NEWEST in names else b""
         number = json.loads(newest)["num_updates"] if newest else -1
@@ -282,7 +296,9 @@ class Mirror:
 
     def _write_state(self) -> None:
         state = {"mirror": str(self), "writer": self._writer, "restored": self.restored, "number": self._number}
-        replace_file(self._state_file, json.dumps({**state, "parts": self._parts, "sent": self._sent}).encode())
+        data = json.dumps({**state, "parts": self._parts, "sent": self._sent}).encode()
+        with suppress(OSError):  # The disk of the run folder is full: the next start of this host uploads more again.
+            replace_file(self._state_file, data)
 
 
 def _is_restored(name: str, number: int) -> bool:

@@ -119,8 +119,11 @@ class FsspecObjects:
         return bytes(self._files.cat_file(self._root + name))
 
     def write(self, name: str, data: bytes) -> None:
-        """See `Objects`."""
-        self._files.pipe_file(self._root + name, data)
+        """See `Objects`. Raises UsageError if the bucket does not exist."""
+        try:
+            self._files.pipe_file(self._root + name, data)
+        except FileNotFoundError as error:
+            raise UsageError(f"{self._url}: this bucket does not exist", "create it, or use another one") from error
 
     def upload(self, path: Path, name: str, *, expires: bool) -> None:
         """See `Objects`."""

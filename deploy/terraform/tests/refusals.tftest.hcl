@@ -77,6 +77,8 @@ run "accepts_what_is_not_the_default" {
     ssh_key_name      = "mine"
     availability_zone = "us-east-1f"
     image_commit      = "fedcba9"
+    stall_minutes     = 0
+    settings          = { checkpoint = { period_seconds = 86400 } }
   }
 
   assert {
@@ -154,14 +156,25 @@ run "refuses_an_address_without_a_length_and_more" {
   expect_failures = [var.admin_cidrs, var.settings, var.budget_email]
 }
 
-run "refuses_ipv6_which_the_network_does_not_have" {
+run "refuses_ipv6_which_the_network_does_not_have_and_more" {
   command = plan
 
   variables {
-    admin_cidrs = ["203.0.113.7/32", "2001:db8::/48"]
+    admin_cidrs   = ["203.0.113.7/32", "2001:db8::/48"]
+    stall_minutes = 9
   }
 
-  expect_failures = [var.admin_cidrs]
+  expect_failures = [var.admin_cidrs, var.stall_minutes]
+}
+
+run "refuses_checkpoints_that_are_rarer_than_the_checks_of_progress" {
+  command = plan
+
+  variables {
+    settings = { checkpoint = { period_seconds = 1801 } }
+  }
+
+  expect_failures = [var.stall_minutes]
 }
 
 run "refuses_a_type_of_another_architecture" {

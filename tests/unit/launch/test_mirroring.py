@@ -223,6 +223,63 @@ def test_a_scheduler_repeats_a_start_whose_mirror_cannot_be_read(folder, run, mo
     assert FencedError("").exit_status == REFUSED
 
 
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_mirror_below_a_file_is_refused_at_once(folder, run, tmp_path, place):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file"):
+        Mirroring(dataclasses.replace(run, mirror=str(tmp_path / place)), folder, Stop())
+
+
+def test_a_mirror_without_permission_is_refused_at_once(folder, run, monkeypatch):
+    def fail(self, name):
+        raise PermissionError("denied")
+
+    monkeypatch.setattr(FolderObjects, "has", fail)
+    with pytest.raises(UsageError, match="denied"):
+        bring_back(run, Stop())
+
+
+def test_a_last_upload_without_permission_is_repeated(folder, run, monkeypatch):
+    uploading, write, tried = Mirroring(run, folder, Stop()), FolderObjects.write, []
+
+    def fail_once(self, name, data):
+        if tried:
+            return write(self, name, data)
+        tried.append(name)
+        raise PermissionError("an expired token")
+
+    uploading.close()
+    monkeypatch.setattr(FolderObjects, "write", fail_once)
+    assert uploading.finish(Ending(FINISHED)) == Ending(FINISHED)
+    assert tried
+
+
+def test_a_long_restore_and_a_long_last_upload_send_heartbeats(folder, run, monkeypatch):
+    ticks, slow = [], []
+
+    def delayed(function):
+        def call(*arguments, **options):
+            before = len(ticks)
+            until(lambda: len(ticks) > before + 2, "heartbeats")
+            slow.append(function.__name__)
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(mirroring, "POLL_SECONDS", 0.01)
+    checkpoint(folder, 7)
+    stop = Stop(lambda: ticks.append(1))
+    uploading = Mirroring(run, folder, stop)
+    uploading.close()
+    monkeypatch.setattr(FolderObjects, "upload", delayed(FolderObjects.upload))
+    stop.request()
+    assert uploading.finish(Ending(FINISHED)) == Ending(FINISHED)
+    shutil.rmtree(folder.path)
+    monkeypatch.setattr(FolderObjects, "download", delayed(FolderObjects.download))
+    assert bring_back(run, Stop(lambda: ticks.append(1)))
+    assert {"upload", "download"} <= set(slow)
+
+
 def test_the_mirror_of_a_run_may_change(folder, tmp_path):
     _, config = reopen(str(folder.path), ["--run.mirror", str(tmp_path / "elsewhere")])
     assert config.run.mirror == str(tmp_path / "elsewhere")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -415,3 +416,30 @@ def test_the_uploads_of_a_day_are_little_more_than_the_stored_bytes(tmp_path: Pa
     assert curves > 400_000
     assert sum(size for _, size in store.uploads) <= 2 * sum(map(len, store.objects.values()))
     assert sum(size for name, size in store.uploads if name.removeprefix("parts/").startswith(GROWING)) <= 2 * curves
+
+
+def test_a_full_disk_of_the_run_folder_is_named_in_a_restore(tmp_path: Path) -> None:
+    class FullDisk(MemoryObjects):
+        def download(self, name: str, path: Path) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    write(tmp_path, "manifest.json", "{}")
+    store = FullDisk()
+    copy_of(store, tmp_path).upload("i-1")
+    home = tmp_path / "new"
+    home.mkdir()
+    with pytest.raises(UsageError, match=f"{home / 'runs/pong'}: No space") as error:
+        copy_of(store, home).restore()
+    assert "disk" in error.value.remedy
+    assert list((home / "runs").iterdir()) == []
+
+
+def test_a_full_disk_of_the_run_folder_stops_no_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write(tmp_path, "manifest.json", "{}")
+    store = MemoryObjects()
+    monkeypatch.setattr("apex.runs.mirror.mirror.replace_file", fail)
+    assert copy_of(store, tmp_path).upload("i-1") == 1
+    assert store.names() == ["manifest.json"]
