@@ -124,7 +124,7 @@ part_kubernetes() {
     skip kubernetes "the installation of kubectl and kubernetes-validate failed"
     return
   fi
-  PATH="$VENV/kubernetes/bin:$PATH" python -m pytest -q -rs -p no:cacheprovider tests/test_kubernetes.py
+  PATH="$PATH:$VENV/kubernetes/bin" python -m pytest -q -rs -p no:cacheprovider tests/test_kubernetes.py
 }
 
 part_sky() {

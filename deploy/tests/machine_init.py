@@ -29,6 +29,7 @@ echo "$*" >> /var/lib/apex/systemctl
 case "$*" in *try-restart*) echo "$*" > /opt/apex/asked ;; esac
 """
 RUNNING: dict[str, subprocess.Popen[bytes]] = {}  # newest program by unit
+RUN = Path("/var/lib/apex/run")  # in place of /run, which the machine shares with the host of the tests
 LOCKS: dict[str, threading.Lock] = {}  # lock by unit, for one run at a time
 WITHOUT_CAPABILITIES = ("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
 
@@ -70,6 +71,9 @@ class Unit:
         lines = [line for assignments in self.all("Environment") for line in shlex.split(assignments)]
         for path in self.all("EnvironmentFile"):
             lines += Path(path.removeprefix("-")).read_text().splitlines()
+        if folder := self.last("RuntimeDirectory"):
+            (RUN / folder).mkdir(parents=True, exist_ok=True)
+            lines.append(f"RUNTIME_DIRECTORY={RUN / folder}")
         return {**os.environ, **dict(line.split("=", 1) for line in lines if "=" in line)}
 
     def restarts(self, status: int) -> bool:

@@ -104,7 +104,8 @@ class NamespacedCluster:
 
     def add_new(self, nice: int = ACTORS_NICE) -> list[Host]:
         """Makes a machine of every new instance, which does not boot yet."""
-        pages = self._ec2.describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])
+        own = {"tag:Cluster": self.name, "instance-state-name": "running"}  # Others may have hosts there.
+        pages = self._ec2.describe_instances(Filters=[{"Name": name, "Values": [own[name]]} for name in own])
         instances = [instance for page in pages["Reservations"] for instance in page["Instances"]]
         new = [self._make(instance, nice) for instance in instances if instance["InstanceId"] not in self.hosts]
         self._open()
@@ -141,7 +142,9 @@ class NamespacedCluster:
     def check_progress(self, host: Host, update: int = 0) -> str:
         """Checks the progress of a host as if there had been none since `update` for an hour; returns its health."""
         record = [update, int(time.monotonic()) - 3600]
-        (host.folder / "home/progress.json").write_text(json.dumps(record))
+        path = host.folder / "home/run/apex-stall/progress.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record))
         unit, before = "apex-stall.service", len(host.lines("log/ended"))
         host.start(unit)
         wait_until(lambda: host.ended(unit, since=before), unit, BUSY_SECONDS)
