@@ -2,8 +2,9 @@
 # Tests deploy/ without an account of a cloud: runs real Terraform and Packer against an AWS emulator on loopback, and
 # real Slurm.
 #
-#   deploy/test.sh                    runs all parts except images; container builds only if its files have changed
+#   deploy/test.sh                    runs all parts except sky and images; container builds only if its files have changed
 #   deploy/test.sh images             builds all images, which takes 3 to 8 minutes
+#   deploy/test.sh sky                installs SkyPilot, which takes a minute, and lets it read its task
 #   deploy/test.sh container          builds the container's image in any case, which takes minutes
 #   deploy/test.sh terraform policy   runs only these parts
 #
@@ -15,7 +16,7 @@ source ../venv.sh
 ensure_venv "$(dirname "$PWD")" dev,cloud
 PATH="$(dirname "$PWD")/.venv/bin:$PATH"
 
-PARTS=(shell units cluster container kubernetes sky terraform policy namespaces slurm)
+PARTS=(shell units cluster container kubernetes terraform policy namespaces slurm)
 VENV="$PWD/.venv"
 SCRATCH="$(mktemp -d)"
 trap 'rm -rf "$SCRATCH"' EXIT
@@ -79,7 +80,8 @@ part_shell() {
 # pytest lists skipped tests with the reason.
 part_units() {
   if ! have systemd-analyze; then skip "units: systemd-analyze verify" "systemd-analyze is not installed"; fi
-  python -m pytest -q -rs -p no:cacheprovider tests/test_units.py tests/test_host.py tests/test_stall.py tests/test_bucket.py
+  python -m pytest -q -rs -p no:cacheprovider tests/test_units.py tests/test_host.py tests/test_stall.py tests/test_bucket.py \
+    tests/test_sky.py
   if have packer; then
     python -m pytest -q -rs -p no:cacheprovider tests/test_packer.py -m "not build"
   else
@@ -188,11 +190,11 @@ asked_parts=$#
 asked=" ${*:-${PARTS[*]}} "
 for part in $asked; do
   if ! declare -F "part_$part" >/dev/null; then
-    echo "unknown part '$part': use ${PARTS[*]} or images" >&2
+    echo "unknown part '$part': use ${PARTS[*]}, sky or images" >&2
     exit 2
   fi
 done
-for part in "${PARTS[@]}" images; do # In this order, because policy reads the plan of terraform.
+for part in "${PARTS[@]}" sky images; do # In this order, because policy reads the plan of terraform.
   if [[ $asked == *" $part "* ]]; then
     say "$part"
     "part_$part"

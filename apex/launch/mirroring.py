@@ -25,7 +25,6 @@ from apexreplay.process.lifecycle import POLL_SECONDS, Helper, Stop, sleep
 PERIOD_SECONDS = 60.0  # time between two uploads; a new checkpoint is uploaded at once
 TRY_SECONDS = 60.0  # time to repeat a failed first or last access
 PAUSE_SECONDS = 5.0  # time between two attempts, and between two looks for a new checkpoint
-LASTING = (FileExistsError, NotADirectoryError, PermissionError)  # errors that remain when an attempt is repeated
 
 _Result = TypeVar("_Result")
 
@@ -107,7 +106,7 @@ class Mirroring:
                 raise self._fenced
             end = self._folder.end
             whole = end is not None and end.is_limit
-            _repeat(self._mirror, lambda: self._mirror.upload(self._writer, whole=whole), stop, lasting=())
+            _repeat(self._mirror, lambda: self._mirror.upload(self._writer, whole=whole), stop, always=True)
         except (FencedError, MirrorError, UsageError) as error:
             if ending.failure is None:
                 failure = Failure(role="launcher", kind="error", detail=str(error))
@@ -176,13 +175,11 @@ def _newest(path: Path) -> int:
     return -1 if found is None else found
 
 
-def _repeat(
-    mirror: Mirror, step: Callable[[], _Result], stop: Stop, lasting: tuple[type[Exception], ...] = LASTING
-) -> _Result:
+def _repeat(mirror: Mirror, step: Callable[[], _Result], stop: Stop, *, always: bool = False) -> _Result:
     """Repeats a step that fails, for TRY_SECONDS, and sends heartbeats meanwhile.
 
-    Raises MirrorError after that time, UsageError at once after an error that is `lasting`, and StoppedError on a stop
-    request.
+    Raises MirrorError after that time, UsageError at once if repeating would not help (unless `always`), and
+    StoppedError on a stop request.
     """
     until = time.monotonic() + TRY_SECONDS
     while True:
@@ -190,16 +187,22 @@ def _repeat(
             return _beside(step, stop)
         except (UsageError, FencedError):
             raise
-        except lasting as error:
-            remedy = "choose another run.mirror, or permit this user to write there"
-            raise UsageError(f"cannot use the mirror {mirror}: {_cause(error)}", remedy) from error
         except Exception as error:  # network, permissions, or another host that is writing
+            if not always and _is_lasting(error, mirror):
+                remedy = "choose another run.mirror, or permit this user to write there"
+                raise UsageError(f"cannot use the mirror {mirror}: {_cause(error)}", remedy) from error
             if time.monotonic() + PAUSE_SECONDS > until:
                 raise MirrorError(f"cannot use the mirror {mirror}: {_cause(error)}") from error
             log.warning("cannot use the mirror %s; trying again: %s", mirror, _cause(error))
             sleep(PAUSE_SECONDS, stop)
             if stop.poll():
                 raise StoppedError(f"stopped while {mirror} could not be used") from error
+
+
+def _is_lasting(error: Exception, mirror: Mirror) -> bool:
+    """Whether the error remains when the step is repeated. A store may accept new credentials after a minute."""
+    is_folder = "://" not in str(mirror)
+    return isinstance(error, FileExistsError | NotADirectoryError) or (isinstance(error, PermissionError) and is_folder)
 
 
 def _beside(step: Callable[[], _Result], stop: Stop) -> _Result:

@@ -102,7 +102,7 @@ def test_a_new_host_restores_the_run(store: Objects, tmp_path: Path) -> None:
 
 
 def test_a_bucket_that_does_not_exist_is_refused(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="s3://absent/pong: .*does not exist"):
+    with pytest.raises(UsageError, match=r"s3://absent/pong: .*does not exist"):
         fsspec_objects("absent", endpoint, monkeypatch).write("begun.json", b"{}")
 
 

@@ -27,8 +27,9 @@ from apexreplay.store.file import require_processor
 from apexreplay.store.location import MEMORY, read_run_folder
 
 GIB = 2**30
-# Builds of torch 2.13 by major version of CUDA, newest first (https://github.com/pytorch/pytorch, RELEASE.md).
-BUILDS = {13: "cu130", 12: "cu126"}
+# Builds of torch 2.13, newest first: major version of CUDA, lowest capability, and the one above the highest
+# (https://github.com/pytorch/pytorch, RELEASE.md).
+BUILDS = {"cu130": (13, (7, 5), (13, 0)), "cu126": (12, (5, 0), (10, 0))}
 
 
 class Room(NamedTuple):
@@ -180,9 +181,15 @@ def check_gpu(device: str, cuda: Cuda, torch_version: str) -> Check:
         built_for = f"CUDA {version_name(cuda.torch)}" if cuda.torch else "the CPU only"
         driver = f"driver for CUDA {version_name(cuda.driver)}"
         note = f"{gpu.name}, {size(gpu.memory_bytes)}, {driver}, torch {torch_version} for {built_for}"
-        build = next((name for major, name in BUILDS.items() if cuda.driver // 1000 >= major), "")
-        install = f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{build}"
-        remedy = install if build else "update the driver: it is too old for any build of torch"
+        builds = (
+            name
+            for name, (major, lowest, above) in BUILDS.items()
+            if cuda.driver // 1000 >= major and lowest <= gpu.capability < above
+        )
+        remedy = "update the driver: no build of torch fits it and this GPU"
+        if build := next(builds, ""):
+            torch = f"torch=={torch_version.partition('+')[0]}+{build}"
+            remedy = f"pip install {torch} --extra-index-url https://download.pytorch.org/whl/{build}"
     want = int(device == "auto" and bool(cuda.gpus))
     note, remedy = f"--device {device}: {note}", f"{remedy}; or use --device cpu"
     return Check("GPU", int(cuda.usable), int(device == "cuda"), want, note=note, remedy=remedy)

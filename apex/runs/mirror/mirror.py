@@ -42,6 +42,7 @@ THREADS = 16  # parallel downloads of a restore
 
 _GROWING = ("curves/", "tensorboard/")
 _LEFT_OUT = ("logs/", "keys/", "checkpoints/replay/", "run.lock", STATE)
+_LASTING = (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 _CHECKPOINT = re.compile(r"checkpoints/(\d{9,})/")
 
 log = logging.getLogger("apex")
@@ -177,14 +178,15 @@ class Mirror:
     def restore(self) -> None:
         """Creates the run folder from the mirror, completely or not at all. Replay memory and logs start empty.
 
-        Raises UsageError if this host's disk is full.
+        Raises UsageError if this host's disk is full, or if the folder of runs cannot be written.
         """
         partial = self._run.with_name(f".{self._run.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
             self._restore(partial)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            is_here = str(error.filename or "").startswith(str(partial))
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not (is_here and error.errno in _LASTING):
                 raise
             shutil.rmtree(partial, ignore_errors=True)
             remedy = "free disk space, or set run.folder to another folder"

@@ -137,6 +137,8 @@ def test_the_processor_is_x86_and_not_slow_in_bfloat16(architecture, has, on_gpu
         ("cuda", Cuda(13_010, 0, (H200,)), "short", "https://download.pytorch.org/whl/cu130"),
         ("auto", Cuda(12_040, 13_000, (H200,)), "warning", "https://download.pytorch.org/whl/cu126"),
         ("cuda", Cuda(11_080, 13_000, (H200,)), "short", "update the driver"),
+        ("cuda", Cuda(12_080, 13_000, (H200._replace(capability=(10, 0)),)), "short", "update the driver"),
+        ("cuda", Cuda(13_000, 0, (H200._replace(capability=(7, 0)),)), "short", "torch==2.9+cu126"),
     ],
 )
 def test_an_unusable_gpu_is_named_with_its_remedy(device, cuda, verdict, remedy):
