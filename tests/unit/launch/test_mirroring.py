@@ -24,7 +24,7 @@ from apex.launch.resume import reopen
 from apex.runs.checkpoints.checkpoint import note_newest
 from apex.runs.checkpoints.paths import NEWEST
 from apex.runs.folder import RunFolder
-from apex.runs.mirror.objects import FolderObjects
+from apex.runs.mirror.objects import FolderObjects, FsspecObjects
 from apexreplay.errors import FINISHED, REFUSED, UsageError
 from apexreplay.process.lifecycle import Stop
 
@@ -237,6 +237,22 @@ def test_a_mirror_without_permission_is_refused_at_once(folder, run, monkeypatch
     monkeypatch.setattr(FolderObjects, "has", fail)
     with pytest.raises(UsageError, match="denied"):
         bring_back(run, Stop())
+
+
+def test_a_store_that_denies_access_is_asked_again(run, monkeypatch):
+    """Its credentials may become valid within a minute."""
+    has, tried = FsspecObjects.has, []
+
+    def fail_once(self, name):
+        if not tried:
+            tried.append(name)
+            raise PermissionError("denied")
+        return has(self, name)
+
+    monkeypatch.setattr(FsspecObjects, "has", fail_once)
+    monkeypatch.setattr(mirroring, "open_objects", lambda url, name: FsspecObjects(f"memory://denied/{name}"))
+    assert not bring_back(dataclasses.replace(run, mirror="s3://denied"), Stop())
+    assert tried
 
 
 def test_a_last_upload_without_permission_is_repeated(folder, run, monkeypatch):

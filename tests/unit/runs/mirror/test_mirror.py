@@ -434,6 +434,17 @@ def test_a_full_disk_of_the_run_folder_is_named_in_a_restore(tmp_path: Path) -> 
     assert list((home / "runs").iterdir()) == []
 
 
+def test_a_folder_of_runs_that_cannot_be_written_is_named_in_a_restore(tmp_path: Path) -> None:
+    write(tmp_path, "manifest.json", "{}")
+    store = MemoryObjects()
+    copy_of(store, tmp_path).upload("i-1")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/runs").touch()
+    with pytest.raises(UsageError, match=f"{tmp_path / 'new/runs/pong'}: ") as error:
+        copy_of(store, tmp_path / "new").restore()
+    assert "run.folder" in error.value.remedy
+
+
 def test_a_full_disk_of_the_run_folder_stops_no_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
