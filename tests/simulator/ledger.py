@@ -247,6 +247,8 @@ class Ledger:
                 session = request.session  # A repeated Hello does not renew a lease.
                 self._lease(session, [stream for stream in answer.streams if self.granted.get(stream) != session])
             case ActorHeartbeat(), StateAnswer():
+                ids = {stream.actor_id for stream in request.streams}  # It gives up all others.
+                self.holders = {i: each for i, each in self.holders.items() if each[0] != request.session or i in ids}
                 self._lease(request.session, request.streams)
 
     def joined(self, request, answer):
