@@ -23,6 +23,7 @@ from apex.runs.folder import RunFolder
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
 from apex.runs.metrics.writer import read_curve
 from apex.sentences import PHASES
+from apexreplay.errors import NEIGHBOUR_GONE
 from apexreplay.files.file_lock import is_owned
 from apexreplay.server.open_store import reclaim
 from apexreplay.store.file import open_file
@@ -73,7 +74,7 @@ def test_a_late_actor_host_leases_the_free_ids(programs):
     )
     assert both.limited_by
     programs.running["first"].send_signal(signal.SIGTERM)
-    assert programs.wait("first") == 0
+    assert programs.wait("first") == NEIGHBOUR_GONE
     programs.status(lambda status: status.actors.leased == 2)
     programs.start("third", "actor", *programs.learner)
     programs.status(lambda status: status.actors.leased == 4)
