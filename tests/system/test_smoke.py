@@ -23,7 +23,7 @@ from apex.runs.folder import RunFolder
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
 from apex.runs.metrics.writer import read_curve
 from apex.sentences import PHASES
-from apexreplay.errors import NEIGHBOUR_GONE
+from apexreplay.errors import FINISHED, NEIGHBOUR_GONE
 from apexreplay.files.file_lock import is_owned
 from apexreplay.server.open_store import reclaim
 from apexreplay.store.file import open_file
@@ -78,9 +78,9 @@ def test_a_late_actor_host_leases_the_free_ids(programs):
     programs.status(lambda status: status.actors.leased == 2)
     programs.start("third", "actor", *programs.learner)
     programs.status(lambda status: status.actors.leased == 4)
-    for name in ("second", "third", "learner"):
+    for name, status in {"second": NEIGHBOUR_GONE, "third": NEIGHBOUR_GONE, "learner": FINISHED}.items():
         programs.running[name].send_signal(signal.SIGTERM)
-        assert programs.wait(name) == 0, programs.output(name)
+        assert programs.wait(name) == status, programs.output(name)
     assert programs.wait("replay") == 75, programs.output("replay")  # The learner was only stopped.
 
 
