@@ -14,7 +14,7 @@ LEASE_SECONDS = 30.0  # silence after which another client of a server may get t
 RECLAIM_SECONDS = 5.0  # time after a restart in which only clients of the earlier start get streams and rows
 AWAKE_SECONDS = 2.0  # time between two looks at the clock after which this process counts as stopped meanwhile
 MAX_REMOTE = 65_536  # samplers on other hosts
-FREE = -1  # in place of a session: nobody holds the id
+FREE = -1  # in place of a session that holds the id
 
 
 class AwakeClock:

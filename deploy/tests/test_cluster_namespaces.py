@@ -92,7 +92,7 @@ def test_the_run_ends_normally_after_all_faults(observed: Observations, endpoint
     assert RunFolder.open(observed.folder).end == EndReason("score", PRESET.run.stop_score)
     assert observed.learner.address != observed.connections.learner, "nobody had to find the new host"
     ended = {host.name: host.ended(f"apex@{host.role}.service") for host in observed.hosts.values()}
-    assert set().union(*ended.values()) <= {"0", "75", "-15"}, ended  # Actors were restarted for new keys.
+    assert set().union(*ended.values()) <= {"0", "75", "-15"}, ended  # For new keys, systemd restarts actors (SIGTERM).
     assert observed.learner.ended("apex@learner.service") == ["0"]
     found = emulator.client("s3", endpoint).list_objects_v2(Bucket=emulator.BUCKET, Prefix=f"{NAME}/c")
     names = {entry["Key"].removeprefix(f"{NAME}/") for entry in found["Contents"]}

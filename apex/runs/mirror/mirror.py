@@ -100,7 +100,7 @@ class Mirror:
 
     @property
     def noted_update(self) -> int:
-        """Update of the newest checkpoint of the run folder, as its newest.json names it; -1 if there is none."""
+        """The update that newest.json of the run folder names; -1 if that file does not exist."""
         return self._newest()[0]
 
     def newest_update(self) -> int:
