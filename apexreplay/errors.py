@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again
-HOPELESS = 3  # exit status of a role that failed and that a restart does not help; the run ends with FAILED
+HOPELESS = 3  # exit status of a role that failed and that a restart does not help; the run ends with it too
 
 
 # Beginnings of the file names of code that is not the user's; "<" is that of code without a file.

@@ -177,7 +177,7 @@ class _Running:
 
     def ending(self) -> Ending:
         """Returns the Ending of a run that ends because of this program."""
-        status = FAILED if self.last_status in (None, HOPELESS) else max(FAILED, self.last_status or 0)
+        status = max(FAILED, self.last_status or FAILED)
         return Ending(status, self.program.role, self.failure())
 
     def _start(self) -> None:

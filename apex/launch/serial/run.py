@@ -46,7 +46,7 @@ from apex.transport.messages.control import ReplayHeartbeat
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import RunStatus
 from apex.types import Parameters, Progress
-from apexreplay.errors import FAILED, FINISHED
+from apexreplay.errors import FINISHED
 from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import Stop
 from apexreplay.process.rates import Rates
@@ -254,7 +254,7 @@ def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutco
             ending = Ending(FINISHED, "" if stop.poll() else "learner")
         except (DivergedError, EnvironmentFailure) as error:
             log.error("%s", error)
-            ending = Ending(FAILED, "learner", Failure(role="learner", kind="error", detail=str(error)))
+            ending = Ending(error.exit_status, "learner", Failure(role="learner", kind="error", detail=str(error)))
         watch.tick()
         ending = judge(ending, watch.status, folder)
     return RunOutcome(config, folder.path, ending, watch.status)

@@ -100,7 +100,7 @@ def test_a_run_finishes_with_the_program_that_ends_it(folder):
     ("script", "crash_budget", "status", "kind", "value", "times"),
     [
         ("echo last; exit 2", 3.0, REFUSED, "refused", 2, 1),
-        ("echo last; exit 3", 3.0, FAILED, "exit", HOPELESS, 1),
+        ("echo last; exit 3", 3.0, HOPELESS, "exit", HOPELESS, 1),
         ("echo last; exit 7", 1.0, 7, "exit", 7, 2),
         ("echo last; kill -9 $$", 0.0, FAILED, "signal", signal.SIGKILL, 1),
         ("echo last; exit 75", 0.6, NEIGHBOUR_GONE, "exit", 75, 3),  # costs 0.25 each
