@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 from support.builders import VECTORS
@@ -34,6 +35,7 @@ def test_there_is_no_other_example():
         "c51.py",
         "memory.py",
         "observations.py",
+        "physics.py",
         *ADAPTERS,
         *TUNING,
     }
@@ -76,6 +78,18 @@ def test_tasks_of_memory_hide_what_matters(name, steps, monkeypatch):
         observation, reward, ended, truncated, _ = environment.step(action)
         length, is_over = length + 1, ended or truncated
     assert (length, reward) == (steps, 1)
+
+
+def test_other_physics_change_the_motion_and_the_defaults_do_not(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    make, usual = importlib.import_module("physics").make_cartpole, gymnasium.make("CartPole-v1")
+    others = [make(), make(gravity=15.0), make(pole_mass=0.3), make(half_length=1.0)]
+    states = []
+    for each in (usual, *others):
+        each.reset(seed=1)
+        states.append([each.step(action)[0].tolist() for action in (0, 1, 0)][-1])
+    assert states[0] == states[1]
+    assert len({tuple(state) for state in states[1:]}) == len(others)
 
 
 @pytest.fixture
