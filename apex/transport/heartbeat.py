@@ -78,6 +78,7 @@ class Session:
         self._take_scores = take_scores
         self._outbox: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         self._closing = False
+        self._answered_at = time.monotonic()
         self._meter = ResourceMeter()
         self._detector = StuckDetector(lambda: stop.ticks)  # watches the main thread's loop
         log.info("joined the run %s of %s, learner at %s", welcome.run, welcome.owner, welcome.route.endpoint)
@@ -87,6 +88,11 @@ class Session:
     def post(self, frames: list[bytes]) -> None:
         """Queues an encoded message; the thread sends it over the control socket."""
         self._outbox.put(frames)
+
+    @property
+    def answers(self) -> bool:
+        """Whether the learner has answered one of the last two heartbeats."""
+        return time.monotonic() - self._answered_at < 1.5 * self._welcome.config.transport.heartbeat_seconds
 
     def check(self) -> None:
         """Raises the exception that ended the thread, if any."""
@@ -101,7 +107,7 @@ class Session:
         welcome = self._welcome
         period = welcome.config.transport.heartbeat_seconds
         wait = Wait(self._role)
-        answered_at, beat_at, answered = time.monotonic(), 0.0, True
+        beat_at, answered = 0.0, True
         with open_context(read_keys(welcome.config.transport.keys, self._role)) as context:
             client = ControlSocket(context, welcome.route.endpoint, control.decode_answer)
             while not self._closing:
@@ -112,12 +118,12 @@ class Session:
                 self._flush(client)
                 answer = client.receive(min(POLL_SECONDS, period))
                 if answer is not None:
-                    answered_at, answered = time.monotonic(), True
+                    self._answered_at, answered = time.monotonic(), True
                     wait.over()
                     if not self.finished:
                         self._take(answer)
                         beat_at = 0.0 if self.finished else beat_at  # The run is over: send the last figures at once.
-                elif time.monotonic() - answered_at > ABSENT_HEARTBEATS * period:
+                elif time.monotonic() - self._answered_at > ABSENT_HEARTBEATS * period:
                     wait.on(Waiting("learner", welcome.route.endpoint))
             self._flush(client)
             while (scores := self._take_scores()) is not None:

@@ -27,7 +27,7 @@ from apexreplay.errors import (
 )
 from apexreplay.facts import Waiting
 from apexreplay.files.file_lock import FileLock
-from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait, stop_on_signals
+from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
 from apexreplay.process.spawn import belong_to
 from apexreplay.process.text import clean
 from apexreplay.process.watchdog import Pulse, StuckDetector, abort
@@ -40,14 +40,18 @@ _fork = multiprocessing.get_context("fork")  # Children share the parent's loade
 
 
 def start_child(name: str, target: Callable[..., None], *args: Any) -> BaseProcess:
-    """Forks a child that runs `target(stop, *args)`. SIGTERM requests `stop`; the child ignores Ctrl-C."""
+    """Forks a child that runs `target(stop, *args)`; `stop_children` requests `stop`.
+
+    The child ignores SIGINT, SIGTERM and SIGHUP. They may go to all processes at once, and the parent still needs its
+    children while it ends.
+    """
     if not _started:
         atexit.register(_kill_remaining)  # Runs before multiprocessing's exit handler, registered earlier.
     pulse, error = Pulse(), mmap.mmap(-1, MAX_ERROR_BYTES)
     process = _fork.Process(target=_run, args=(os.getpid(), name, pulse, error, target, args), name=name)
     process.start()
     wait = Wait(f"parent of {name}")
-    _started[process] = _Started(StuckDetector(pulse.count, process.pid), wait, error)
+    _started[process] = _Started(pulse, StuckDetector(pulse.count, process.pid), wait, error)
     return process
 
 
@@ -55,6 +59,7 @@ def start_child(name: str, target: Callable[..., None], *args: Any) -> BaseProce
 class _Started:
     """The parent's record of a child."""
 
+    pulse: Pulse
     detector: StuckDetector
     wait: Wait  # for the child's next heartbeat
     error: mmap.mmap  # the exception that ended the child, in memory shared with it
@@ -76,18 +81,27 @@ def _run(
 ) -> None:
     belong_to(parent)
     FileLock.forget()
-    with stop_on_signals(pulse.tick) as stop:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            target(stop, *args)
-        except Exception as error:
-            text = str(error) if isinstance(error, ApexError) else describe_exception(error)
-            told.write(clean(text).encode(errors="replace")[:MAX_ERROR_BYTES])
-            if isinstance(error, UsageError):
-                log.error("%s: %s", name, error)
-                sys.exit(REFUSED)
-            log.exception("%s failed", name)
-            sys.exit(FAILED)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        # Programs that the child starts must not ignore these signals, and would inherit SIG_IGN.
+        signal.signal(signum, lambda signum, frame: None)
+
+    def look() -> None:
+        pulse.tick()
+        if pulse.is_stop_requested:
+            stop.request()
+
+    stop = Stop(look)
+    try:
+        target(stop, *args)
+    except Exception as error:
+        text = str(error) if isinstance(error, ApexError) else describe_exception(error)
+        told.write(clean(text).encode(errors="replace")[:MAX_ERROR_BYTES])
+        if isinstance(error, UsageError):
+            log.error("%s: %s", name, error)
+            sys.exit(REFUSED)
+        log.exception("%s failed", name)
+        sys.exit(FAILED)
 
 
 def check_children(children: Sequence[BaseProcess], stuck_seconds: float = 0.0) -> None:
@@ -117,10 +131,9 @@ def check_children(children: Sequence[BaseProcess], stuck_seconds: float = 0.0) 
 
 
 def stop_children(children: Sequence[BaseProcess], grace_seconds: float = 2.0) -> None:
-    """Sends SIGTERM to all children, waits `grace_seconds` for all together, and kills the remaining ones."""
+    """Requests all children to stop, waits `grace_seconds` for all together, and kills the remaining ones."""
     for child in children:
-        if child.exitcode is None:
-            child.terminate()
+        _started[child].pulse.request_stop()
     deadline = time.monotonic() + grace_seconds
     for child in children:
         child.join(max(0.0, deadline - time.monotonic()))

@@ -25,18 +25,27 @@ ABORT_SECONDS = 1.0  # time for a stuck process to log its stack traces
 
 
 class Pulse:
-    """Heartbeats of a child process, counted in memory that is shared before the fork."""
+    """Heartbeats of a child process, and its parent's request to stop, in memory that is shared before the fork."""
 
     def __init__(self) -> None:
-        self._cell = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        self._cells = memoryview(mmap.mmap(-1, 16)).cast("Q")
 
     def tick(self) -> None:
         """Counts one heartbeat; called by the child."""
-        self._cell[0] += 1
+        self._cells[0] += 1
 
     def count(self) -> int:
         """Returns the number of heartbeats so far."""
-        return self._cell[0]
+        return self._cells[0]
+
+    def request_stop(self) -> None:
+        """Requests the child to stop; called by the parent."""
+        self._cells[1] = 1
+
+    @property
+    def is_stop_requested(self) -> bool:
+        """Whether the parent has requested the child to stop."""
+        return bool(self._cells[1])
 
 
 class StuckDetector:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +42,7 @@ from apexreplay.wire.status import ReplayStatus
 
 MAX_REPEATS = 32  # messages of repeated receipts before other tasks have their turn
 LIMITER_SECONDS = 0.005  # seconds between two checks whether inserts may continue
+LINGER_SECONDS = 10.0  # maximum time after SIGTERM in which the server waits for the end of the run
 LOST_SNAPSHOT_SECONDS = 120.0  # maximum seconds for a snapshot after the file of the memory was removed
 
 log = logging.getLogger("apexreplay")
@@ -73,6 +76,7 @@ class Link(Protocol):
     inserts_wanted: bool  # whether samplers of another shard wait for inserts
     finished: bool  # whether the run has ended
     lost: bool  # whether the run has another server for this shard
+    answers: bool  # whether the other side answers at present
 
     def check(self) -> None:
         """Raises the exception that ended the connection, if any."""
@@ -118,11 +122,12 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
                 return server.status(refused, connections + Counter(context.refused_connections))
 
             link = join(status)
+            end = _lingering(stop, link)
             run_tasks(
-                sockets.take_experience(stop, link),
-                sockets.take_priorities(stop),
-                sockets.repeat_receipts(stop),
-                _watch(settings, context, children, link, stop),
+                sockets.take_experience(end, link),
+                sockets.take_priorities(end),
+                sockets.repeat_receipts(end),
+                _watch(settings, context, children, link, end),
             )
         if link.lost:
             return NEIGHBOUR_GONE
@@ -137,8 +142,6 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
         remove(path)
         return FINISHED
     finally:
-        if snapshot_process is not None:
-            snapshot_process.end()
         stop_children(children)
         if link is not None:
             link.close()
@@ -239,6 +242,27 @@ class ReplaySockets:
             self._receipts.publish(each, self._server.shard)
 
 
+def _lingering(stop: Stop, link: Link) -> Stop:
+    """Returns a Stop that follows `stop`, but after SIGTERM later: once the run has ended or no longer answers.
+
+    A scheduler may send SIGTERM to all programs of a run at once. The run then ends while the learner saves, and this
+    server can still take a last snapshot.
+    """
+    until: float | None = None
+
+    def look() -> None:
+        nonlocal until
+        if not stop.poll():
+            return
+        until = until or time.monotonic() + LINGER_SECONDS
+        is_open = link.answers and not link.finished and not link.lost
+        if stop.signum != signal.SIGTERM or not is_open or time.monotonic() > until:
+            end.request()
+
+    end = Stop(look)
+    return end
+
+
 async def _watch(
     settings: ServerSettings, context: Context, children: Sequence[BaseProcess], link: Link, stop: Stop
 ) -> None:
@@ -248,7 +272,7 @@ async def _watch(
         settings.warning.check()
         check_children(children, settings.stuck_seconds)
         link.check()
-        await asyncio.sleep(POLL_SECONDS)  # A SIGTERM to the process group ends the children too: `stop` is next.
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def run_tasks(*tasks: Coroutine[Any, Any, None]) -> None:

@@ -2,10 +2,8 @@
 
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
@@ -21,14 +19,11 @@ log = logging.getLogger("apexreplay")
 
 
 class SnapshotProcess:
-    """Starts the snapshot process and requests the last snapshot of a run.
-
-    The process ignores SIGTERM, which may go to the whole process group while the last snapshot is still to come.
-    """
+    """Starts the snapshot process and requests the last snapshot of a run."""
 
     def __init__(self, snapshotter: Callable[[], SnapshotWriter], period_seconds: float) -> None:
         self._pipe, end = Pipe()
-        self.process = start_child("snapshots", _run, snapshotter, period_seconds, end, self._pipe)
+        self.process = start_child("snapshots", take_snapshots, snapshotter, period_seconds, end)
         end.close()
 
     def take_last(self, seconds: float) -> str:
@@ -38,23 +33,6 @@ class SnapshotProcess:
             return self._pipe.recv_bytes().decode() if self._pipe.poll(seconds) else f"not taken within {seconds:g} s"
         except (EOFError, OSError):
             return "the snapshot process has ended"
-
-    def end(self) -> None:
-        """Requests the end of the process."""
-        self._pipe.close()
-
-
-def _run(
-    stop: Stop,
-    snapshotter: Callable[[], SnapshotWriter],
-    period_seconds: float,
-    pipe: Connection,
-    end_of_parent: Connection,
-) -> None:
-    end_of_parent.close()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with suppress(EOFError):  # `end` was called.
-        take_snapshots(stop, snapshotter, period_seconds, pipe)
 
 
 def take_snapshots(

@@ -112,6 +112,7 @@ class _Link:
     inserts_wanted = False
     finished = True  # It saves a last snapshot and removes the memory when it is stopped.
     lost = False
+    answers = True
 
     def __init__(self, status: Callable[[], ReplayStatus], pipe: Connection) -> None:
         self._status = status

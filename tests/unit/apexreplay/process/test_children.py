@@ -25,7 +25,6 @@ def wait_until_stopped(stop, ready=None):
 
 
 def ignore_everything(stop, ready):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready.set()
     while True:
         time.sleep(0.05)
@@ -55,14 +54,14 @@ def gone(pid):
     return False
 
 
-def test_a_child_ends_after_sigterm():
+def test_a_child_ends_when_its_parent_stops_it():
     child = start_ready(wait_until_stopped)
     check_children([child])
     stop_children([child])
     assert child.exitcode == 0
 
 
-def test_a_child_that_ignores_sigterm_is_killed():
+def test_a_child_that_ignores_the_request_is_killed():
     child = start_ready(ignore_everything)
     stop_children([child], grace_seconds=0.3)
     assert child.exitcode == -signal.SIGKILL
@@ -147,12 +146,21 @@ def test_a_child_that_waits_is_not_stuck():
     assert child.exitcode == 0
 
 
-def test_a_child_ignores_ctrl_c():
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_child_ignores_signals_to_all_processes(signum):
     child = start_ready(wait_until_stopped)
-    os.kill(child.pid, signal.SIGINT)
+    os.kill(child.pid, signum)
     child.join(0.3)
     check_children([child])
     stop_children([child])
+    assert child.exitcode == 0
+
+
+def test_a_program_of_a_child_does_not_ignore_sigterm():
+    child = start_child("child", lambda stop: subprocess.run(["sh", "-c", "kill -TERM $$; sleep 100"], check=True))
+    child.join(DEADLINE)
+    with pytest.raises(ChildDiedError, match="SIGTERM"):
+        check_children([child])
 
 
 def test_a_call_in_a_child_returns_its_result():

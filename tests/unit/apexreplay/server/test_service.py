@@ -1,18 +1,21 @@
 """A server runs without a trainer: with keys of roles that the trainer does not know, and a link of the test."""
 
+import signal
 import socket
 import threading
+import time
 from functools import partial
 
 import pytest
 from support.builders import PIXELS, RUN, make_segment
-from support.waiting import until
+from support.waiting import DEADLINE, until
 
 from apex.transport.run_codec import RunCodec
 from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, UsageError
 from apexreplay.process.lifecycle import Stop
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.batch_drawer import DrawSettings
+from apexreplay.server import service
 from apexreplay.server.service import ServerSettings, serve
 from apexreplay.store.layout import StoreSettings
 from apexreplay.transport.curve.key_store import Endpoint, Keys, create_pair, lists_for
@@ -27,6 +30,7 @@ class Link:
     """The end of a link of which the test decides what the run says."""
 
     inserts_wanted = finished = lost = closed = False
+    answers = True
 
     def check(self):
         pass
@@ -93,6 +97,34 @@ def test_a_server_without_a_trainer_stores_and_acknowledges(settings, read_keys,
         stop.request()
         thread.join()
     assert (statuses, link.closed, settings.path.exists()) == ([status], True, kept)
+
+
+@pytest.mark.parametrize(
+    ("signum", "change", "kept"),
+    [
+        (signal.SIGTERM, {"finished": True}, False),
+        (signal.SIGTERM, {"lost": True}, True),
+        (signal.SIGTERM, {"answers": False}, True),
+        (signal.SIGTERM, {}, True),
+        (signal.SIGHUP, None, True),
+    ],
+    ids=["finished", "lost", "silent", "too late", "another signal"],
+)
+def test_a_server_waits_after_sigterm_for_the_end_of_the_run(settings, monkeypatch, signum, change, kept):
+    monkeypatch.setattr(service, "LINGER_SECONDS", 0.5 if change == {} else 600.0)
+    link, stop, began = Link(), Stop(), threading.Event()
+    thread = threading.Thread(target=service.serve, args=(settings, lambda status: began.set() or link, stop))
+    thread.start()
+    assert began.wait(DEADLINE)
+    stop.signum = signum
+    stop.request()
+    if change:
+        time.sleep(0.5)
+        assert thread.is_alive()
+        for name, value in change.items():
+            setattr(link, name, value)
+    thread.join(DEADLINE)
+    assert (thread.is_alive(), settings.path.exists()) == (False, kept)
 
 
 def test_keys_follow_the_table_and_name_the_command(tmp_path, read_keys):

@@ -25,7 +25,7 @@ from support.store_builders import (
     open_reader,
     weigh,
 )
-from support.waiting import DEADLINE, until
+from support.waiting import until
 
 from apexreplay.errors import SnapshotError, UsageError
 from apexreplay.files.atomic_files import uninterrupted
@@ -490,8 +490,6 @@ def test_snapshot_process_works_periodically_and_on_request(place):
         assert snapshot_process.take_last(10.0) == ""
         assert scene.folder.newest().end_key == scene.writer.num_inserted
     finally:
-        snapshot_process.end()
-        snapshot_process.process.join(DEADLINE)
         stop_children([snapshot_process.process])
     assert snapshot_process.process.exitcode == 0
     assert snapshot_process.take_last(0.1)
@@ -507,7 +505,6 @@ def test_failed_snapshot_does_not_end_the_process(place):
         scene.folder.path.unlink()
         assert snapshot_process.take_last(10.0) == ""
     finally:
-        snapshot_process.end()
         stop_children([snapshot_process.process])
 
 
