@@ -30,7 +30,7 @@ from apex.runs.checkpoints.policy_file import find_best, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.sentences import describe_end
-from apexreplay.errors import FAILED, FINISHED, REFUSED, UsageError
+from apexreplay.errors import FAILED, FINISHED, HOPELESS, REFUSED, UsageError
 from apexreplay.process.lifecycle import KILLED_BY_CTRL_C
 from apexreplay.store.location import store_path
 
@@ -242,7 +242,7 @@ def test_the_run_cannot_be_resumed(runs, capsys):
 
 def test_a_diverging_run_fails_with_the_cause(tmp_path, capsys):
     rough = ("--learner.learning-rate=1e30", "--learner.loss=squared", "--learner.publish-period=1000")
-    assert train(small(tmp_path, *rough)) == FAILED
+    assert train(small(tmp_path, *rough)) == HOPELESS
     assert "finite" in capsys.readouterr().err
     assert not store_path(RunFolder.open(tmp_path / "mine").run_id).exists()
 
