@@ -78,6 +78,7 @@ class Session:
         self._take_scores = take_scores
         self._outbox: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         self._closing = False
+        self._pace = 1.0  # factor on the time between two heartbeats
         self._answered_at = time.monotonic()
         self._meter = ResourceMeter()
         self._detector = StuckDetector(lambda: stop.ticks)  # watches the main thread's loop
@@ -92,7 +93,8 @@ class Session:
     @property
     def answers(self) -> bool:
         """Whether the learner has answered one of the last two heartbeats."""
-        return time.monotonic() - self._answered_at < 1.5 * self._welcome.config.transport.heartbeat_seconds
+        period = self._pace * self._welcome.config.transport.heartbeat_seconds
+        return time.monotonic() - self._answered_at < 1.5 * period
 
     def check(self) -> None:
         """Raises the exception that ended the thread, if any."""
@@ -112,7 +114,7 @@ class Session:
             client = ControlSocket(context, welcome.route.endpoint, control.decode_answer)
             while not self._closing:
                 if time.monotonic() >= beat_at:
-                    beat_at = time.monotonic() + period
+                    beat_at = time.monotonic() + period * self._pace
                     client.send(self._heartbeat(self._take_scores() if answered else None), welcome.run_id)
                     answered = False
                 self._flush(client)
@@ -123,7 +125,7 @@ class Session:
                     if not self.finished:
                         self._take(answer)
                         beat_at = 0.0 if self.finished else beat_at  # The run is over: send the last figures at once.
-                elif time.monotonic() - self._answered_at > ABSENT_HEARTBEATS * period:
+                elif time.monotonic() - self._answered_at > ABSENT_HEARTBEATS * period * self._pace:
                     wait.on(Waiting("learner", welcome.route.endpoint))
             self._flush(client)
             while (scores := self._take_scores()) is not None:
@@ -167,7 +169,7 @@ class Session:
 
     def _take(self, answer: control.Answer) -> None:
         if isinstance(answer, control.StateAnswer):
-            self.inserts_wanted, self.final = answer.inserts_wanted, answer.final
+            self.inserts_wanted, self.final, self._pace = answer.inserts_wanted, answer.final, answer.pace
             self.moved = answer.generation not in (0, self._welcome.generation)
             self.finished, self.interrupted = answer.stop, answer.interrupted
             if answer.stop or self.moved:

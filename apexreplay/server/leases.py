@@ -73,23 +73,25 @@ class LeaseTable:
             self._lease(session, sorted(held + new, reverse=True), now)
         return self.held(session)
 
-    def renew(self, session: int, streams: Sequence[Stream], now: float) -> bool:
+    def renew(self, session: int, streams: Sequence[Stream], now: float, factor: float = 1.0) -> bool:
         """Renews the leases that a session claims to hold. Renews none and returns False if one was leased again since.
 
         Ids without a lease are leased again under their old incarnation: the program was restarted, or the lease
         expired and no other session took the id. If another session took the id, replay would permanently refuse the
         older incarnation, and its sender would wait for receipts in vain. Other ids of the session become free.
 
+        `factor`: the leases are so many times as long as usual.
+
         Every host's heartbeat calls this. If nothing has changed, it only compares `streams` with the lease.
         """
         lease = self._leases.get(session)
         if lease is not None and lease.streams == streams:
-            self._leases[session] = Lease(lease.streams, now + self._lease_seconds)
+            self._leases[session] = Lease(lease.streams, now + factor * self._lease_seconds)
         elif streams:
             self.expire(now)
             if not all(self._may_hold(session, stream) for stream in streams):
                 return False
-            self._lease(session, streams, now)
+            self._lease(session, streams, now, factor)
         return True
 
     def release(self, session: int) -> None:
@@ -116,13 +118,14 @@ class LeaseTable:
         newest, holder = self._newest.get(actor_id, 0), int(self._holders[actor_id])
         return incarnation >= newest if holder == FREE else (holder, newest) == (session, incarnation)
 
-    def _lease(self, session: int, streams: Sequence[Stream], now: float) -> None:
+    def _lease(self, session: int, streams: Sequence[Stream], now: float, factor: float = 1.0) -> None:
         """Leases to a session just these ids, which no other session holds."""
         self.release(session)
         incarnations = dict(streams)
         self._holders[list(incarnations)] = session
         self._newest |= incarnations
-        self._leases[session] = Lease(list(starmap(Stream, incarnations.items())), now + self._lease_seconds)
+        ends_at = now + factor * self._lease_seconds
+        self._leases[session] = Lease(list(starmap(Stream, incarnations.items())), ends_at)
         self.num_leased += len(incarnations)
 
 

@@ -160,12 +160,14 @@ def _play(stop: Stop, run: RunFolder, keys: str, num_hosts: int, num_streams: in
 
 
 class Hosts:
-    """The hosts that have joined. Each sends a heartbeat once a second."""
+    """The hosts that have joined. Each sends heartbeats as often as the coordinator wants them."""
 
     def __init__(self, run_id: int, sockets: Sequence[ControlSocket[control.Answer]]) -> None:
         self.leases: list[list[control.Lease]] = []  # of each host
-        self._beats: list[list[bytes]] = []  # the heartbeat of each host, encoded once, so that this process keeps up
+        # The heartbeat of each host, encoded again only if the pace changes, so that this process keeps up.
+        self._beats: list[tuple[int, list[bytes]]] = []
         self.num_refused = self.num_answers = 0
+        self.pace = 1.0
         self._run_id = run_id
         self._sockets = sockets
         self._due: deque[tuple[float, int]] = deque()  # time and host, in this order
@@ -175,7 +177,7 @@ class Hosts:
         host = len(self.leases)
         hello = _hello(Role.ACTOR, host, num_streams=num_streams)
         self.leases.append(_ask(self._sockets[host % CONNECTIONS], hello, stop).streams)
-        self._beats.append(encode_control(_actor_beat(self._run_id, host, self.leases[host]), self._run_id))
+        self._beats.append((0, []))
         self._due.appendleft((0.0, host))
 
     def beat(self, now: float) -> bool:
@@ -183,12 +185,18 @@ class Hosts:
         if not self._due or self._due[0][0] > now:
             return False
         at, host = self._due.popleft()
-        self._due.append((max(at + 1.0, now + 0.5) if at else now + 1.0, host))
+        self._due.append((max(at + self.pace, now + self.pace / 2) if at else now + self.pace, host))
+        num_games = round(GAMES_PER_SECOND * self.pace)
+        if self._beats[host][0] != num_games:
+            beat = _actor_beat(self._run_id, host, self.leases[host], num_games)
+            self._beats[host] = num_games, encode_control(beat, self._run_id)
         socket = self._sockets[host % CONNECTIONS]
-        socket.send_frames(self._beats[host])
+        socket.send_frames(self._beats[host][1])
         while (answer := socket.receive(0.0)) is not None:
             self.num_answers += 1
             self.num_refused += isinstance(answer, control.RefusedAnswer)
+            if isinstance(answer, control.StateAnswer):
+                self.pace = answer.pace
         return True
 
 
@@ -207,8 +215,8 @@ def _hello(role: Role, session: int, **wishes: int) -> control.Hello:
     return control.Hello(wire=WIRE_VERSION, session=session, role=role, host=f"host-{session}", pid=1, **fields)
 
 
-def _actor_beat(run_id: int, host: int, leases: list[control.Lease]) -> control.ActorHeartbeat:
-    games = [ActorScores(leases[(host + 4 * i) % len(leases)].actor_id, 1, 9.0, 900) for i in range(GAMES_PER_SECOND)]
+def _actor_beat(run_id: int, host: int, leases: list[control.Lease], num_games: int) -> control.ActorHeartbeat:
+    games = [ActorScores(leases[(host + 4 * i) % len(leases)].actor_id, 1, 9.0, 900) for i in range(num_games)]
     rate = 106.0 * len(leases)
     status = ActorStatus(
         waiting=None, num_steps=rate, steps_per_second=rate, wait_share=0.0, parameter_bytes_per_second=1e6

@@ -47,7 +47,7 @@ class Learner:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.bind(f"tcp://127.0.0.1:{port or '*'}")
         self.port = int(self._socket.last_endpoint.rpartition(b":")[2])
-        self.requests, self.games = [], 0
+        self.requests, self.games, self.pace = [], 0, 1.0
 
     def serve(self):
         """Answers the next request; returns whether there was one."""
@@ -58,7 +58,7 @@ class Learner:
         self.requests.append(request)
         if isinstance(request, ActorHeartbeat):
             self.games += sum(actor.games for actor in request.scores.actors)
-            self._socket.send_multipart([identity, *encode_control(StateAnswer(False), 2)])
+            self._socket.send_multipart([identity, *encode_control(StateAnswer(False, pace=self.pace), 2)])
         return True
 
     def close(self):
@@ -79,6 +79,20 @@ def session_with(port, scores):
 
 def make_scores(count):
     return [Scores([ActorScores(0, 1, 2.0, 3)]) for _ in range(count)]
+
+
+def test_heartbeats_keep_the_pace_that_the_learner_asks_for():
+    with zmq.Context() as context:
+        learner = Learner(context)
+        learner.pace = 40.0  # one heartbeat in 2 s
+        with session_with(learner.port, []):
+            until(lambda: not learner.serve() and learner.requests, "a pause")
+            began, count = time.monotonic(), len(learner.requests)
+            until(lambda: learner.serve() or time.monotonic() > began + 1.0, "a second")
+            assert len(learner.requests) == count
+            until(learner.serve, "the next heartbeat")
+            assert time.monotonic() - began > 1.5
+            learner.close()
 
 
 def test_scores_wait_while_the_learner_does_not_answer():

@@ -35,6 +35,7 @@ from apexreplay.server.leases import LeaseTable
 from apexreplay.store.location import memory_id
 from apexreplay.wire.header import WireError
 
+MAX_BEATS = 250  # With more programs, actor hosts send heartbeats less often: all together so many in one period.
 MAX_ASKING = 1_000  # maximum replay servers that wait for a shard
 OF_A_CLOCK = {
     f"replay/{name}" for name in ("inserts_per_second", "inserted_steps_per_second", "samples_per_second", "busy_share")
@@ -169,7 +170,8 @@ class Coordinator:
             self.keep_scores(heartbeat.scores)  # also if another host has the ids now: these games were played
         if isinstance(heartbeat, control.ReplayHeartbeat) and self._fence.refuses(heartbeat):
             return self._refuse("fence", "another replay server has taken over this shard")
-        if not self._leases.renew(heartbeat.session, heartbeat.streams, self._clock()):
+        pace = max(1.0, len(self.state.members) / MAX_BEATS) if heartbeat.role == Role.ACTOR else 1.0
+        if not self._leases.renew(heartbeat.session, heartbeat.streams, self._clock(), pace):
             return self._refuse("streams", "the actor ids of this host were leased to another host")
         try:
             self.state.update(heartbeat)
@@ -186,7 +188,7 @@ class Coordinator:
         generation = self.state.members.generation if heartbeat.role == Role.ACTOR else 0
         if self.state.over:
             return self.end_answer
-        return control.StateAnswer(False, inserts_wanted=wanted, generation=generation)
+        return control.StateAnswer(False, inserts_wanted=wanted, generation=generation, pace=pace)
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 

@@ -158,6 +158,7 @@ class StateAnswer(Record, frozen=True, tag="state"):
     inserts_wanted: bool = False
     final: U32 | None = None  # for the evaluator after training: version of the final parameters, to evaluate at once
     generation: U32 = 0  # for actors: result of `generation_of`; 0: some replay endpoints are unknown
+    pace: Annotated[float, Meta(ge=1, le=64)] = 1.0  # for actors: factor on `transport.heartbeat_seconds`
 
 
 def generation_of(replay: list[dict[str, str]]) -> int:

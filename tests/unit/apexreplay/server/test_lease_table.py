@@ -51,6 +51,20 @@ def test_a_renewed_lease_does_not_expire():
     assert table.claim(2, 1, 18.0) == []
 
 
+def test_a_lease_lasts_as_many_times_longer_as_its_renewal_says():
+    table = LeaseTable(2, 10.0)
+    streams = table.claim(1, 1, 0.0)
+    assert table.renew(1, streams, 0.0, 3.0)
+    assert ids(table.claim(2, 2, 29.9)) == [0]
+    assert table.renew(1, [], 29.9)
+    assert ids(table.claim(2, 2, 30.1)) == [1, 0]
+    assert table.renew(2, table.held(2)[:1], 30.1, 2.0)  # other ids than before
+    table.expire(50.0)
+    assert ids(table.held(2)) == [1]
+    table.expire(50.2)
+    assert table.num_leased == 0
+
+
 def test_a_renewal_of_fewer_ids_frees_the_others():
     table = LeaseTable(3, 10.0)
     first, second = table.claim(1, 2, 0.0)

@@ -135,6 +135,27 @@ def test_only_actors_are_informed_that_a_replay_server_has_moved(tmp_path):
     assert generation() not in (0, before)
 
 
+def test_more_programs_than_250_send_heartbeats_less_often_and_keep_their_leases(tmp_path):
+    scene = Scene(tmp_path, num_actors=1_000)
+    fence = scene.join(0)
+    streams = {session: scene.coordinator.answer(replace_fields(HELLO, session=session, num_streams=1)).streams
+               for session in range(1, 1_000)}  # fmt: skip
+    paces = [scene.beat("actor", session, streams=held).pace for session, held in streams.items()]
+    assert paces[:250] == [1.0] * 250
+    assert paces[-1] == 999 / 250
+    assert scene.beat(session=0, fence=fence).pace == 1.0
+    lasts = scene.coordinator._config.transport.lease_seconds
+    for session, held in streams.items():
+        scene.beat("actor", session, streams=held)
+    scene.clock.now += 3.9 * lasts
+    scene.coordinator.tick()
+    assert scene.beat("actor", 1, streams=streams[1]).pace > 3
+    assert scene.coordinator.status().actors.leased == 999
+    scene.clock.now += 0.2 * lasts
+    scene.coordinator.tick()
+    assert scene.coordinator._leases.num_leased == 1
+
+
 def test_a_heartbeat_of_another_run_or_with_leased_ids_is_refused(scene):
     assert isinstance(scene.coordinator.answer(make_heartbeat("actor", run_id=1)), RefusedAnswer)
     streams = scene.coordinator.answer(HELLO).streams
