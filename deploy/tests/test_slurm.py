@@ -159,4 +159,5 @@ def test_a_cancelled_head_saves_and_leaves_nothing(cluster: SlurmCluster, calm: 
     cluster.run(f"scancel {calm.job}")
     wait_until(lambda: not cluster.jobs(), "an empty queue", BUSY_SECONDS)
     assert (newest_update(calm.folder.checkpoints) or 0) >= update
+    assert "keeping the memory" not in (calm.folder.logs / "replay.log").read_text(), "each end has saved it"
     assert not list(cluster.shared.rglob("*.key*"))

@@ -225,7 +225,8 @@ class Coordinator:
         self.state.num_faults += scores.faults
 
     def keep_evaluation(self, result: EvaluationResult, parameters: Parameters | None) -> None:
-        """Keeps an evaluation, and its parameters if they are the best so far. Those of update 0 never are.
+        """Keeps an evaluation, and its parameters if they are the best so far. Those of update 0 never are,
+        unless they were trained before: see `learner.init_from`.
 
         The first confirmed score ends the run. Later evaluations are ignored, because they must not replace that score:
         the evaluator continues until it learns of the end.
@@ -233,7 +234,7 @@ class Coordinator:
         state = self.state
         if state.end and state.evaluation is not None and state.evaluation.confirmed:
             return
-        if result.updates:
+        if result.updates or self._config.learner.init_from:
             games, confirmed = games_of(result), result.confirmed
             state.best_score = self._best_policy.keep(result.mean, parameters, games, confirmed=confirmed)
         result = replace(result, metrics=self._known(result.metrics))

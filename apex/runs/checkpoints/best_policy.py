@@ -31,7 +31,8 @@ class BestPolicy:
         try:
             path = find_best(folder)
             info = None if path is None else read_policy(path)[0]
-            self.score = info.score if info and info.num_updates else None  # Older versions kept untrained policies.
+            is_trained = info and (info.num_updates or config.learner.init_from)
+            self.score = info.score if info and is_trained else None  # Older versions kept untrained policies.
         except CheckpointError as error:
             log.error("%s; the policy of the next evaluation becomes the best policy", error)
 

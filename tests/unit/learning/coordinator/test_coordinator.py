@@ -5,6 +5,7 @@ import pwd
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -428,6 +429,14 @@ def test_evaluations_after_a_confirmed_score_are_ignored(tmp_path):
     assert (status.end, status.evaluator.score) == (EndReason("score", 3.0), 4.0)
     assert [row["scalars"]["evaluator/score"] for row in scene.curve("evaluator")] == [9.0, 4.0]
     assert [(row.number, row.score) for row in status.evaluations] == [(1, 9.0), (2, 4.0)]
+
+
+@pytest.mark.parametrize(("init_from", "best"), [("", None), ("runs/other", 4.0)])
+def test_update_0_counts_only_if_the_run_starts_from_a_policy(scene, init_from, best):
+    config = scene.coordinator._config
+    scene.coordinator._config = replace(config, learner=replace(config.learner, init_from=init_from))
+    scene.coordinator.keep_evaluation(replace_fields(RESULT, updates=0, mean=4.0), None)
+    assert scene.coordinator.state.best_score == best
 
 
 def test_the_status_has_the_newest_evaluations_with_their_numbers(scene):

@@ -1,11 +1,13 @@
 """The best policy of a run is the policy with the best evaluation, even if the disk was full for a while."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.checkpoints import SCHEMA
 
 from apex.algorithms.parameters import flatten_parameters
-from apex.config import Config, NetworkConfig
+from apex.config import Config, LearnerConfig, NetworkConfig
 from apex.dqn.networks import make_network
 from apex.runs.checkpoints.best_policy import BestPolicy
 from apex.runs.checkpoints.policy_file import BEST, find_best, read_policy
@@ -51,6 +53,13 @@ def test_a_trained_policy_replaces_an_untrained_one_of_an_older_version(tmp_path
     BestPolicy(tmp_path, CONFIG, SCHEMA).keep(9.0, parameters(0))
     assert BestPolicy(tmp_path, CONFIG, SCHEMA).keep(1.0, parameters(1)) == 1.0
     assert kept(tmp_path) == (1, 1.0)
+
+
+def test_the_policy_that_a_run_starts_from_may_be_the_best(tmp_path):
+    config = replace(CONFIG, learner=LearnerConfig(init_from="runs/other"))
+    BestPolicy(tmp_path, config, SCHEMA).keep(9.0, parameters(0))
+    assert BestPolicy(tmp_path, config, SCHEMA).keep(1.0, parameters(1)) == 9.0
+    assert kept(tmp_path) == (0, 9.0)
 
 
 def test_policy_that_was_not_written_is_written_at_the_next_evaluation(full, caplog):
