@@ -216,7 +216,8 @@ def _hello(role: Role, session: int, **wishes: int) -> control.Hello:
 
 
 def _actor_beat(run_id: int, host: int, leases: list[control.Lease], num_games: int) -> control.ActorHeartbeat:
-    games = [ActorScores(leases[(host + 4 * i) % len(leases)].actor_id, 1, 9.0, 900) for i in range(num_games)]
+    rows = min(num_games, len(leases))  # An actor's games are one row.
+    games = [ActorScores(leases[(host + i) % len(leases)].actor_id, num_games // rows, 9.0, 900) for i in range(rows)]
     rate = 106.0 * len(leases)
     status = ActorStatus(
         waiting=None, num_steps=rate, steps_per_second=rate, wait_share=0.0, parameter_bytes_per_second=1e6

@@ -35,7 +35,7 @@ from apexreplay.server.leases import LeaseTable
 from apexreplay.store.location import memory_id
 from apexreplay.wire.header import WireError
 
-MAX_BEATS = 250  # With more programs, actor hosts send heartbeats less often: all together so many in one period.
+MAX_BEATS = 150  # With more programs, actor hosts send heartbeats less often: all together so many in one period.
 MAX_ASKING = 1_000  # maximum replay servers that wait for a shard
 OF_A_CLOCK = {
     f"replay/{name}" for name in ("inserts_per_second", "inserted_steps_per_second", "samples_per_second", "busy_share")
