@@ -2,11 +2,12 @@
 # Tests deploy/ without an account of a cloud: runs real Terraform and Packer against an AWS emulator on loopback, and
 # real Slurm.
 #
-#   deploy/test.sh                    runs all parts except sky and images; container builds only if its files have changed
+#   deploy/test.sh                    runs all parts except sky and images, in two lanes, and prints the output of each part
+#                                     when it has ended; container builds only if its files have changed
 #   deploy/test.sh images             builds all images, which takes 3 to 8 minutes
 #   deploy/test.sh sky                installs SkyPilot, which takes a minute, and lets it read its task
 #   deploy/test.sh container          builds the container's image in any case, which takes minutes
-#   deploy/test.sh terraform policy   runs only these parts
+#   deploy/test.sh terraform policy   runs only these parts, one after the other
 #
 # Installs its Python packages into .venv and deploy/.venv. Skips checks whose tools are missing and lists them at the end.
 set -euo pipefail
@@ -16,16 +17,30 @@ source ../venv.sh
 ensure_venv "$(dirname "$PWD")" dev,cloud
 PATH="$(dirname "$PWD")/.venv/bin:$PATH"
 
-PARTS=(shell units cluster container kubernetes terraform policy namespaces slurm)
+# The lanes run beside each other, and the parts of a lane one after the other: policy reads the plan of terraform, and
+# terraform and slurm lock the lists of apt.
+LANES=("shell namespaces kubernetes units cluster" "terraform policy slurm container")
+read -ra PARTS <<<"${LANES[*]}"
 VENV="$PWD/.venv"
 SCRATCH="$(mktemp -d)"
-trap 'rm -rf "$SCRATCH"' EXIT
-SKIPPED=()
+: >"$SCRATCH/skipped"
+
+# Ends the lanes that still run, also after Ctrl-C: pytest removes what its tests have started when it is interrupted.
+clean_up() {
+  local lane signal
+  for signal in INT KILL; do
+    for lane in $(jobs -rp); do kill -s "$signal" -- "-$lane" || true; done
+    for _ in {1..60}; do [[ -z $(jobs -rp) ]] || sleep 1; done
+  done
+  rm -rf "$SCRATCH"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM HUP
 
 say() { printf '\n== %s\n' "$*"; }
 skip() {
-  SKIPPED+=("$1: $2")
   echo "skipped: $1: $2"
+  echo "  $1: $2" >>"$SCRATCH/skipped"
 }
 have() { command -v "$1" >/dev/null; }
 
@@ -80,8 +95,8 @@ part_shell() {
 # pytest lists skipped tests with the reason.
 part_units() {
   if ! have systemd-analyze; then skip "units: systemd-analyze verify" "systemd-analyze is not installed"; fi
-  python -m pytest -q -rs -p no:cacheprovider tests/test_units.py tests/test_host.py tests/test_stall.py tests/test_bucket.py \
-    tests/test_sky.py
+  python -m pytest -q -rs -p no:cacheprovider tests/test_lanes.py tests/test_units.py tests/test_host.py tests/test_stall.py \
+    tests/test_bucket.py tests/test_sky.py
   if have packer; then
     python -m pytest -q -rs -p no:cacheprovider tests/test_packer.py -m "not build"
   else
@@ -194,12 +209,43 @@ for part in $asked; do
     exit 2
   fi
 done
-for part in "${PARTS[@]}" sky images; do # In this order, because policy reads the plan of terraform.
-  if [[ $asked == *" $part "* ]]; then
-    say "$part"
-    "part_$part"
-  fi
-done
 
-say "${#SKIPPED[@]} skipped"
-if ((${#SKIPPED[@]})); then printf '  %s\n' "${SKIPPED[@]}"; fi
+# run_lane "PART ...": runs the parts. Writes the output and the exit status of each into files.
+run_lane() {
+  local part
+  trap 'exit 130' INT
+  set +e # Otherwise a failed part ends its lane. In a command whose status is tested, `set -e` has no effect.
+  for part in $1; do
+    (
+      set -e
+      "part_$part"
+    ) >"$SCRATCH/$part.log" 2>&1
+    echo $? >"$SCRATCH/$part.status"
+  done
+}
+
+failed=()
+if ((asked_parts)); then
+  for part in "${PARTS[@]}" sky images; do # in this order, because policy reads the plan of terraform
+    if [[ $asked == *" $part "* ]]; then
+      say "$part"
+      "part_$part"
+    fi
+  done
+else
+  set -m # gives each lane its own process group, which clean_up ends
+  for lane in "${LANES[@]}"; do run_lane "$lane" </dev/null & done
+  set +m
+  for part in "${PARTS[@]}"; do
+    until [[ -s $SCRATCH/$part.status || -z $(jobs -rp) ]]; do sleep 1; done
+    say "$part"
+    if ! { cat "$SCRATCH/$part.log" && [[ $(<"$SCRATCH/$part.status") == 0 ]]; }; then failed+=("$part"); fi
+  done
+fi
+
+say "$(wc -l <"$SCRATCH/skipped") skipped"
+cat "$SCRATCH/skipped"
+if ((${#failed[@]})); then
+  say "failed: ${failed[*]}" >&2
+  exit 1
+fi
