@@ -38,12 +38,12 @@ def in_a_loop(test):
 
 
 @pytest.fixture(scope="module")
-def server(starting):
+def server(starting_for_all):
     limits = {**SMALL, "priority_exponent": 0.0}
     windows = table("windows", {"x": "int64"}, item=Window(2, 1), values={"y": "int64"})
     sequences = table("sequences", {"x": "int64"}, item=Sequence(5, 4))
     tables = [replace(NUMBERS, name=name) for name in ("numbers", "empty", "spare")]
-    return starting(*(TableSettings(table=each, **limits) for each in (*tables, windows, sequences)))
+    return starting_for_all(*(TableSettings(table=each, **limits) for each in (*tables, windows, sequences)))
 
 
 def connect(server):

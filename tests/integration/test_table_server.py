@@ -52,14 +52,14 @@ BOTH = pytest.mark.parametrize("shared", [True, False], ids=["memory", "messages
 
 
 @pytest.fixture(scope="module")
-def server(starting):
+def server(starting_for_all):
     """One server for the tests that need no limits."""
     limits = {"capacity": 2_000, "segment_length": 20, "num_samplers": 2}
     tables = [TableSettings(table=replace(TABLES[kind], name=name), **limits) for name, kind in KINDS.items()]
     for name, exponent in (("numbers", 1.0), ("uniform", 0.0), ("pairs", 0.0)):
         own = {"priority_exponent": exponent, "num_samplers": int(name != "pairs")}
         tables.append(TableSettings(table=replace(NUMBERS, name=name), **own, **SMALL))
-    return starting(*tables)
+    return starting_for_all(*tables)
 
 
 @pytest.mark.parametrize("name", KINDS)

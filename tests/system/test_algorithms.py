@@ -34,7 +34,7 @@ def last_figures(folder):
 
 
 @pytest.mark.covers_programs
-def test_a_custom_algorithm_trains_through_all_programs(programs):
+def test_a_custom_algorithm_trains_through_all_programs(programs, type_apex):
     shutil.copy(linear_q.__file__, programs.folder / "linear_q.py")
     own = ("--env", "CartPole-v1", "--algorithm", "linear_q:LinearQ", "--name", "own", "--stop-score", "none")
     run(programs, "train", "train", *own, *SMALL, *programs.offset, "--max-updates", "200")
@@ -43,31 +43,29 @@ def test_a_custom_algorithm_trains_through_all_programs(programs):
     assert figures["learner/updates"] == 200
     assert np.isfinite(figures["learner/bias"])  # a figure of this algorithm
     last = ("--checkpoint", "last")
-    output = run(programs, "evaluate", "evaluate", "runs/own", *last, "--episodes", "2", "--json")
+    output = type_apex("evaluate", "runs/own", *last, "--episodes", "2", "--json")
     assert json.loads(output.splitlines()[-1])["updates"] == 200
-    programs.start("export", "export", "runs/own")
-    assert programs.wait("export") == 2
-    assert "'linear-q' cannot be exported" in programs.output("export")
+    assert "'linear-q' cannot be exported" in type_apex("export", "runs/own", status=2)
 
 
 @pytest.mark.covers_programs
-def test_continuous_actions_go_through_all_programs_and_commands(programs):
+def test_continuous_actions_go_through_all_programs_and_commands(programs, type_apex):
     name = ("--env", "Pendulum-v1", "--name", "pendulum", "--stop-score", "none")
     run(programs, "train", "train", *name, *SMALL, *programs.offset, "--max-updates", "150")
     folder = RunFolder.open(programs.folder / "runs/pendulum")
     figures = last_figures(folder)
     assert {"learner/policy_loss", "learner/action_saturation", "learner/loss"} <= set(figures)
     video = programs.folder / "game.gif"
-    output = run(programs, "evaluate", "evaluate", "runs/pendulum", "--episodes", "2", "--video", str(video), "--json")
+    output = type_apex("evaluate", "runs/pendulum", "--episodes", "2", "--video", str(video), "--json")
     assert json.loads(output.splitlines()[-1])["mean"] < 0
     assert video.stat().st_size > 1_000
-    run(programs, "export", "export", "runs/pendulum", "--onnx")
+    type_apex("export", "runs/pendulum", "--onnx")
     policy, again = load_policy(folder.path), load_policy(folder.path / "export/model.safetensors")
     observation = np.array([1.0, 0.0, 0.5], np.float32)
     assert policy.act(observation).shape == (1,)
     assert np.allclose(policy(observation), 2 * policy.act(observation))  # The torque of Pendulum is -2 ... 2.
     assert np.array_equal(policy(observation), again(observation))
-    run(programs, "report", "report", "runs/pendulum", "--out", str(programs.folder / "report.html"))
+    type_apex("report", "runs/pendulum", "--out", str(programs.folder / "report.html"))
     assert "policy" in Path(programs.folder / "report.html").read_text()
     run(programs, "resume", "train", "--resume", "runs/pendulum", "--max-updates", "200")
     assert last_figures(folder)["learner/updates"] == 200
@@ -81,7 +79,7 @@ def temperature(folder):
 
 
 @pytest.mark.covers_programs
-def test_sac_goes_through_all_programs_and_resumes_its_temperature(programs):
+def test_sac_goes_through_all_programs_and_resumes_its_temperature(programs, type_apex):
     name = ("--env", "Pendulum-v1", "--algorithm", "sac", "--learner.learning-rate", "1e-2", "--name", "sac")
     run(programs, "train", "train", *name, "--stop-score", "none", *SMALL, *programs.offset, "--max-updates", "150")
     folder = RunFolder.open(programs.folder / "runs/sac")
@@ -89,9 +87,9 @@ def test_sac_goes_through_all_programs_and_resumes_its_temperature(programs):
     before, num_steps = temperature(folder)
     assert num_steps == 150
     assert before < 0.8
-    output = run(programs, "evaluate", "evaluate", "runs/sac", "--episodes", "2", "--epsilon", "1", "--json")
+    output = type_apex("evaluate", "runs/sac", "--episodes", "2", "--epsilon", "1", "--json")
     assert json.loads(output.splitlines()[-1])["mean"] < 0
-    run(programs, "export", "export", "runs/sac", "--onnx")
+    type_apex("export", "runs/sac", "--onnx")
     policy, again = load_policy(folder.path), load_policy(folder.path / "export/model.safetensors")
     observation = np.array([1.0, 0.0, 0.5], np.float32)
     assert np.array_equal(policy(observation), again(observation))
@@ -102,7 +100,7 @@ def test_sac_goes_through_all_programs_and_resumes_its_temperature(programs):
 
 
 @pytest.mark.covers_programs
-def test_r2d2_learns_to_remember_over_sockets_and_resumes(programs, monkeypatch):
+def test_r2d2_learns_to_remember_over_sockets_and_resumes(programs, type_apex, monkeypatch):
     """Two shards, whose samplers send the sequences; without memory, the mean score of this task is 0."""
     shutil.copy(REPOSITORY / "examples/memory.py", programs.folder / "memory.py")
     name = ("--preset", "r2d2", "--env", "memory:make_cue", "--name", "cue", "--stop-score", "0.95")
@@ -112,7 +110,7 @@ def test_r2d2_learns_to_remember_over_sockets_and_resumes(programs, monkeypatch)
     assert "reached the score 0.95" in programs.output("train")
     rows = read_curve(folder.curves / "replay.jsonl")
     assert rows[-1]["steps"] == 12 * rows[-1]["scalars"]["replay/num_inserted"]  # A sequence is an episode of 12 steps.
-    output = run(programs, "evaluate", "evaluate", "runs/cue", "--episodes", "20", "--json")
+    output = type_apex("evaluate", "runs/cue", "--episodes", "20", "--json")
     assert json.loads(output.splitlines()[-1])["mean"] > 0.9
     monkeypatch.syspath_prepend(programs.folder)
     policy, environment = load_policy(folder.path), memory.make_cue()
@@ -129,14 +127,14 @@ def test_r2d2_learns_to_remember_over_sockets_and_resumes(programs, monkeypatch)
 
 
 @pytest.mark.covers_programs
-def test_iqn_goes_through_all_programs_and_resumes(programs):
+def test_iqn_goes_through_all_programs_and_resumes(programs, type_apex):
     name = ("--env", "CartPole-v1", "--algorithm", "iqn", "--iqn.layer-norm", "--name", "iqn", "--stop-score", "none")
     run(programs, "train", "train", *name, *SMALL, *programs.offset, "--max-updates", "150")
     folder = RunFolder.open(programs.folder / "runs/iqn")
     assert np.isfinite(last_figures(folder)["learner/loss"])
-    output = run(programs, "evaluate", "evaluate", "runs/iqn", "--episodes", "2", "--json")
+    output = type_apex("evaluate", "runs/iqn", "--episodes", "2", "--json")
     assert json.loads(output.splitlines()[-1])["mean"] > 5
-    run(programs, "export", "export", "runs/iqn", "--onnx")
+    type_apex("export", "runs/iqn", "--onnx")
     policy, again = load_policy(folder.path), load_policy(folder.path / "export/model.safetensors")
     observation = np.array([0.1, 0.2, 0.03, 0.0], np.float32)
     assert np.array_equal(policy.q_values(observation), again.q_values(observation))
@@ -145,14 +143,14 @@ def test_iqn_goes_through_all_programs_and_resumes(programs):
 
 
 @pytest.mark.covers_programs
-def test_a_masked_action_is_never_played_and_the_game_is_learned(programs):
+def test_a_masked_action_is_never_played_and_the_game_is_learned(programs, type_apex):
     shutil.copy(masked_corridor.__file__, programs.folder / "corridor.py")
     masked = ("--env", "corridor:Corridor", "--name", "masked", "--actor.epsilon-base", "0.9")
     run(programs, "train", "train", *masked, *SMALL, *programs.offset, "--max-updates", "400")
-    output = run(programs, "evaluate", "evaluate", "runs/masked", "--episodes", "20", "--epsilon", "0.5", "--json")
+    output = type_apex("evaluate", "runs/masked", "--episodes", "20", "--epsilon", "0.5", "--json")
     assert json.loads(output.splitlines()[-1])["mean"] > 0.9
-    run(programs, "random", "evaluate", "--random", "--env", "corridor:Corridor", "--episodes", "20")
-    run(programs, "export", "export", "runs/masked")
+    type_apex("evaluate", "--random", "--env", "corridor:Corridor", "--episodes", "20")
+    type_apex("export", "runs/masked")
     exported = load_policy(programs.folder / "runs/masked/export/model.safetensors", epsilon=0.5, seed=1)
     environment = masked_corridor.Corridor()
     for _ in range(20):

@@ -86,7 +86,7 @@ def shorten(command_line):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("text", list(runnable()))
-def test_the_commands_of_a_block_work(text, folder):
+def test_the_commands_of_a_block_work(text, folder, commands):
     where = folder
     for command_line in filter(
         None, (shlex.split(line, comments=True) for line in text.replace("\\\n", "").splitlines())
@@ -96,8 +96,7 @@ def test_the_commands_of_a_block_work(text, folder):
         if command_line[0] == "cd":
             where = where / command_line[1]
             continue
-        command = [sys.executable, "-m", "apex", *shorten(command_line)]
-        answer = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=120)
+        answer = commands.run(where, shorten(command_line))
         assert answer.returncode == 0, f"{command_line}: {answer.stdout}{answer.stderr}"
 
 

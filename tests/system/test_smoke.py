@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -348,46 +346,6 @@ def learner_of(folder):
     return None
 
 
-COMMANDS = """
-import json, os, sys, traceback
-from apex.cli import main
-import apex.actor, apex.evaluation, apex.launch, apex.learner
-
-for line in sys.stdin:
-    folder, arguments = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        os.chdir(folder)
-        os.dup2(os.open("output", os.O_WRONLY | os.O_CREAT), 1)
-        os.dup2(1, 2)
-        status = 99
-        try:
-            status = main(arguments)
-        except SystemExit as end:
-            status = end.code
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def commands():
-    """Runs commands as `python -m apex` does, in processes forked from one that has imported torch already."""
-    command = [sys.executable, "-c", COMMANDS]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-
-        def run(folder, arguments):
-            process.stdin.write(json.dumps([str(folder), arguments]) + "\n")
-            process.stdin.flush()
-            return int(process.stdout.readline()), (folder / "output").read_text()
-
-        yield run
-        process.stdin.close()
-
-
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -407,8 +365,9 @@ def commands():
     ],
 )
 def test_a_mistake_is_named_and_ends_with_status_2(commands, tmp_path, arguments, parts):
-    status, output = commands(tmp_path, arguments)
-    assert status == 2, output
+    ended = commands.run(tmp_path, arguments)
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 2, output
     assert "Traceback" not in output
     for part in parts:
         assert part in output

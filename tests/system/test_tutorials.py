@@ -31,20 +31,12 @@ def commands_of(page):
     return [line.split()[1:] for line in (TUTORIALS / page).read_text().splitlines() if line.startswith("apex ")]
 
 
-def type_apex(folder, arguments, timeout=200):
-    """Runs `apex ARGUMENTS`; returns its output."""
-    command = [sys.executable, "-m", "apex", *arguments]
-    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
-    assert answer.returncode == 0, f"{arguments}: {answer.stdout}{answer.stderr}"
-    return answer.stdout
-
-
 @pytest.mark.timeout(600)
-def test_the_tutorial_environment_is_trained_evaluated_and_filmed(tmp_path):
+def test_the_tutorial_environment_is_trained_evaluated_and_filmed(tmp_path, type_apex):
     (tmp_path / "corridor.py").write_text(python_of("environment.md"))
     train, evaluate = commands_of("environment.md")
-    type_apex(tmp_path, [*train, *SHORT])
-    summary = json.loads(type_apex(tmp_path, [*evaluate, "--json"]).splitlines()[-1])
+    type_apex(*train, *SHORT)
+    summary = json.loads(type_apex(*evaluate, "--json").splitlines()[-1])
     assert summary["episodes"] == summary["metrics"]["success"]["games"] == 20
     assert "actor_metrics/success" in RunHistory(RunFolder.open(tmp_path / "runs/corridor")).tags("actor")
     assert (tmp_path / "corridor.mp4").stat().st_size > 1_000
@@ -57,44 +49,44 @@ def test_the_tutorial_environment_is_trained_evaluated_and_filmed(tmp_path):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["Colour", "Camera", "Grid", "Planes"])
-def test_each_kind_of_observations_is_trained_exported_and_resumed(tmp_path, name):
+def test_each_kind_of_observations_is_trained_exported_and_resumed(tmp_path, type_apex, name):
     shutil.copy(ROOT / "examples/observations.py", tmp_path)
-    type_apex(tmp_path, ["train", "--env", f"observations:{name}", *SHORT, "--max-updates", "20", "--name", "one"])
-    type_apex(tmp_path, ["train", "--resume", "runs/one", "--max-updates", "30"])
-    type_apex(tmp_path, ["export", "runs/one", "--onnx"])
-    type_apex(tmp_path, ["evaluate", "runs/one", "--episodes", "2"])
+    type_apex("train", "--env", f"observations:{name}", *SHORT, "--max-updates", "20", "--name", "one")
+    type_apex("train", "--resume", "runs/one", "--max-updates", "30")
+    type_apex("export", "runs/one", "--onnx")
+    type_apex("evaluate", "runs/one", "--episodes", "2")
     assert RunFolder.open(tmp_path / "runs/one").end.kind == "updates"
 
 
 @pytest.mark.timeout(300)
-def test_a_vector_environment_is_trained(tmp_path):
+def test_a_vector_environment_is_trained(tmp_path, type_apex):
     (tmp_path / "batched.py").write_text(python_of("../guide/families.md"))
     (train,) = commands_of("../guide/families.md")
-    type_apex(tmp_path, [*train, *SHORT, "--name", "one"])
+    type_apex(*train, *SHORT, "--name", "one")
     assert RunFolder.open(tmp_path / "runs/one").end.kind == "updates"
 
 
 @pytest.mark.timeout(300)
-def test_a_custom_network_is_trained(tmp_path):
+def test_a_custom_network_is_trained(tmp_path, type_apex):
     (tmp_path / "wide.py").write_text(python_of("network.md"))
     (train,) = commands_of("network.md")
-    type_apex(tmp_path, [*train, *SHORT])
+    type_apex(*train, *SHORT)
 
 
 @pytest.mark.timeout(300)
-def test_an_algorithm_with_another_optimizer_is_trained(tmp_path):
+def test_an_algorithm_with_another_optimizer_is_trained(tmp_path, type_apex):
     (tmp_path / "adamw.py").write_text(python_of("algorithm.md"))
     train, _ = commands_of("algorithm.md")
-    type_apex(tmp_path, [*train, *SHORT, "--name", "adamw"])
+    type_apex(*train, *SHORT, "--name", "adamw")
     assert RunFolder.open(tmp_path / "runs/adamw").end.kind == "updates"
 
 
 @pytest.mark.timeout(900)
-def test_c51_solves_cartpole(tmp_path):
+def test_c51_solves_cartpole(tmp_path, type_apex):
     """Runs in one process: the seed decides the curve, and the load of the machine only the time."""
     shutil.copy(ROOT / "examples/c51.py", tmp_path)
     _, train = commands_of("algorithm.md")
-    type_apex(tmp_path, [*train, "--single-process", "--name", "c51", "--max-updates", "5000"], timeout=880)
+    type_apex(*train, "--single-process", "--name", "c51", "--max-updates", "5000")
     folder = RunFolder.open(tmp_path / "runs/c51")
     assert folder.end.kind == "score"  # The 95 % interval of 100 fresh games lies above 475.
     assert folder.end.value == 475
