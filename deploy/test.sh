@@ -4,7 +4,7 @@
 #
 #   deploy/test.sh                    runs all parts except sky and images, in two lanes, and prints the output of each part
 #                                     when it has ended; container builds only if its files have changed
-#   deploy/test.sh images             builds all images, which takes 3 to 8 minutes
+#   deploy/test.sh images             makes both images in changed roots, which takes minutes
 #   deploy/test.sh sky                installs SkyPilot, which takes a minute, and lets it read its task
 #   deploy/test.sh container          builds the container's image in any case, which takes minutes
 #   deploy/test.sh terraform policy   runs only these parts, one after the other
@@ -96,19 +96,10 @@ part_shell() {
 part_units() {
   if ! have systemd-analyze; then skip "units: systemd-analyze verify" "systemd-analyze is not installed"; fi
   python -m pytest -q -rs -p no:cacheprovider tests/test_lanes.py tests/test_units.py tests/test_host.py tests/test_stall.py \
-    tests/test_bucket.py tests/test_sky.py
-  if have packer; then
-    python -m pytest -q -rs -p no:cacheprovider tests/test_packer.py -m "not build"
-  else
-    skip "packer: fmt, validate, refusals" "packer is not installed"
-  fi
+    tests/test_bucket.py tests/test_sky.py tests/test_packer.py -m "not build"
 }
 
 part_images() {
-  if ! have packer; then
-    skip "images: builds and contents" "packer is not installed"
-    return
-  fi
   if ((EUID)) || ! have unshare; then
     skip "images: builds and contents" "chroot needs root and unshare"
     return
