@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,41 +51,54 @@ MISSING = namespaces.missing() or ("" if shutil.which("terraform") else "not ins
 # The timeout is longer than the run's own deadlines.
 pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(2400)]
 
-Apply = Callable[..., NamespacedCluster]
+Clusters = Callable[[str], NamespacedCluster]
 
 
-def preset_settings() -> dict[str, dict[str, Any]]:
-    """Returns the preset as a value of the variable `settings`: the settings that differ from the defaults."""
+def preset_settings(**learner: Any) -> dict[str, dict[str, Any]]:
+    """Returns the variable `settings`: what differs from the defaults in the preset, and other settings of the learner."""
     default, settings = flatten(Config()), {}
     for name, value in flatten(PRESET).items():
         section, _, setting = name.partition(".")
         if value != default[name] and name not in NO_SETTINGS:
             settings.setdefault(section, {})[setting] = value
+    settings["learner"] |= learner
     return settings
 
 
+CLUSTERS = {  # the variables of each, beside those that all have
+    NAME: {"settings": preset_settings()},
+    "cartpole-2": {"settings": preset_settings(num_loaders=2), "replay_host": "own", "actor_hosts": 1},
+    "cartpole-3": {"environment": "crashing_environment:make", "actor_hosts": 1},
+}
+
+
 @pytest.fixture(scope="module")
-def apply(
+def clusters(
     scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str, tmp_path_factory: pytest.TempPathFactory
-) -> Apply:
-    """Applies a cluster of this name with these additional variables."""
+) -> Iterator[Clusters]:
+    """Applies all clusters beside each other, which takes a minute, and then returns one by its name."""
     settings, data = installed
 
-    def apply(name: str, **variables: Any) -> NamespacedCluster:
+    def apply(name: str) -> None:
         terraform = Terraform(scratch / name, {**settings, **emulator.environment(endpoint)}, data)
         fixed = {"bucket": emulator.BUCKET, "actor_instance_types": ["c7i.large"], "streams_per_core": 2}
-        variables = {"environment": "CartPole-v1", "admin_cidrs": [f"{ADMIN}/32"], **fixed, **variables}
+        variables = {"environment": "CartPole-v1", "admin_cidrs": [f"{ADMIN}/32"], **fixed, **CLUSTERS[name]}
         terraform.set(name=name, **variables)
         terraform.run("apply", "-auto-approve")
+
+    def find(name: str) -> NamespacedCluster:
+        applied[name].result()
         return NamespacedCluster(name, endpoint, tmp_path_factory.mktemp("hosts"))
 
-    return apply
+    with ThreadPoolExecutor() as pool:
+        applied = {name: pool.submit(apply, name) for name in CLUSTERS}
+        yield find
 
 
 @pytest.fixture(scope="module")
-def observed(apply: Apply) -> Iterator[Observations]:
+def observed(clusters: Clusters) -> Iterator[Observations]:
     """The whole run. Every wait has a deadline, and all machines end in any case."""
-    with apply(NAME, settings=preset_settings()) as cluster:
+    with clusters(NAME) as cluster:
         yield observe_run(cluster)
 
 
@@ -154,11 +168,9 @@ def test_a_disconnected_learner_host_continues_and_loses_nothing(observed: Obser
     assert find_late_streams(before, after, PRESET.actor.window) == []
 
 
-def test_a_replay_server_on_its_own_host_feeds_every_loader(apply: Apply, observed: Observations) -> None:
+def test_a_replay_server_on_its_own_host_feeds_every_loader(clusters: Clusters, observed: Observations) -> None:
     """Another cluster runs after the end of the first; each loader has its own connection."""
-    settings = preset_settings()
-    settings["learner"]["num_loaders"] = 2
-    with apply("cartpole-2", settings=settings, replay_host="own", actor_hosts=1) as cluster:
+    with clusters("cartpole-2") as cluster:
         cluster.add_new()
         (learner,), (replay,) = cluster.of("learner"), cluster.of("replay")
         cluster.boot(*cluster.hosts.values())
@@ -172,10 +184,10 @@ def test_a_run_with_progress_or_at_its_limit_keeps_its_host(observed: Observatio
     assert observed.learner.lines("home/systemctl").count(END) == 1, "the end of the run, and no other"
 
 
-def test_a_learner_that_always_crashes_is_replaced_once_and_then_ends(apply: Apply, endpoint: str) -> None:
+def test_a_learner_that_always_crashes_is_replaced_once_and_then_ends(clusters: Clusters, endpoint: str) -> None:
     """It crashes before it has made a run, so that the bucket has nothing but the mark."""
     health = []
-    with apply("cartpole-3", environment="crashing_environment:make", actor_hosts=1) as cluster:
+    with clusters("cartpole-3") as cluster:
         cluster.add_new()
         for _ in range(2):
             (learner,) = cluster.of("learner")
