@@ -55,7 +55,7 @@ Clusters = Callable[[str], NamespacedCluster]
 
 
 def preset_settings(**learner: Any) -> dict[str, dict[str, Any]]:
-    """Returns the variable `settings`: what differs from the defaults in the preset, and other settings of the learner."""
+    """Returns the variable `settings`: what the preset has set, and other settings of the learner."""
     default, settings = flatten(Config()), {}
     for name, value in flatten(PRESET).items():
         section, _, setting = name.partition(".")
