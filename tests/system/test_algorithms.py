@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import linear_q, masked_corridor
+from support.programs import FEW_GAMES
 
 from apex import load_policy
 from apex.runs.checkpoints.checkpoint import load_checkpoint
@@ -21,6 +22,7 @@ REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(400)  # longer than the tests' own deadlines
 
 SMALL = ("--actors", "2", "--batch-size", "32", "--replay.min-size-to-sample", "300", "--replay.capacity", "4000")
+SMALL += ("--run.no-tensorboard", *FEW_GAMES)
 
 
 def run(programs, name, *arguments):

@@ -265,7 +265,7 @@ def member(programs, role):
 def test_a_run_survives_a_kill_of_each_program_and_the_loss_of_its_memory(programs):
     """Steps and updates grow after each fault. The run keeps its replay memory until the test removes the file."""
     options = ["--name", "one", "--run.no-tensorboard", "--run.crash-budget", "9"]
-    programs.start("train", "train", *TINY, *programs.offset, *options)
+    programs.start("train", "train", *CALM, *programs.offset, *options)
     status = programs.status(lambda status: status.updates > 50)
     folder = RunFolder.open(programs.folder / "runs" / "one")
     for role in ("replay", "actor", "evaluator", "learner", "coordinator", "loader"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.programs import FEW_GAMES
 
 import apex
 from apex.launch.train import read_start
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs/tutorials"
 TUNE = ROOT / "docs/guide/tune.md"
 SHORT = ["--max-updates", "200", "--actors", "4", "--run.no-tensorboard", "--evaluator.final-seconds", "5"]
+SHORT += FEW_GAMES
 
 
 def python_of(page, number=0):
