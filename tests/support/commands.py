@@ -14,43 +14,47 @@ import apex.evaluation.command, apex.launch.train, apex.learner
 from apex.cli import run
 
 for line in sys.stdin:
-    folder, arguments, outputs = json.loads(line)
+    folder, command, outputs = json.loads(line)
     child = os.fork()
     if child == 0:
         os.chdir(folder)
         sys.path[0] = folder  # as python -m does
-        sys.argv[:] = ["apex", *arguments]
         for descriptor, path in enumerate([os.devnull, *outputs]):
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), descriptor)
+        if isinstance(command, str):
+            sys.modules["__main__"] = type(sys)("__main__")
+            exec(command, vars(sys.modules["__main__"]))
+            sys.exit()
+        sys.argv[:] = ["apex", *command]
         run()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
 class Commands:
-    """Runs commands like `python -m apex`. Starts the process that forks when it is needed."""
+    """Runs commands and programs. Starts the process that forks when it is needed."""
 
     def __init__(self, folder):
         """`folder`: for the commands' outputs."""
         self._outputs = [folder / name for name in ("stdout", "stderr")]
         self._server = None
 
-    def run(self, folder, arguments):
-        """Runs `apex ARGUMENTS` in the folder to its end."""
+    def run(self, folder, command):
+        """Runs `python -m apex COMMAND`, or `python -c COMMAND` if it is a text, in the folder to its end."""
         if self._server is None:
             # Programs that these start do not count for coverage: the server outlives the test that starts it.
             environment = {name: value for name, value in os.environ.items() if name != "COVERAGE_PROCESS_CONFIG"}
-            command = [sys.executable, "-c", SERVER]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            self._server = subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True)
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            program = [sys.executable, "-c", SERVER]
+            self._server = subprocess.Popen(program, **pipes, env=environment, start_new_session=True)
         try:
-            self._server.stdin.write(json.dumps([folder, arguments, self._outputs], default=str) + "\n")
+            self._server.stdin.write(json.dumps([folder, command, self._outputs], default=str) + "\n")
             self._server.stdin.flush()
             status = int(self._server.stdout.readline())
         except BaseException:  # for example a test's timeout
             self.close()
             raise
-        return subprocess.CompletedProcess(arguments, status, *(path.read_text() for path in self._outputs))
+        return subprocess.CompletedProcess(command, status, *(path.read_text() for path in self._outputs))
 
     def close(self):
         if self._server is not None:

@@ -101,21 +101,21 @@ def test_the_commands_of_a_block_work(text, folder, commands):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
-def test_the_python_of_a_document_runs(path, tmp_path):
+def test_the_python_of_a_document_runs(path, tmp_path, commands):
     for block in blocks(path, "python"):
         if block["reason"]:
             continue
         text = block["text"].replace('run={"max_minutes": 5}', 'run={"max_updates": 3, "tensorboard": False}')
         text = text.replace("episodes=100", "episodes=1")
-        answer = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        answer = commands.run(tmp_path, text)
         assert answer.returncode == 0, answer.stderr
 
 
 @pytest.mark.parametrize("text", [each["text"] for path in REFERENCES.values() for each in blocks(path, "python")])
-def test_the_python_of_the_reference_runs_and_prints_what_it_says(text, folder):
+def test_the_python_of_the_reference_runs_and_prints_what_it_says(text, folder, commands):
     said = [line.partition("print(")[2].partition(")  # ")[2] for line in text.splitlines()]
     script = text.replace('{"max_minutes": 5}', '{"max_updates": 3, "tensorboard": False}').replace("=100", "=1")
-    answer = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=120)
+    answer = commands.run(folder, script)
     assert answer.returncode == 0, answer.stderr
     assert all(each in answer.stdout for each in said), answer.stdout
 
