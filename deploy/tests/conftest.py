@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,14 +30,16 @@ class Planned(NamedTuple):
 
 Cluster = Planned  # the same plan, applied
 
+_client = cache(partial(boto3.client, region_name=emulator.REGION))  # A client takes long to create.
+
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Creates clients of an empty AWS inside this process."""
+    """Returns clients of an empty AWS inside this process."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "emulated")
     with mock_aws():
-        yield partial(boto3.client, region_name=emulator.REGION)
+        yield _client
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,8 @@ CUT_SECONDS = 10.0
 ANSWER_SECONDS = 2.0  # time for a connection to be answered
 START_SECONDS, SCORE_SECONDS = 240.0, 400.0  # deadlines, measured by a Stopwatch
 
+COUNTED = ("time", "steps", "learner/updates")  # increase in a curve
+
 Port = tuple[str, int]  # address and number
 Row = dict[str, Any]  # row of a curve
 
@@ -232,6 +234,17 @@ def resumed_at(learner: Host) -> int:
 def read_rows(path: Path) -> list[Row]:
     """Returns the rows of a curve."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def check_continuation(lost: list[Row], rows: list[Row], resumed_at: int) -> None:
+    """Checks that a curve has the rows of a lost host up to update `resumed_at`, and those of another continue them."""
+    before = [row for row in rows if row["time"] <= lost[-1]["time"]]
+    assert before == lost[: len(before)]
+    assert 0 < len(before) < len(rows)
+    times, steps, updates = ([row.get(name, row["scalars"].get(name)) for row in rows] for name in COUNTED)
+    assert times == sorted(set(times))
+    assert (steps, updates) == (sorted(steps), sorted(updates))
+    assert updates[len(before) - 1] <= resumed_at <= updates[len(before)], "the rest was cut, and trained again"
 
 
 def is_still(memory: Callable[[], Memory]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import boto3
@@ -19,9 +20,7 @@ from apex.cloud.cluster.command import main
 Apex = Callable[..., tuple[int, list[str], str]]
 ROLES = ("learner", "evaluator", "actor")  # the replay server shares the learner's host
 
-
-def client(service: str) -> Any:
-    return boto3.client(service, region_name=REGION)
+client = cache(partial(boto3.client, region_name=REGION))  # by service
 
 
 @pytest.fixture

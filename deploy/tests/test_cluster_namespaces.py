@@ -26,6 +26,7 @@ from namespaced_run import (
     START_SECONDS,
     TENSORBOARD,
     Observations,
+    check_continuation,
     connected_from,
     find_late_streams,
     observe_run,
@@ -123,20 +124,11 @@ def sizes(name: str, endpoint: str) -> dict[str, int]:
 
 
 def test_the_new_learner_continues_from_the_bucket(observed: Observations) -> None:
-    """The curve has the rows of the lost host up to the checkpoint, then those of the new host, which continue."""
     lost, resumed_at = observed.learner_loss
     assert resumed_at > 0
     kept = [row for row in lost if row["scalars"]["learner/updates"] <= resumed_at]
     assert lost[-1]["time"] - kept[-1]["time"] <= LOST_SECONDS
-    rows = read_rows(observed.folder / "curves/learner.jsonl")
-    before = [row for row in rows if row["time"] <= lost[-1]["time"]]
-    assert before == lost[: len(before)]
-    assert 0 < len(before) < len(rows)
-    times = [row["time"] for row in rows]
-    assert times == sorted(set(times))
-    for name in ("steps", "learner/updates"):
-        counts = [row.get(name, row["scalars"].get(name)) for row in rows]
-        assert counts == sorted(counts), name
+    check_continuation(lost, read_rows(observed.folder / "curves/learner.jsonl"), resumed_at)
 
 
 def test_a_port_is_open_only_to_the_machines_that_use_it(observed: Observations) -> None:

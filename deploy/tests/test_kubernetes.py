@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import namespaces
 import pytest
 import yaml
-from namespaced_run import Row, read_rows, renewed
+from namespaced_run import Row, check_continuation, read_rows, renewed
 from namespaces import Stopwatch
 from pods import Jobs, decide
 from stored_streams import Memory, read_memory
@@ -215,16 +215,8 @@ def test_actor_ids_of_a_lost_pod_are_leased_again_and_nothing_is_lost(seen: Seen
 
 
 def test_a_new_head_continues_from_the_mirror(seen: Seen) -> None:
-    """The curve has the rows of the lost pod up to the checkpoint, then those of the new pod, which continue."""
     assert seen.resumed_at > 0
-    rows = read_rows(seen.folder / "curves/learner.jsonl")
-    before = [row for row in rows if row["time"] <= seen.rows[-1]["time"]]
-    assert before == seen.rows[: len(before)]
-    assert 0 < len(before) < len(rows)
-    times, updates = zip(*((row["time"], row["scalars"]["learner/updates"]) for row in rows), strict=True)
-    assert list(times) == sorted(set(times))
-    assert list(updates) == sorted(updates)
-    assert updates[len(before) - 1] <= seen.resumed_at <= updates[len(before)], "the rest was cut, and trained again"
+    check_continuation(seen.rows, read_rows(seen.folder / "curves/learner.jsonl"), seen.resumed_at)
 
 
 def test_actor_pods_end_with_0_only_when_the_run_is_over(seen: Seen) -> None:
