@@ -210,7 +210,7 @@ run_lane() {
     (
       set -e
       "part_$part"
-    ) >"$SCRATCH/$part.log" 2>&1
+    ) >"$SCRATCH/$part.output" 2>&1
     echo $? >"$SCRATCH/$part.status"
   done
 }
@@ -230,7 +230,7 @@ else
   for part in "${PARTS[@]}"; do
     until [[ -s $SCRATCH/$part.status || -z $(jobs -rp) ]]; do sleep 1; done
     say "$part"
-    if ! { cat "$SCRATCH/$part.log" && [[ $(<"$SCRATCH/$part.status") == 0 ]]; }; then failed+=("$part"); fi
+    if ! { cat "$SCRATCH/$part.output" && [[ $(<"$SCRATCH/$part.status") == 0 ]]; }; then failed+=("$part"); fi
   done
 fi
 
