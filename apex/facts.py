@@ -35,7 +35,7 @@ class EndReason(Record, frozen=True):
 
 INTERRUPTED = EndReason("interrupted")
 
-FailureKind = Literal["exit", "signal", "stuck", "refused", "error", "no_steps", "no_updates", "unsaved"]
+FailureKind = Literal["exit", "signal", "stuck", "refused", "error", "no_steps", "no_updates", "unsaved", "silent"]
 
 
 class Failure(Record, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Failure(Record, frozen=True, kw_only=True):
     # update needs; unsaved: update of the newest checkpoint
     value: float = 0.0
     times: int = 1  # how often the program has ended
-    detail: str = ""  # the last line of its log, or the text of the exception
+    detail: str = ""  # the last line of its log, the text of the exception, or silent: the address of the service
     log: str = ""  # path of its log
     unit: str = ""  # unit of Ray in which it ran; "": this host
 
@@ -84,6 +84,7 @@ class UnitEvent(Record, frozen=True, kw_only=True):
     address: str = ""  # placed: address of the host; learner: HOST:PORT of its control socket
     tensorboard: str = ""  # learner: HOST:PORT of TensorBoard on that host; "": there is none
     cpus: int = 0  # waiting: CPUs that the unit needs
+    memory: int = 0  # waiting: bytes of memory that the unit needs
     gpu: bool = False  # waiting: whether the unit needs a GPU
     free_cpus: float = 0.0  # waiting: CPUs of the cluster that are free
     total_cpus: float = 0.0  # waiting: CPUs of the cluster

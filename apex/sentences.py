@@ -22,6 +22,7 @@ from apex.facts import (
     WarmStart,
 )
 from apexreplay.facts import Record, Waiting, WaitKind
+from apexreplay.process.text import size
 
 
 def plural(number: int, noun: str) -> str:
@@ -82,6 +83,8 @@ def describe_failure(failure: Failure) -> str:
     if failure.kind == "unsaved":
         newest = f"the newest one is of update {failure.value:,.0f}" if failure.value else "the run has no checkpoint"
         return f"{unit}the last checkpoint was not written: {newest}{log}"
+    if failure.kind == "silent":
+        return f"Ray's control service at {failure.detail} does not answer: the cluster has lost its head node"
     times = {1: "once", 2: "twice"}.get(failure.times, f"{failure.times} times")
     return f"{unit}{failure.role} {_describe_exit(failure)} {times}{detail}{log}"
 
@@ -108,7 +111,9 @@ def describe_unit(event: UnitEvent) -> str:
         case "lost":
             return f"{event.unit} was lost; Ray restarts it on a node with free CPUs"
         case "waiting":
-            needs = f"{event.cpus} CPUs and a GPU" if event.gpu else f"{event.cpus} CPUs"
+            memory = f"{size(event.memory)} of memory"
+            rest = f", {memory} and a GPU" if event.gpu else f" and {memory}"
+            needs = f"{event.cpus} CPUs{rest}"
             free = f"{event.free_cpus:g} of {event.total_cpus:g} CPUs are free"
             return f"{event.unit} waits for a node with {needs}: {free}"
         case "learner":

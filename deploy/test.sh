@@ -96,7 +96,7 @@ part_shell() {
 part_units() {
   if ! have systemd-analyze; then skip "units: systemd-analyze verify" "systemd-analyze is not installed"; fi
   python -m pytest -q -rs -p no:cacheprovider tests/test_lanes.py tests/test_units.py tests/test_host.py tests/test_stall.py \
-    tests/test_bucket.py tests/test_sky.py tests/test_packer.py -m "not build"
+    tests/test_bucket.py tests/test_sky.py tests/test_ray_hosts.py tests/test_packer.py -m "not build"
 }
 
 part_images() {

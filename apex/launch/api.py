@@ -144,7 +144,7 @@ def train(
         raise UsageError(cause) if ending.status == REFUSED else TrainingError(cause, outcome.folder)
     end = calls.true_end(find_end(ending, status))
     return Run(
-        folder=outcome.folder,
+        folder=outcome.folder.absolute(),
         config=outcome.config,
         end=end,
         interrupted=not ending.role and (end is None or end.kind != "callback"),

@@ -26,10 +26,9 @@ tar -xzf "$staged/source.tar.gz" -C "$staged"
 export TORCH_INDEX=""
 if [[ $KIND == cpu ]]; then TORCH_INDEX=${CPU_WHEELS:-}; fi
 python=("$staged/source/deploy/install.sh" "$home/venv")
-"${python[@]}" packages aws
+"${python[@]}" packages aws,ray
 "${python[@]}" wheels "$staged/wheel"
 "${python[@]}" package "$staged/wheel"
-install -m 0644 "$staged/source/constraints.txt" "$home/constraints.txt" # for packages that a cluster adds
 
 install -m 0755 "$staged"/units/bin/* "$home/bin"
 install -m 0644 "$staged"/units/*.{service,timer} /etc/systemd/system

@@ -71,7 +71,15 @@ def examples() -> Iterator[Record]:
     for unit in get_args(UnitEventKind):
         places = {"host": "gpu1", "address": "10.0.0.7:21001", "tensorboard": "10.0.0.7:6006"}
         yield UnitEvent(
-            unit="actor-1", kind=unit, cpus=4, gpu=True, free_cpus=2, total_cpus=8, failure=FAILURE, **places
+            unit="actor-1",
+            kind=unit,
+            cpus=4,
+            memory=2**30,
+            gpu=True,
+            free_cpus=2,
+            total_cpus=8,
+            failure=FAILURE,
+            **places,
         )
     for source in get_args(RestoreSource):
         for part, other in (("learner", 0), ("replay 1", 8)):

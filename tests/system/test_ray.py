@@ -212,7 +212,7 @@ def test_the_head_and_its_learner_restart_and_training_continues(clusters):
     with ThreadPoolExecutor(1) as pool:
         seconds = {"learner": kill(learner_of(cluster), 1)}
         unit = parent_of(parent_of(learner_of(cluster)))
-        assert "Unit" in cmdline(unit)
+        assert "Head" in cmdline(unit)
         seconds["worker"] = kill(unit, 2)
     assert "head was lost" in driver.output()
     print(seconds)
@@ -239,8 +239,7 @@ def test_no_program_outlives_a_killed_driver_and_doctor_names_its_files(clusters
     driver.wait()
     until(lambda: not find(cluster, "apex.", "-m"), "end of all programs", seconds=30.0)
     assert RunFolder.open(cluster.folder / "runs/run").end == INTERRUPTED
-    secrets = set(cluster.folder.rglob("*.key_secret"))
-    assert secrets == set((cluster.folder / "runs/ray/run/secrets").rglob("*.key_secret"))
+    assert not list(cluster.folder.rglob("*.key_secret"))
     run_id = json.loads((cluster.folder / "runs/run/manifest.json").read_text())["run_id"]
     left = set(memory_folder().glob(f"apex-{run_id:016x}*.replay"))
     until(lambda: left <= set(find_leftovers().kept), "entry of the doctor", seconds=10.0)
@@ -253,31 +252,97 @@ def test_a_run_without_its_control_service_is_saved_and_ends(clusters):
     driver = train(cluster, *CALMLY, engine=("--actor-hosts", "1", "--head-cpus", "2"))
     until_more(cluster, driver)
     cluster.kill_node(0)
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(slowdown)
+        until(lambda: "control service" in driver.output(), "end", seconds=100.0)
+        seconds = time.monotonic() - began
+        print(seconds, slow.result())
+        assert seconds / slow.result() < 10
+    assert driver.wait(100) == NEIGHBOUR_GONE, driver.output()
+    assert f"--resume {cluster.folder / 'runs/ray/run'}" in driver.output()
     until(lambda: not find(cluster, "apex.", "-m", "run"), "end of all programs", seconds=100.0)
-    assert driver.wait(100) != 0, driver.output()
     assert RunFolder.open(cluster.folder / "runs/run").end == INTERRUPTED
+    assert not list(cluster.folder.rglob("runs/ray/run/secrets"))
 
 
-def test_a_job_trains_in_an_environment_from_its_working_directory(clusters):
-    cluster = clusters(2, dashboard=True)
+def submit(cluster, *arguments):
+    """Starts a job with its own environment, called `job`; returns the program that shows its output."""
     folder = cluster.folder / "job"
     folder.mkdir()
     (folder / "brought.py").write_text(CALM_FILE)
-    arguments = ["--env", "brought:Calm", "--max-updates", "30", "--run.folder", str(cluster.folder / "runs")]
-    submit = [
-        str(RAY),
-        "job",
-        "submit",
+    options = [
         "--address",
         f"http://127.0.0.1:{cluster.dashboard}",
         "--working-dir",
         str(folder),
+        "--submission-id",
+        "job",
     ]
-    train = [sys.executable, "-m", "apex", "train", "--engine", "ray", *CALMLY, *arguments]
-    job = cluster.start("driver", *submit, "--", *train)
+    train = [sys.executable, "-m", "apex", "train", "--engine", "ray", *CALMLY, "--env", "brought:Calm", *arguments]
+    runs = ["--run.folder", str(cluster.folder / "runs")]
+    return cluster.start("driver", str(RAY), "job", "submit", *options, "--", *train, *runs)
+
+
+def test_a_job_trains_in_an_environment_from_its_working_directory(clusters):
+    cluster = clusters(2, dashboard=True)
+    job = submit(cluster, "--max-updates", "30")
     assert job.wait(200) == 0, job.output()
     assert "reached 30 updates" in job.output()
     assert (cluster.folder / "runs" / "run" / "checkpoints" / "newest.json").exists()
+
+
+def test_a_stopped_job_saves_and_leaves_no_secret_key(clusters):
+    cluster = clusters(2, dashboard=True)
+    job = submit(cluster)
+    until_more(cluster, job)
+    stop = [RAY, "job", "stop", "--address", f"http://127.0.0.1:{cluster.dashboard}", "job"]
+    subprocess.run(stop, env=cluster.environment, check=True, capture_output=True, timeout=100)
+    nothing_stays(cluster)
+    assert RunFolder.open(cluster.folder / "runs/run").end == INTERRUPTED
+
+
+LOOK = """
+import urllib.request, ray
+ray.init()
+print([actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)])
+for node in ray.nodes():
+    print(urllib.request.urlopen(f"http://127.0.0.1:{node['MetricsExportPort']}/metrics").read().decode())
+"""
+
+
+def test_the_tools_of_ray_show_units_by_name_and_figures_of_the_run(clusters):
+    cluster = clusters(2)
+    driver = train(cluster, *CALMLY)
+    until_more(cluster, driver)
+
+    def look():
+        command = [sys.executable, "-c", LOOK]
+        found = subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=100)
+        assert found.returncode == 0, found.stderr
+        assert "run/head" in found.stdout
+        assert "run/actor-0" in found.stdout
+        return all(re.search(rf'^ray_apex_{name}{{.*run="run".*}} [1-9]', found.stdout, re.M) for name in FIGURES)
+
+    until(look, "figures of the run", seconds=150.0)
+    assert "ray::Head" in cmdline(parent_of(parent_of(learner_of(cluster))))
+
+
+FIGURES = ("updates", "steps")
+
+
+def test_the_head_waits_for_a_gpu_that_ray_up_may_start(clusters, tmp_path):
+    types = {"gpus": {"max_workers": 1, "resources": {"CPU": 2, "GPU": 1}}}
+    (tmp_path / "ray_bootstrap_config.yaml").write_text(json.dumps({"available_node_types": types}))
+    cluster = clusters(2)
+    cluster.environment["HOME"] = str(tmp_path)
+    driver = train(cluster, *CALMLY, engine=())
+    until_output(driver, r"head waits for a node with 2 CPUs, .* and a GPU", seconds=60.0)
+    cluster.add_node(2, "--num-gpus", "1", "--address", cluster.address)
+    until_output(driver, "head is on", "actor-0 is on", seconds=60.0)
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait(60) in (0, 130), driver.output()
+    nothing_stays(cluster)
 
 
 API = """

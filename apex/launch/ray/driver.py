@@ -21,7 +21,7 @@ from apex.facts import Ending, LogEntry, UnitEvent
 from apex.launch.engine import RayEngine
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.report import describe_limits
-from apex.launch.ray.cluster import open_cluster
+from apex.launch.ray.cluster import make_gauges, open_cluster, read_nodes
 from apex.launch.ray.fleet import Fleet
 from apex.launch.resume import CONTINUE, OPTION
 from apex.launch.start import RunOutcome, Start
@@ -32,7 +32,7 @@ from apex.runs.new_folder import make_folder
 from apex.runtime.logs import log_to
 from apex.sizing import ENVS_PER_PROCESS, TRANSITIONS_PER_ACTOR
 from apex.transport.curve.command import bundle_for, new_folder
-from apex.transport.curve.key_store import read_keys
+from apex.transport.curve.key_store import Keys, read_keys
 from apex.transport.messages.control import decode_answer
 from apex.types import Role
 from apexreplay.errors import FINISHED, UsageError, require
@@ -51,20 +51,28 @@ def run_on_ray(start: Start, engine: RayEngine, stop: Stop, out: TextIO | None) 
 
     Creates the folder of a new run only when the cluster is usable. Raises UsageError if the run already runs.
     """
-    config = start.config if start.folder is not None else plan(start.config, engine)
+    if start.folder is None:
+        plan(start.config, engine)  # refuses settings before it connects
     with open_cluster(engine) as ray:
+        nodes = read_nodes(ray)
+        engine, device = engine.fit(nodes), start.config.learner.device
         if start.folder is None:
+            config = plan(start.config, engine)
             made = create_on_ray(config, engine, start.argv, continues=start.repeated is not None)
             start = replace(made, callbacks=start.callbacks, repeated=start.repeated)
-        return _run_units(ray, start, engine, stop, out or sys.stdout)
+        gpu = device == "cuda" or (device == "auto" and any(has_gpu for has_gpu, _ in nodes))
+        return _run_units(ray, start, engine, stop, out or sys.stdout, gpu=gpu)
 
 
 def plan(config: Config, engine: RayEngine) -> Config:
-    """Returns the configuration of a new run. Raises UsageError for settings that Ray does not support."""
+    """Returns the configuration of a new run. Raises UsageError for settings that Ray does not support.
+
+    `engine`: with all sizes chosen; otherwise `num_actors` and `envs_per_process` are only preliminary.
+    """
     given, default = flatten(config), flatten(Config())
     for setting in SET_HERE:
         require(given[setting] == default[setting], f"{setting} cannot be set with --engine ray: leave it out")
-    processes, actor = engine.actor_hosts * engine.cpus_per_host, config.actor
+    processes, actor = max(1, engine.actor_hosts * engine.cpus_per_host), config.actor
     fitting = min(ENVS_PER_PROCESS, max(1, config.replay.capacity // TRANSITIONS_PER_ACTOR // processes))
     # Each process has the same number of environments; num_actors is rounded up to a multiple of it.
     envs = -(-actor.num_actors // processes) or actor.envs_per_process or fitting
@@ -102,12 +110,13 @@ def continue_on_ray(config: Config, engine: RayEngine, typed: Namespace, argv: S
 
     Raises UsageError if the run has no name, or if this host began it with other settings.
     """
-    name, planned = config.run.name, plan(config, engine)
+    name = config.run.name
     require(bool(name), f"{CONTINUE}: the run to continue has no name", remedy="add --name NAME")
-    folder = Path(planned.run.folder) / BELOW / name
+    folder = Path(plan(config, engine).run.folder) / BELOW / name
     if not (folder / SAVED_START).is_file():
         return Start(config=config, argv=argv, engine=engine, repeated=config)
     start = reopen_on_ray(str(folder), typed, argv)
+    planned = plan(config, start.engine or engine)
     remedy = f"type the first command again, or use {OPTION} {folder}"
     require(start.config == planned, f"{CONTINUE} --name {name} was begun with other settings", remedy=remedy)
     return replace(start, repeated=config)
@@ -128,16 +137,16 @@ def reopen_on_ray(name: str, typed: Namespace, argv: Sequence[str]) -> Start:
     return Start(config=from_saved(saved["config"]), argv=argv, folder=folder, engine=engine)
 
 
-def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: TextIO) -> RunOutcome:
+def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: TextIO, *, gpu: bool) -> RunOutcome:
     assert start.folder is not None
     config, folder = start.config, start.folder
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     with (
         hold(folder),
-        _new_secrets(folder / "secrets", engine.actor_hosts) as observer,
+        _new_keys(folder / "secrets", engine.actor_hosts) as (bundles, observer),
         log_to(logs / "driver.log"),
-        open_context(read_keys(observer, Role.OBSERVER)) as context,
+        open_context(observer) as context,
         open(logs / "units.log", "a", buffering=1) as units,
         open_view(stream) as view,
         redirect_stdout(units),  # Ray prints the output of units to stdout and stderr.
@@ -166,12 +175,15 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
                 socket = ControlSocket(context, f"tcp://{event.address}", decode_answer, linger=0.0)
                 source[:] = [StatusClient(socket)]
 
-        begun = (folder / BEGUN).exists()
-        state = {"begun": begun, "continues": start.repeated is not None}
-        fleet = Fleet(ray, config, engine, folder, argv=start.argv, **state, notify=notify, show=entries.append)
+        state = {"begun": (folder / BEGUN).exists(), "continues": start.repeated is not None, "gpu": gpu}
+        fleet = Fleet(
+            ray, config, engine, folder, bundles, argv=start.argv, **state, notify=notify, show=entries.append
+        )
+        show_gauges = make_gauges(config.run.name)
         try:
             while (ending := fleet.check()) is None and not stop.poll():
                 watch.tick()
+                show_gauges(watch.status)
                 time.sleep(POLL_SECONDS)
         finally:
             fleet.end()
@@ -181,10 +193,10 @@ def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: Te
 
 
 @contextmanager
-def _new_secrets(folder: Path, actor_hosts: int) -> Iterator[str]:
-    """Creates a private folder with new keys and a key bundle for every unit; removes the folder at the end.
+def _new_keys(folder: Path, actor_hosts: int) -> Iterator[tuple[dict[str, dict[str, str]], Keys | None]]:
+    """Yields new keys for every unit, each bundle as file name -> text, and the observer's, which this process uses.
 
-    Yields the folder of the observer's bundle, which this process uses.
+    No secret key stays on the disk meanwhile, because a driver can be killed at any time.
     """
     shutil.rmtree(folder, ignore_errors=True)  # left by a killed driver
     try:
@@ -192,7 +204,11 @@ def _new_secrets(folder: Path, actor_hosts: int) -> Iterator[str]:
         new_folder(folder / "keys")
         for name in (f"actor-{index}" for index in range(actor_hosts)):
             bundle_for(folder / "keys", Role.ACTOR, folder / name, name)
+        bundles = {path.name: {file.name: file.read_text() for file in path.iterdir()} for path in folder.iterdir()}
         bundle_for(folder / "keys", Role.OBSERVER, folder / "observer")
-        yield str(folder / "observer")
+        observer = read_keys(str(folder / "observer"), Role.OBSERVER)
+        for secret in folder.rglob("*.key_secret"):
+            secret.unlink()
+        yield bundles, observer
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,8 @@ from apex.config.role_command import module_command, role_command
 from apex.facts import Ending, Failure, FailureKind, LogEntry, UnitEvent, UnitEventKind
 from apex.launch.engine import RayEngine
 from apex.launch.mirroring import TRY_SECONDS
-from apex.launch.ray.cluster import make_actor_host, make_head
+from apex.launch.preflight import requirements
+from apex.launch.ray.cluster import ControlService, Needs, make_actor_host, make_head
 from apex.launch.ray.order import Order, Report
 from apex.launch.ray.unit import Place
 from apex.runtime.supervisor import REST_SECONDS, CrashBudget
@@ -40,7 +41,9 @@ class Fleet:
     ray: Any
     config: Config
     engine: RayEngine
-    folder: Path  # the driver's folder, with the keys of each unit
+    folder: Path  # the driver's folder
+    keys: dict[str, dict[str, str]]  # of each unit: file name -> text
+    gpu: bool  # whether the head needs a GPU
     argv: Sequence[str]
     begun: bool  # whether the head has created the run folder
     continues: bool  # whether the command has --continue, so that the run may be in its mirror
@@ -50,20 +53,27 @@ class Fleet:
     def __post_init__(self) -> None:
         self._actors: list[Member] = []
         self._learner = ""  # HOST:PORT of the learner's control socket; "" while unknown
-        device, gpus = self.config.learner.device, self.ray.cluster_resources().get("GPU", 0)
-        gpu, cpus = device == "cuda" or (device == "auto" and gpus >= 1), self.engine.head_cpus
-        handle, self._group = make_head(self.ray, cpus, gpu=gpu)
-        self._head = Member(self, "head", handle, self._order_head, cpus=cpus, gpu=gpu, supervises=True)
+        self._service = ControlService(self.ray.get_runtime_context().gcs_address)
+        cuda = requirements.CUDA_BYTES if self.gpu else 0
+        # The replay memory counts only if its size is given: otherwise the head chooses it for its host.
+        programs = requirements.OTHER_PROGRAM_BYTES + requirements.TRAINER_BYTES + cuda
+        needs = Needs(self.engine.head_cpus, programs + self.config.replay.max_bytes, int(self.gpu))
+        handle, self._group = make_head(self.ray, f"{self.config.run.name}/head", needs)
+        self._head = Member(self, "head", handle, self._order_head, needs, supervises=True)
 
     def check(self) -> Ending | None:
         """Checks all units and sends due orders; returns an ending if the run has ended."""
+        if self._service.is_lost():
+            return Ending(NEIGHBOUR_GONE, "ray", Failure(role="ray", kind="silent", detail=self._service.address))
         if (ending := self._head.check()) is not None:
             return ending
         if self._head.running and not self._actors:  # Created earlier, they might take the head's CPUs.
-            cpus = self.engine.cpus_per_host
+            run, processes = self.config.run.name, self.engine.cpus_per_host
+            environments = self.config.actor.envs_per_process * requirements.ENVIRONMENT_BYTES
+            needs = Needs(processes, processes * (requirements.ACTOR_PROCESS_BYTES + environments))
             self._actors = [
-                Member(self, f"actor-{i}", make_actor_host(self.ray, cpus), self._order_actor, cpus=cpus)
-                for i in range(self.engine.actor_hosts)
+                Member(self, name, make_actor_host(self.ray, f"{run}/{name}", needs), self._order_actor, needs)
+                for name in (f"actor-{index}" for index in range(self.engine.actor_hosts))
             ]
         for member in list(self._actors):
             if (ending := member.check()) is None:
@@ -80,6 +90,10 @@ class Fleet:
 
     def end(self) -> None:
         """Ends all programs: first the actors, then the head, which saves the run."""
+        if self._service.is_lost():  # Nobody tells when they have ended.
+            for member in (*self._actors, self._head):
+                member.request_stop()
+            return
         for group in (self._actors, [self._head]):
             for member in group:
                 member.request_stop()
@@ -123,8 +137,7 @@ class Fleet:
         )
 
     def _order(self, name: str, bundle: str, **what: Any) -> Order:
-        keys = {path.name: path.read_text() for path in (self.folder / "secrets" / bundle).iterdir()}
-        return Order(name=name, home=str(self.folder / name), keys=keys, **what)
+        return Order(name=name, home=str(self.folder / name), keys=self.keys[bundle], **what)
 
 
 @dataclass(eq=False)
@@ -135,8 +148,7 @@ class Member:
     name: str
     handle: Any
     order: Callable[[str, Place], Order | None]  # returns the next order; None if it cannot be created yet
-    cpus: int
-    gpu: bool = False
+    needs: Needs
     supervises: bool = False  # the guard restarts its programs itself, each within its own budget
 
     def __post_init__(self) -> None:
@@ -237,7 +249,9 @@ class Member:
             self._notify_at = now + 10 * PENDING_SECONDS
             ray = self.fleet.ray
             free, total = ray.available_resources().get("CPU", 0), ray.cluster_resources().get("CPU", 0)
-            self._notify("waiting", cpus=self.cpus, gpu=self.gpu, free_cpus=free, total_cpus=total)
+            cpus, memory, gpus = self.needs
+            needs = {"cpus": cpus, "memory": memory, "gpu": gpus > 0}
+            self._notify("waiting", **needs, free_cpus=free, total_cpus=total)
 
     def rest(self, seconds: float) -> None:
         """Waits for `seconds`, then requests the unit's place and sends its order again."""

@@ -89,6 +89,14 @@ class Unit:
         self._stopping.set()
 
 
+class Head(Unit):
+    """The unit of the head, under the name that Ray's tools show."""
+
+
+class ActorHost(Unit):
+    """A unit of actors, under the name that Ray's tools show."""
+
+
 def _environment() -> dict[str, str]:
     """Returns this process's environment, with a PYTHONPATH that includes the user's code distributed by Ray.
 

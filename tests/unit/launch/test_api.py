@@ -7,6 +7,7 @@ import sys
 import threading
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -48,6 +49,12 @@ def test_a_finished_run_is_returned_and_stands_for_its_folder(tmp_path, play_lea
     assert len(repr(run)) < 400
     assert str(run.folder) in capsys.readouterr().out
     assert str(tmp_path / "elsewhere") in (tmp_path / "path").read_text().split(":")  # as in sys.path
+
+
+def test_the_folder_of_a_run_is_absolute(tmp_path, play_learner, monkeypatch):
+    play_learner("exit 0")
+    monkeypatch.chdir(tmp_path)
+    assert train(cartpole(Path("runs")), quiet=True).folder == tmp_path / "runs" / "mine"
 
 
 def test_quiet_prints_nothing_and_leaves_logging_as_it_was(tmp_path, play_learner, capfd):

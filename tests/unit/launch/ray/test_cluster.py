@@ -104,6 +104,70 @@ def test_a_malformed_address_is_refused(monkeypatch, address):
         pass
 
 
+def test_a_control_service_is_lost_after_failures_in_a_row(monkeypatch):
+    monkeypatch.setattr(cluster, "ASK_SECONDS", 0.0)
+    with free_port() as address:
+        service = cluster.ControlService(address)
+        failures = [service.is_lost() for _ in range(cluster.MAX_SILENCES - 1)]
+    with socket.create_server((address.partition(":")[0], int(address.partition(":")[2]))):
+        failures.append(service.is_lost())
+    failures += [service.is_lost() for _ in range(cluster.MAX_SILENCES)]
+    assert failures == [False] * (2 * cluster.MAX_SILENCES - 1) + [True]
+
+
+def test_a_control_service_counts_as_lost_within_ten_seconds():
+    assert cluster.MAX_SILENCES * (cluster.ASK_SECONDS + cluster.ANSWER_SECONDS) < 10
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hosts", "cpus", "head"),
+    [
+        ([], 1, 1, 1),
+        ([(False, 0)], 1, 1, 1),
+        ([(False, 1)], 1, 1, 1),
+        ([(False, 7)], 1, 4, 3),
+        ([(False, 2), (False, 4)], 1, 2, 4),
+        ([(False, 64), (True, 8), (False, 64), (False, 9)], 2, 64, 8),
+        ([(False, 8), (False, 4), (False, 4), (False, 16)], 4, 4, 16),
+    ],
+)
+def test_a_run_without_sizes_uses_the_free_cpus(nodes, hosts, cpus, head):
+    assert RayEngine().fit(nodes) == RayEngine(actor_hosts=hosts, cpus_per_host=cpus, head_cpus=head)
+
+
+def test_a_run_with_a_size_has_1_for_the_others():
+    fitted = RayEngine(address="a:1", actor_hosts=3).fit([(True, 64)] * 4)
+    assert fitted == RayEngine(address="a:1", actor_hosts=3, cpus_per_host=1, head_cpus=1)
+
+
+HEAD_TYPE = {"max_workers": 0, "resources": {"CPU": 2, "GPU": 4}}
+
+
+def nodes_of(monkeypatch, *resources):
+    """What is read of nodes with these resources, each with 3 free CPUs, and of a dead node."""
+    nodes = [{"NodeID": str(number), "Alive": True, "Resources": each} for number, each in enumerate(resources)]
+    state = types.SimpleNamespace(available_resources_per_node=lambda: {node["NodeID"]: {"CPU": 3.0} for node in nodes})
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
+    monkeypatch.setitem(sys.modules, "ray._private", types.ModuleType("ray._private"))
+    monkeypatch.setitem(sys.modules, "ray._private.state", types.SimpleNamespace(state=state))
+    dead = {"NodeID": "dead", "Alive": False, "Resources": {"GPU": 1.0}}
+    return cluster.read_nodes(types.SimpleNamespace(nodes=lambda: [*nodes, dead]))
+
+
+def test_a_node_with_a_gpu_counts_if_ray_up_may_start_it(here, monkeypatch):
+    def write(resources):
+        types = {"head": HEAD_TYPE, "workers": {"max_workers": 2, "resources": resources}}
+        (here / "ray_bootstrap_config.yaml").write_text(json.dumps({"available_node_types": types}))
+
+    monkeypatch.setenv("HOME", str(here))
+    assert nodes_of(monkeypatch, {"CPU": 4.0}) == [(False, 3)]
+    write({"CPU": 8, "GPU": 1})
+    assert nodes_of(monkeypatch, {"CPU": 4.0}) == [(False, 3), (True, 8)]
+    assert nodes_of(monkeypatch, {"CPU": 4.0, "GPU": 1.0}) == [(True, 3)]
+    write({"CPU": 8})
+    assert nodes_of(monkeypatch, {"CPU": 4.0}) == [(False, 3)]
+
+
 def test_without_ray_the_command_that_installs_it_is_shown():
     program = "import sys; sys.modules['ray'] = None; from apex.cli import main; sys.exit(main(sys.argv[1:]))"
     arguments = ["train", "--engine", "ray", "--preset", "cartpole"]
@@ -120,8 +184,8 @@ def test_a_run_without_the_engine_imports_nothing_of_ray():
 @pytest.mark.parametrize(
     ("config", "engine", "name"),
     [
-        (Config(), {"actor_hosts": 0}, r"--actor-hosts.*\b0\b"),
-        (Config(), {"cpus_per_host": 0}, "--cpus-per-host"),
+        (Config(), {"actor_hosts": -1}, r"--actor-hosts.*-1"),
+        (Config(), {"cpus_per_host": True}, "--cpus-per-host"),
         (Config(), {"head_cpus": "2"}, "--head-cpus.*'2'"),
         (Config(), {"address": "ray://far:10001"}, "ray://far:10001"),
         (Config(run=RunConfig(single_process=True)), {}, "run.single_process"),
@@ -144,7 +208,7 @@ def here(tmp_path, monkeypatch):
 
 def create(engine=None, **branches):
     """A new run called `a`."""
-    engine = engine or RayEngine()
+    engine = (engine or RayEngine()).fit([])
     branches = {"run": RunConfig(name="a"), **branches}
     return create_on_ray(plan(Config(**branches), engine), engine, ["apex"])
 
@@ -169,7 +233,7 @@ def test_a_resumed_run_has_its_saved_settings_and_the_typed_options(here):
     start = create(engine)
     again = reopen("runs/a", actor_hosts=None, head_cpus=5)
     assert (again.config, again.folder) == (start.config, start.folder)
-    assert again.engine == RayEngine(actor_hosts=3, head_cpus=5)
+    assert again.engine == RayEngine(actor_hosts=3, cpus_per_host=1, head_cpus=5)
     saved = start.folder / "launch.json"
     older = json.loads(saved.read_text())
     older["config"]["transport"]["metrics_port"] = 52004  # a setting that older versions saved
@@ -234,6 +298,7 @@ def test_a_second_driver_of_a_run_is_refused_and_the_first_keeps_its_keys(here, 
     start = create()
     (start.folder / "secrets").mkdir()
     monkeypatch.setattr(driver, "open_cluster", lambda engine: nullcontext())
+    monkeypatch.setattr(driver, "read_nodes", lambda ray: [])
     with hold(start.folder), pytest.raises(UsageError, match=r"process \d+ on "):
         execute(start, Stop())
     assert (start.folder / "secrets").is_dir()

@@ -9,10 +9,10 @@ from msgspec import structs
 from apex.config import Config
 from apex.facts import Ending, Failure, LogEntry, UnitEvent
 from apex.launch.engine import RayEngine
+from apex.launch.preflight.requirements import ACTOR_PROCESS_BYTES, CUDA_BYTES, ENVIRONMENT_BYTES
 from apex.launch.ray import fleet
 from apex.launch.ray.driver import create_on_ray, plan
 from apex.launch.ray.order import Report
-from apex.transport.curve.command import new_folder
 from apex.version import VERSION
 from apexreplay.errors import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED
 
@@ -29,6 +29,18 @@ class Reference:
     """What a call returns: a value or an exception once it is `set`."""
 
     value = None
+
+
+class ControlService:
+    """Ray's control service, until it is `lost`."""
+
+    lost = False
+
+    def __init__(self, address):
+        self.address = address
+
+    def is_lost(self):
+        return self.lost
 
 
 class Handle:
@@ -65,6 +77,9 @@ class Ray:
     def kill(self, handle):
         handle.killed = True
 
+    def get_runtime_context(self):
+        return types.SimpleNamespace(gcs_address="10.0.0.0:6379")
+
     def cluster_resources(self):
         return {"CPU": 3.0}
 
@@ -79,26 +94,28 @@ def report_entry(message):
 class Scene:
     """A fleet of two actor hosts, and its clock."""
 
-    def __init__(self, folder, monkeypatch):
+    def __init__(self, folder, monkeypatch, gpu=False):
         monkeypatch.chdir(folder)
+        monkeypatch.setattr(fleet, "ControlService", ControlService)
+        monkeypatch.setattr(ControlService, "lost", False)
         self.now = 100.0
         monkeypatch.setattr(fleet.time, "monotonic", lambda: self.now)
-        self.handles = []
-        monkeypatch.setattr(fleet, "make_head", lambda *arguments, **options: (self.make(), "the head's group"))
+        self.handles, self.places = [], []
+        monkeypatch.setattr(fleet, "make_head", lambda *place: (self.make(*place), "the head's group"))
         monkeypatch.setattr(fleet, "make_actor_host", self.make)
         engine = RayEngine(actor_hosts=2, cpus_per_host=4, head_cpus=2)
         start = create_on_ray(plan(Config(), engine), engine, ["train"])
-        for name in ("keys", "actor-0", "actor-1"):
-            new_folder(start.folder / "secrets" / name)
+        keys = {name: {f"{name}.key_secret": "digits"} for name in ("keys", "actor-0", "actor-1")}
         self.events, self.shown = [], []
         self.ray = Ray()
         self.fleet = fleet.Fleet(
-            self.ray, start.config, engine, start.folder,
+            self.ray, start.config, engine, start.folder, keys, gpu,
             argv=["train"], begun=False, continues=False, notify=self.events.append, show=self.shown.append,
         )  # fmt: skip
         self.config = start.config
 
-    def make(self, *arguments):
+    def make(self, ray, name, needs):
+        self.places.append((name, needs))
         self.handles.append(Handle())
         return self.handles[-1]
 
@@ -155,7 +172,7 @@ def test_the_head_is_placed_first_and_actors_get_its_learners_address(scene):
     assert order["run"]["run"]["head"]
     assert (order["cores"], order["begun"], order["argv"]) == (2, False, ["train"])
     assert not order["continues"]
-    assert "replay.key_secret" in order["keys"]
+    assert order["keys"] == {"keys.key_secret": "digits"}
     scene.check()
     assert len(scene.handles) == 3
     scene.place(1)
@@ -176,7 +193,8 @@ def test_a_lost_unit_is_reported_while_it_waits_and_joins_again(training):
     assert training.events[-1] == UnitEvent(unit="actor-1", kind="lost")
     training.check(10)
     training.check(10)
-    waiting = UnitEvent(unit="actor-1", kind="waiting", cpus=4, free_cpus=1.0, total_cpus=3.0)
+    memory = training.places[2][1].memory
+    waiting = UnitEvent(unit="actor-1", kind="waiting", cpus=4, memory=memory, free_cpus=1.0, total_cpus=3.0)
     assert training.events[-1] == waiting
     before = len(training.events)
     training.answer(2, "where", UnavailableError())
@@ -298,3 +316,28 @@ def test_at_the_end_actors_stop_first_and_every_place_is_given_back(training):
     assert all("stop" in handle.calls for handle in training.handles)
     assert all(handle.killed for handle in training.handles)
     assert training.ray.removed == ["the head's group"]  # Otherwise the next run would wait for its CPUs.
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_units_have_the_names_of_run_and_role_and_ask_for_memory(tmp_path, monkeypatch, gpu):
+    scene = Scene(tmp_path, monkeypatch, gpu)
+    scene.place(0)
+    scene.check()
+    run = scene.config.run.name
+    assert [name for name, _ in scene.places] == [f"{run}/head", f"{run}/actor-0", f"{run}/actor-1"]
+    head, actors = scene.places[0][1], scene.places[1][1]
+    assert (head.num_cpus, head.num_gpus) == (2, int(gpu))
+    assert (head.memory > CUDA_BYTES) is gpu
+    envs = scene.config.actor.envs_per_process
+    assert actors == (4, 4 * (ACTOR_PROCESS_BYTES + envs * ENVIRONMENT_BYTES), 0)
+
+
+def test_a_lost_control_service_ends_the_run_without_a_call_that_blocks(training, monkeypatch):
+    monkeypatch.setattr(ControlService, "lost", True)
+    ending = training.check()
+    assert (ending.status, ending.failure.kind) == (NEIGHBOUR_GONE, "silent")
+    assert ending.failure.detail == "10.0.0.0:6379"
+    training.fleet.end()
+    assert all("stop" in handle.calls for handle in training.handles)
+    assert not any(handle.killed for handle in training.handles)
+    assert training.ray.removed == []
