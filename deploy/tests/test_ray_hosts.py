@@ -30,8 +30,11 @@ mkdir -p var/lib/apex opt/apex/bin home/ubuntu/.ray
 touch home/ubuntu/.ray/auth_token
 cp {units}/*.service etc/systemd/system
 cp {units}/bin/apex-idle opt/apex/bin
-[[ -e usr/bin/sudo ]] || printf '#!/bin/sh\\nexec "$@"\\n' >usr/bin/sudo
-chmod 755 usr/bin/sudo
+printf '#!/bin/sh\\nexec "$@"\\n' >usr/local/bin/sudo
+# systemctl enables units here, but cannot start them.
+printf '#!/bin/bash\\nexec /usr/bin/systemctl "${{@/--now/--quiet}}"\\n' >usr/local/bin/systemctl
+chmod 755 usr/local/bin/sudo usr/local/bin/systemctl
+export HOME=/home/ubuntu PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 """
 
 
@@ -40,7 +43,7 @@ def test_the_setup_commands_succeed_in_a_host_of_the_image(tmp_path: Path) -> No
     commands = [*config["setup_commands"], *config["head_setup_commands"]]
     script = ROOT.format(state=tmp_path, units=UNITS)
     for command in commands:
-        script += f"HOME=/home/ubuntu chroot . bash -c {shlex.quote(command)}\n"
+        script += f"chroot . bash -c {shlex.quote(command)}\n"
     script += "cat var/lib/apex/max-hours\nls etc/systemd/system/multi-user.target.wants | grep apex\n"
     script += "stat -c %a home/ubuntu/.ray/auth_token\n"
     done = subprocess.run(

@@ -298,7 +298,8 @@ def test_a_stopped_job_saves_and_leaves_no_secret_key(clusters):
     until_more(cluster, job)
     stop = [RAY, "job", "stop", "--address", f"http://127.0.0.1:{cluster.dashboard}", "job"]
     subprocess.run(stop, env=cluster.environment, check=True, capture_output=True, timeout=100)
-    nothing_stays(cluster)
+    assert not list((cluster.folder / "runs/ray/run").glob("secrets/**/*.key_secret"))
+    until(lambda: not list(cluster.folder.rglob("*.key_secret")), "end of the guards", seconds=60.0)
     assert RunFolder.open(cluster.folder / "runs/run").end == INTERRUPTED
 
 
