@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 # A changed root with this host's system and, in a layer that is removed with it, what the image has.
 ROOT = """
 set -euo pipefail
-mount -t tmpfs tmpfs {state}
+mount --types tmpfs none {state}
 mkdir {state}/upper {state}/work {state}/root
 mount -t overlay overlay -o lowerdir=/,upperdir={state}/upper,workdir={state}/work {state}/root
 cd {state}/root

@@ -154,13 +154,13 @@ def test_a_role_is_restarted_unless_that_cannot_help():
 
 def test_services_can_write_only_to_the_necessary_folders():
     for path in SERVICES:
-        if path.stem != "apex-max-hours":
+        if path.stem not in ("apex-idle@", "apex-max-hours"):
             assert values(path, "NoNewPrivileges") == values(path, "PrivateTmp") == ["yes"], path.stem
             assert values(path, "ProtectSystem") == ["strict"], path.stem
             assert set(" ".join(values(path, "ReadWritePaths")).split()) <= {"/var/lib/apex", "/dev/shm"}, path.stem
     # Units that stop others run as root.
     root = {path.stem for path in SERVICES if not values(path, "User")}
-    assert root == {"apex-end", "apex-max-hours", "apex-spot", "apex-stall"}
+    assert root == {"apex-end", "apex-idle@", "apex-max-hours", "apex-spot", "apex-stall"}
 
 
 def test_the_end_has_more_time_than_the_last_upload():
@@ -177,16 +177,16 @@ def test_a_lost_learner_host_costs_less_than_five_minutes_of_updates():
     assert 300 - pauses >= 2 * 25  # seconds of an upload
 
 
-def test_the_log_of_every_unit_is_sent_to_cloudwatch():
+def test_the_log_of_every_unit_of_a_cluster_is_sent_to_cloudwatch():
     followed = {word.removeprefix("--unit=") for word in journal_upload.command(["%i"]) if word.startswith("--unit=")}
-    assert followed == {path.name.replace("apex@", "apex@%i") for path in SERVICES}
+    assert followed == {path.name.replace("apex@", "apex@%i") for path in SERVICES if path.stem != "apex-idle@"}
 
 
 def test_every_unit_is_started_by_a_role_a_timer_or_a_script():
     paths = [*UNITS.glob("apex@*.service"), *UNITS.glob("apex@*.d/*.conf")]
     wanted = {name for path in paths for value in values(path, "Wants") for name in value.split()}
-    # A script starts the end, and the image enables the timer of the hours.
-    started = wanted | {"apex-end.service", "apex-max-hours.timer"}
+    # A script starts the end, the image enables the timer of the hours, and `ray up` the unit of idle hosts.
+    started = wanted | {"apex-end.service", "apex-idle@.service", "apex-max-hours.timer"}
     timers = {path.stem for path in UNITS.glob("*.timer")}
     ours = {path.name for path in UNITS.glob("apex-*") if path.is_file()}
     assert {name for name in started if name.startswith("apex")} | {f"{name}.service" for name in timers} == ours
