@@ -134,7 +134,8 @@ def test_a_lost_actor_node_is_replaced_and_its_ids_are_leased_again(clusters, mo
     until_output(driver, "actor-0 was lost", seconds=60.0)
     until_output(driver, r"actor-0 waits .* 0 of [23] CPUs", seconds=60.0)
     ask = partial(subprocess.run, [RAY, "status"], env=cluster.environment, capture_output=True, text=True, timeout=60)
-    until(lambda: "{'CPU': 1.0}: 1+ pending" in ask().stdout, "demand, which an autoscaler meets")
+    demand = r"'CPU': 1\.0.*'memory': .*: 1\+ pending|'memory': .*'CPU': 1\.0.*: 1\+ pending"
+    until(lambda: re.search(demand, ask().stdout), "demand, which an autoscaler meets")
     cluster.add_node(1)
     began = time.monotonic()
     until_output(driver, "(?s)was lost.*actor-0 is on", seconds=60.0)
