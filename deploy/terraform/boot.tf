@@ -22,14 +22,24 @@ locals {
     replay = { host_bytes = var.replay_host == "own" ? local.replay_bytes : 0 }
   }
 
-  # Numbers and booleans are not quoted, all other values are. No string setting has a value that looks like a number.
+  # What a value of each kind in settings.json must match. Numbers and booleans are not quoted in TOML, all other values are.
+  setting_kinds = jsondecode(file("${path.module}/settings.json"))
+  patterns      = { int = "-?[0-9]+", float = "-?[0-9]+([.][0-9]+)?(e-?[0-9]+)?", text = ".*" } # otherwise: the values themselves
+  wrong_settings = flatten([
+    for section, settings in var.settings : [
+      for setting, value in settings :
+      "${section}.${setting} = ${substr(value, 0, 40)} ${try("must be ${local.setting_kinds[section][setting]}", "is not a setting")}"
+      if !try(can(regex("^(${lookup(local.patterns, local.setting_kinds[section][setting], local.setting_kinds[section][setting])})$", value)), false)
+    ]
+  ])
+
   toml = {
     for role, sections in local.role_settings : role => join("\n", concat(
       role == "learner" ? ["seed = ${var.seed}"] : [],
       flatten([
         for section, settings in sections : concat(
           ["", "[${section}]"],
-          [for setting, value in settings : "${setting} = ${can(regex("^(true|false|-?[0-9]+([.][0-9]+)?(e-?[0-9]+)?)$", value)) ? value : jsonencode(value)}"],
+          [for setting, value in settings : "${setting} = ${try(local.setting_kinds[section][setting], "") != "text" && can(regex("^(true|false|${local.patterns.float})$", value)) ? value : jsonencode(value)}"],
         )
       ]),
       [""],
@@ -47,7 +57,7 @@ locals {
           content = join("", [for key, value in {
             APEX_CLUSTER       = var.name
             APEX_ROLES         = join(",", host.roles)
-            APEX_REGION        = var.region
+            APEX_REGION        = local.run.region
             APEX_BUCKET        = var.bucket
             APEX_BEGUN         = local.run.begun
             APEX_MAX_HOURS     = var.max_hours

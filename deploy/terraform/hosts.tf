@@ -9,26 +9,24 @@ locals {
   kinds = {
     learner = {
       roles = var.replay_host == "own" ? ["learner"] : ["learner", "replay"]
-      types = [var.learner_instance_type], size = 1, spot = var.learner_spot, disk_gb = 200
+      types = var.learner_instance_types, size = 1, spot = var.learner_spot
     }
-    replay = { # disk for three snapshots, each as large as half of the host's RAM
-      roles   = ["replay"], types = [var.replay_instance_type], size = 1, spot = false
-      disk_gb = var.replay_host == "own" ? max(100, 20 + ceil(1.5 * local.replay_bytes / pow(1024, 3))) : 0
-    }
-    evaluator = { roles = ["evaluator"], types = [var.evaluator_instance_type], size = 1, spot = false, disk_gb = 30 }
-    actor     = { roles = ["actor"], types = var.actor_instance_types, size = var.actor_hosts, spot = var.spot, disk_gb = 30 }
+    replay    = { roles = ["replay"], types = [var.replay_instance_type], size = 1, spot = false }
+    evaluator = { roles = ["evaluator"], types = [var.evaluator_instance_type], size = 1, spot = false }
+    actor     = { roles = ["actor"], types = var.actor_instance_types, size = var.actor_hosts, spot = var.spot }
+  }
+  disk_gb = { # replay: three snapshots, each as large as half of the host's RAM
+    learner = 200, replay = max(100, 20 + ceil(1.5 * local.replay_bytes / pow(1024, 3))), evaluator = 30, actor = 30
   }
   hosts = { for kind, host in local.kinds : kind => host if kind != "replay" || var.replay_host == "own" }
-
-  image = { for kind in keys(local.hosts) : kind => data.aws_ami.image[kind == "learner" ? "gpu" : "cpu"] }
 }
 
 resource "aws_launch_template" "host" {
   for_each = local.hosts
 
   name                   = "${local.prefix}-${each.key}"
-  image_id               = local.image[each.key].id
-  instance_type          = each.value.types[0]
+  image_id               = data.aws_ami.image[local.image_kinds[each.key]].id
+  instance_type          = local.types[each.key][0]
   key_name               = var.ssh_key_name
   vpc_security_group_ids = [aws_security_group.host[each.key].id]
   user_data              = local.user_data[each.key]
@@ -51,11 +49,11 @@ resource "aws_launch_template" "host" {
   }
 
   block_device_mappings {
-    device_name = local.image[each.key].root_device_name
+    device_name = data.aws_ami.image[local.image_kinds[each.key]].root_device_name
 
     ebs {
       volume_type           = "gp3"
-      volume_size           = each.value.disk_gb
+      volume_size           = local.disk_gb[each.key]
       encrypted             = true
       delete_on_termination = true
     }
@@ -67,6 +65,18 @@ resource "aws_launch_template" "host" {
     content {
       resource_type = tag_specifications.value
       tags          = merge(local.tags, { Name = "${local.prefix}-${each.key}", Role = each.key })
+    }
+  }
+
+  lifecycle {
+    precondition {
+      condition     = contains(keys(data.aws_ami.image), local.image_kinds[each.key])
+      error_message = "This account has no ${local.image_kinds[each.key]} image of commit ${local.run.commit} in ${local.run.region}. Build both images of this commit there with packer build (deploy/packer/README.md), or choose another image_commit."
+    }
+
+    precondition {
+      condition     = length(local.user_data[each.key]) <= 21848 # in base64
+      error_message = "settings: user data of the ${each.key} would have ${floor(length(local.user_data[each.key]) * 3 / 4)} bytes, and EC2 accepts 16384. Use fewer or shorter settings."
     }
   }
 }
@@ -99,7 +109,7 @@ resource "aws_autoscaling_group" "host" {
       }
 
       dynamic "override" {
-        for_each = each.value.types
+        for_each = local.types[each.key]
 
         content {
           instance_type = override.value
@@ -119,7 +129,8 @@ resource "aws_autoscaling_group" "host" {
   }
 
   lifecycle {
-    ignore_changes = [desired_capacity]
+    ignore_changes       = [desired_capacity]
+    replace_triggered_by = [aws_subnet.this] # Terraform must remove the hosts before their subnet.
   }
 
   depends_on = [ # Hosts need these at the first boot, to publish keys, and when they are destroyed, to upload the run.
@@ -131,14 +142,22 @@ resource "aws_autoscaling_group" "host" {
   ]
 }
 
-# Ends the cluster after max_hours even if no host does. The learner gets one more hour for its last upload.
+locals { # The learner gets one more hour for its last upload.
+  ends = { for kind in keys(local.hosts) : kind => timeadd(local.run.begun, "${kind == "learner" ? var.max_hours + 1 : var.max_hours}h") }
+}
+
+# Ends the cluster after max_hours even if no host does. AWS removes an action that has run, and refuses one in the past.
 resource "aws_autoscaling_schedule" "end" {
-  for_each = local.hosts
+  for_each = { for kind, end in local.ends : kind => end if timecmp(end, plantimestamp()) > 0 }
 
   scheduled_action_name  = "${local.prefix}-${each.key}-max-hours"
   autoscaling_group_name = aws_autoscaling_group.host[each.key].name
-  start_time             = each.key == "learner" ? timeadd(local.end, "1h") : local.end
+  start_time             = each.value
   min_size               = 0
   max_size               = -1 # unchanged
   desired_capacity       = 0
+
+  lifecycle {
+    replace_triggered_by = [aws_autoscaling_group.host[each.key].arn] # AWS removes the actions of a removed group.
+  }
 }

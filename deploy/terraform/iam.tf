@@ -11,8 +11,14 @@ data "aws_s3_bucket" "checkpoints" { # Makes terraform plan fail if the bucket d
   bucket = var.bucket
 }
 
+data "aws_key_pair" "ssh" { # Makes terraform plan fail if the key pair does not exist.
+  count = var.ssh_key_name == null ? 0 : 1
+
+  key_name = var.ssh_key_name
+}
+
 locals {
-  here       = "${var.region}:${data.aws_caller_identity.this.account_id}"
+  here       = "${local.run.region}:${data.aws_caller_identity.this.account_id}"
   aws        = "arn:${data.aws_partition.this.partition}"
   parameters = "${local.aws}:ssm:${local.here}:parameter/apex/${var.name}"
   log_groups = "${local.aws}:logs:${local.here}:log-group:/apex/${var.name}"

@@ -1,11 +1,14 @@
-# Values that the first apply fixes for the whole run: the number of actors, the commit of both images, the zone and the
-# start time of the cluster. Later applies keep them, so that new hosts match the others.
+# Values that the first apply fixes for the whole run: the number of actors, the commit of both images, the region and the
+# start time of the cluster. Later applies keep them, so that new hosts match the others. The check below names each
+# variable that differs.
+
+data "aws_region" "this" {}
 
 resource "terraform_data" "run" {
   input = {
     num_actors = var.num_actors > 0 ? var.num_actors : var.actor_hosts * local.streams_per_host
-    commit     = coalesce(var.image_commit, data.aws_ami.newest.tags["Commit"])
-    zone       = var.availability_zone != null ? var.availability_zone : try(local.zones[0], null)
+    commit     = coalesce(var.image_commit, try(data.aws_ami.newest[0].tags["Commit"], "none"))
+    region     = data.aws_region.this.id
     begun      = plantimestamp()
   }
 
@@ -13,25 +16,51 @@ resource "terraform_data" "run" {
     ignore_changes = [input]
 
     precondition {
-      condition     = var.availability_zone != null || length(local.zones) > 0
-      error_message = "No zone of ${var.region} offers all instance types. Choose other instance types, or set availability_zone."
+      condition     = length(local.refusals) == 0
+      error_message = join("\n\n", local.refusals)
     }
 
     precondition {
-      condition     = anytrue([for gpu in data.aws_ec2_instance_type.of[var.learner_instance_type].gpus : gpu.manufacturer == "NVIDIA"])
-      error_message = "learner_instance_type must have an NVIDIA GPU, such as g6.2xlarge; ${var.learner_instance_type} has none."
-    }
-
-    precondition {
-      condition     = length(distinct([for type in var.actor_instance_types : data.aws_ec2_instance_type.of[type].default_vcpus])) == 1
-      error_message = "actor_instance_types must all have the same number of cores, as in c7i.2xlarge and m7i.2xlarge: every host runs the same number of streams."
+      condition     = alltrue([for types in values(local.types) : length(types) > 0])
+      error_message = "${join(" and ", [for kind, types in local.types : kind if length(types) == 0])}: no instance type of this kind is offered in ${coalesce(local.zone, "any zone that offers the others")}. Zones that offer all kinds: ${try(coalesce(join(", ", local.zones)), "none")}. Change availability_zone, or choose other instance types."
     }
   }
 }
 
 locals {
   run = terraform_data.run.input
-  end = timeadd(local.run.begun, "${var.max_hours}h")
+
+  # A sentence for each mistake in the variables that is known before any resource exists.
+  refusals = compact([
+    length(data.aws_ami.newest) == 1 ? "" : "This account has no image with a GPU in ${data.aws_region.this.id}. Build both images there with packer build: deploy/packer/README.md.",
+    # Version 6 of the provider has another name for the region of the bucket.
+    lookup(data.aws_s3_bucket.checkpoints, "bucket_region", data.aws_s3_bucket.checkpoints.region) == data.aws_region.this.id ? "" : "The bucket ${var.bucket} is not in ${data.aws_region.this.id}. Choose a bucket in the region of the cluster.",
+    length(local.wrong_settings) == 0 ? "" : "settings: ${join("; ", local.wrong_settings)}. settings.json lists the settings of a cluster and their values; the variables of Terraform set all others.",
+    length(local.not_x86) == 0 ? "" : "The images require x86-64 instance types, such as c7i.2xlarge. Others: ${join(", ", local.not_x86)}.",
+    local.gpu_quota >= local.learner_cores ? "" : "The learner's host needs ${local.learner_cores} vCPUs, but the account's quota of G and VT instances in ${data.aws_region.this.id} is ${local.gpu_quota} vCPUs. Request more (Service Quotas, Amazon EC2), or set check_quota = false.",
+    length(local.without_gpu) == 0 ? "" : "learner_instance_types must have an NVIDIA GPU, as g6.2xlarge has. Without one: ${join(", ", local.without_gpu)}.",
+    length(distinct([for type in var.actor_instance_types : data.aws_ec2_instance_type.of[type].default_vcpus])) == 1 ? "" : "actor_instance_types must all have the same number of cores, as in c7i.2xlarge and m7i.2xlarge: every host runs the same number of streams.",
+    local.actor_mib <= local.memory_mib.actor ? "" : "An actor host needs about ${local.actor_mib} MiB of memory for ${local.streams_per_host} streams, but the smallest of actor_instance_types has ${local.memory_mib.actor} MiB. Choose larger types, or a lower streams_per_core.",
+    local.replay_mib <= local.memory_mib[local.kind_of["replay"]] ? "" : "The replay memory needs a host with ${local.replay_mib} MiB of memory, but the host of the replay server has ${local.memory_mib[local.kind_of["replay"]]} MiB. Choose a larger ${var.replay_host == "own" ? "replay_instance_type" : "type in learner_instance_types"}, or set a lower settings.replay.capacity or max_bytes.",
+    var.num_actors == 0 || var.num_actors > (var.actor_hosts - 1) * local.streams_per_host ? "" : "num_actors = ${var.num_actors}, but ${var.actor_hosts} actor hosts run ${var.actor_hosts * local.streams_per_host} actors: some hosts would cost money and do nothing. Choose a larger num_actors or fewer actor_hosts.",
+  ])
+}
+
+check "pinned" {
+  assert {
+    condition     = var.num_actors == 0 || var.num_actors == local.run.num_actors
+    error_message = "num_actors = ${var.num_actors} has no effect: this run has ${local.run.num_actors} actors. Start a new run under a new name."
+  }
+
+  assert {
+    condition     = coalesce(var.image_commit, local.run.commit) == local.run.commit
+    error_message = "image_commit = ${coalesce(var.image_commit, "null")} has no effect: this run uses the images of ${local.run.commit}. Start a new run under a new name."
+  }
+
+  assert {
+    condition     = var.availability_zone == null || var.availability_zone == local.zone
+    error_message = "availability_zone = ${coalesce(var.availability_zone, "null")} has no effect: the learner runs, or has run, in ${coalesce(local.zone, "no zone")}. Start a new run under a new name."
+  }
 }
 
 check "ladder" {
@@ -48,77 +77,11 @@ resource "aws_ssm_parameter" "max_hours" { # Hosts read it every minute, so max_
   type  = "String"
   value = var.max_hours
   tags  = { Role = "cluster" }
-}
-
-# The images of deploy/packer in this account. The newest GPU image determines the commit; both images must have it.
-data "aws_ami" "newest" {
-  most_recent = true
-  owners      = ["self"]
-
-  dynamic "filter" {
-    for_each = { Project = local.tags.Project, Role = "gpu" }
-
-    content {
-      name   = "tag:${filter.key}"
-      values = [filter.value]
-    }
-  }
-}
-
-data "aws_ami" "image" {
-  for_each = toset(["cpu", "gpu"])
-
-  most_recent = true
-  owners      = ["self"]
-
-  dynamic "filter" {
-    for_each = { Project = local.tags.Project, Role = each.key, Commit = local.run.commit }
-
-    content {
-      name   = "tag:${filter.key}"
-      values = [filter.value]
-    }
-  }
-}
-
-data "aws_ec2_instance_type" "of" {
-  for_each = toset(local.types)
-
-  instance_type = each.key
 
   lifecycle {
-    postcondition {
-      condition     = contains(self.supported_architectures, "x86_64")
-      error_message = "${each.key} is not an x86-64 instance type, which the images require. Choose one such as c7i.2xlarge."
+    precondition {
+      condition     = local.run.region == data.aws_region.this.id
+      error_message = "This cluster is in ${local.run.region}, but the provider uses ${data.aws_region.this.id}, where Terraform does not find the cluster. Set the provider's region to ${local.run.region}."
     }
   }
-}
-
-data "aws_ec2_instance_type_offerings" "zones" {
-  location_type = "availability-zone"
-
-  filter {
-    name   = "instance-type"
-    values = local.types
-  }
-}
-
-locals {
-  types = distinct(concat(
-    [var.learner_instance_type, var.evaluator_instance_type], var.actor_instance_types,
-    var.replay_host == "own" ? [var.replay_instance_type] : [],
-  ))
-
-  offers = {
-    for i, zone in data.aws_ec2_instance_type_offerings.zones.locations :
-    zone => data.aws_ec2_instance_type_offerings.zones.instance_types[i]...
-  }
-  zones = [
-    for zone, types in local.offers : zone
-    if alltrue([for host in values(local.hosts) : length(setintersection(types, host.types)) > 0])
-  ]
-
-  actor_cores      = data.aws_ec2_instance_type.of[var.actor_instance_types[0]].default_vcpus
-  streams_per_host = local.actor_cores * var.streams_per_core
-  replay_bytes     = try(data.aws_ec2_instance_type.of[var.replay_instance_type].memory_size, 0) * 1024 * 1024
 }

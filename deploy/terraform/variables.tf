@@ -33,11 +33,6 @@ variable "admin_cidrs" {
 variable "bucket" {
   description = "Existing S3 bucket for checkpoints and curves, which are stored under NAME/. terraform destroy keeps the bucket. To create one, see bucket/."
   type        = string
-
-  validation {
-    condition     = can(regex("^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", var.bucket))
-    error_message = "bucket must be the name of an S3 bucket. To create one, run terraform -chdir=bucket apply."
-  }
 }
 
 # Training
@@ -65,30 +60,9 @@ variable "seed" {
 }
 
 variable "settings" {
-  description = "More settings of the run, by section: { learner = { batch_size = 512 } }. apex train --print-config lists all settings."
+  description = "More settings of the run, by section: { learner = { batch_size = 512 } }. settings.json lists them; apex train --print-config explains them."
   type        = map(map(string))
   default     = {}
-
-  validation {
-    condition = alltrue([
-      for section in keys(var.settings) :
-      contains(["environment", "actor", "replay", "learner", "network", "evaluator", "checkpoint", "run"], section)
-    ])
-    error_message = "settings may contain the sections environment, actor, replay, learner, network, evaluator, checkpoint and run. The cluster sets addresses, ports and keys (transport) itself."
-  }
-
-  validation {
-    condition     = alltrue(flatten([for settings in values(var.settings) : [for setting in keys(settings) : can(regex("^[a-z0-9_]+$", setting))]]))
-    error_message = "settings: names of settings must consist of lower-case letters, digits and underscores, as in batch_size."
-  }
-
-  validation {
-    condition = length(setintersection(
-      flatten([for section, settings in var.settings : [for setting in keys(settings) : "${section}.${setting}"]]),
-      ["environment.id", "actor.num_actors", "actor.num_processes", "actor.envs_per_process", "replay.num_shards", "replay.host_bytes", "run.name", "run.folder"],
-    )) == 0
-    error_message = "settings must not have environment.id, actor.num_actors, actor.num_processes, actor.envs_per_process, replay.num_shards, replay.host_bytes, run.name or run.folder. Terraform sets them: use the variables environment, num_actors, streams_per_core, name and those of the instance types."
-  }
 }
 
 variable "num_actors" {
@@ -149,10 +123,21 @@ variable "actor_instance_types" {
   }
 }
 
-variable "learner_instance_type" {
-  description = "Instance type of the learner's host. It needs an NVIDIA GPU that PyTorch supports, and memory for the replay server: 2,000,000 Atari transitions take 3 GB."
-  type        = string
-  default     = "g6.2xlarge"
+variable "learner_instance_types" {
+  description = "Instance types of the learner's host, in order of preference. Each needs an NVIDIA GPU that PyTorch supports, and memory for the replay server: 2,000,000 Atari transitions take 3 GB. Several types make capacity easier to find."
+  type        = list(string)
+  default     = ["g6.2xlarge", "g5.2xlarge"]
+
+  validation {
+    condition     = length(var.learner_instance_types) > 0
+    error_message = "learner_instance_types must name at least one type, as in g6.2xlarge."
+  }
+}
+
+variable "check_quota" {
+  description = "Whether terraform plan compares the account's quota of G and VT instances with the vCPUs of the learner's host. false: for credentials that may not read quotas (servicequotas:GetServiceQuota and GetAWSDefaultServiceQuota)."
+  type        = bool
+  default     = true
 }
 
 variable "replay_host" {
@@ -179,7 +164,7 @@ variable "evaluator_instance_type" {
 }
 
 variable "image_commit" {
-  description = "Git commit of the CPU and the GPU image, which their tag Commit shows. null: the commit of the newest GPU image. The first apply pins it for the run."
+  description = "Git commit of the CPU and the GPU image, which their tag Commit shows. null: the commit of the newest GPU image. The first apply fixes it for the run."
   type        = string
   default     = null
 }
@@ -187,25 +172,15 @@ variable "image_commit" {
 # Location
 
 variable "region" {
-  description = "AWS region of images, bucket and hosts."
+  description = "AWS region of images, bucket and hosts. The first apply fixes it until terraform destroy."
   type        = string
   default     = "us-east-1"
-
-  validation {
-    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
-    error_message = "region must be an AWS region, such as us-east-1."
-  }
 }
 
 variable "availability_zone" {
-  description = "Availability zone of all hosts. One zone only, because traffic between zones costs money and adds delay. null: the first zone that offers all instance types. The first apply pins it for the run."
+  description = "Availability zone of all hosts. One zone only, because traffic between zones costs money and adds delay. null: a zone that offers all instance types; if the learner's host found no capacity there, the next apply chooses another one. Fixed once a learner has run."
   type        = string
   default     = null
-
-  validation {
-    condition     = var.availability_zone == null ? true : startswith(var.availability_zone, var.region)
-    error_message = "availability_zone must be a zone of region, as in us-east-1a."
-  }
 }
 
 variable "vpc_cidr" {
@@ -255,14 +230,9 @@ variable "stall_minutes" {
 }
 
 variable "log_retention_days" {
-  description = "Number of days that CloudWatch keeps the logs."
+  description = "Number of days that CloudWatch keeps the logs: 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180 or 365."
   type        = number
   default     = 30
-
-  validation {
-    condition     = contains([1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365], var.log_retention_days)
-    error_message = "log_retention_days must be a retention that CloudWatch supports: 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180 or 365."
-  }
 }
 
 variable "budget_usd" {

@@ -84,5 +84,7 @@ def planned(scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str
 
 @pytest.fixture(scope="session")
 def cluster(planned: Planned) -> Cluster:
+    """The learner's first type has no capacity."""
+    emulator.NO_CAPACITY.add(("g6.2xlarge", "us-east-1a"))
     planned.terraform.run("apply", "test.tfplan")
     return planned

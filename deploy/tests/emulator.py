@@ -12,18 +12,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import boto3
+from moto.autoscaling.models import FakeAutoScalingGroup
 from moto.ec2.models.instances import InstanceBackend
 from moto.ec2.models.launch_templates import LaunchTemplate
 from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.server import ThreadedMotoServer
+from moto.servicequotas.models import ServiceQuotasBackend
+from moto.servicequotas.responses import ServiceQuotasResponse
 
 _create_version = LaunchTemplate.create_version
 _run_instances = InstanceBackend.run_instances
 _set_groups = InstanceBackend.modify_instance_security_groups
+_update_group = FakeAutoScalingGroup.update
+_launch = FakeAutoScalingGroup.replace_autoscaling_group_instances
 
 REGION = "us-east-1"
 BUCKET = "apex-test-checkpoints"
 COMMIT = "0123abc"  # owner of the images
+NO_CAPACITY: set[tuple[str, str]] = set()  # instance types that cannot be launched now, and the zone
 
 
 def environment(endpoint: str) -> dict[str, str]:
@@ -55,10 +61,10 @@ def emulated_aws() -> Iterator[str]:
         server.stop()
 
 
-def client(service: str, endpoint: str) -> Any:
+def client(service: str, endpoint: str, region: str = REGION) -> Any:
     """Returns a boto3 client of the emulator."""
     keys = {"aws_access_key_id": "emulated", "aws_secret_access_key": "emulated"}
-    return boto3.client(service, endpoint_url=endpoint, region_name=REGION, **keys)
+    return boto3.client(service, endpoint_url=endpoint, region_name=region, **keys)
 
 
 def furnish(endpoint: str) -> None:
@@ -109,3 +115,33 @@ def _mend() -> None:
         return original(self, instance, groups) if groups else self.get_instance(instance)
 
     InstanceBackend.modify_instance_security_groups = set_groups
+
+    # A request that changes another attribute of a group keeps its policy.
+    def update_group(self: Any, *arguments: Any, original: Any = _update_group, **options: Any) -> None:
+        kept = self.mixed_instances_policy
+        original(self, *arguments, **options)
+        self.mixed_instances_policy = self.mixed_instances_policy or kept
+
+    FakeAutoScalingGroup.update = update_group
+
+    # moto has only quotas of VPCs. This account may have 8 vCPUs of each family.
+    ServiceQuotasBackend.get_service_quota = lambda self, service_code, quota_code: {
+        "ServiceCode": service_code,
+        "QuotaCode": quota_code,
+        "QuotaName": quota_code,
+        "Value": 8.0,
+    }
+    ServiceQuotasResponse.get_aws_default_service_quota = ServiceQuotasResponse.get_service_quota
+
+    # A group launches the first of its types that has capacity, and none if all lack it.
+    def launch(self: Any, count: int, tags: dict[str, str], original: Any = _launch) -> None:
+        policy = self.mixed_instances_policy or {"LaunchTemplate": {}}
+        types = [each["InstanceType"] for each in policy["LaunchTemplate"].get("Overrides") or []]
+        found = [each for each in types if (each, self.availability_zones[0]) not in NO_CAPACITY]
+        before = len(self.instance_states)
+        if found or not types:
+            original(self, count, tags)
+        for state in self.instance_states[before:] if found else []:
+            state.instance.instance_type = found[0]
+
+    FakeAutoScalingGroup.replace_autoscaling_group_instances = launch

@@ -107,6 +107,12 @@ def changes(plan: Plan) -> dict[str, dict[str, tuple[Any, Any]]]:
     return found
 
 
+def warnings(plan: Plan) -> list[str]:
+    """Returns the messages of failed checks."""
+    instances = [instance for check in plan["checks"] for instance in check["instances"] or []]
+    return [problem["message"] for instance in instances for problem in instance.get("problems") or []]
+
+
 def resources(values: Plan) -> list[dict[str, Any]]:
     """Returns the managed resources of the root module in a plan or a state."""
     return [item for item in values["root_module"]["resources"] if item["mode"] == "managed"]

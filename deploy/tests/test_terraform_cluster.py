@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import emulator
 import pytest
 from conftest import ADMINS, NAME, Cluster
 from rules import violations
-from terraform_program import changes, resources
+from terraform_program import changes, resources, warnings
 
 GROUP = 'aws_autoscaling_group.host["actor"]'
 
@@ -58,8 +59,38 @@ def test_a_second_plan_has_no_changes_and_keeps_every_rule(cluster: Cluster) -> 
 def test_more_actor_hosts_raise_only_the_maximum_of_the_group(cluster: Cluster) -> None:
     plan = cluster.terraform.plan("-refresh=false", "-var=actor_hosts=24")
     assert changes(plan) == {GROUP: {"max_size": (3, 24)}}
-    instances = [instance for check in plan["checks"] for instance in check["instances"] or []]
-    assert any("384" in problem["message"] for instance in instances for problem in instance.get("problems") or [])
+    assert any("384" in message for message in warnings(plan))
+
+
+def test_ignored_changes_are_named(cluster: Cluster) -> None:
+    ignored = {"availability_zone": "us-east-1b", "num_actors": "512", "image_commit": "fedcba9", "region": "eu-west-1"}
+    plan = cluster.terraform.plan(*(f"-var={name}={value}" for name, value in ignored.items()))
+    assert changes(plan) == {}
+    for name, value in ignored.items():
+        assert any(f"{name} = {value} has no effect" in message for message in warnings(plan)), warnings(plan)
+
+
+def test_the_second_type_is_used_where_the_first_has_no_capacity(cluster: Cluster) -> None:
+    pages = emulator.client("ec2", cluster.endpoint).describe_instances(
+        Filters=[{"Name": "tag:Role", "Values": ["learner"]}, {"Name": "tag:Cluster", "Values": [NAME]}]
+    )
+    (learner,) = (instance for page in pages["Reservations"] for instance in page["Instances"])
+    assert (learner["InstanceType"], learner["State"]["Name"]) == ("g5.2xlarge", "running")
+
+
+def test_actions_that_have_run_are_not_made_again(cluster: Cluster, tmp_path: Path) -> None:
+    """After max_hours: AWS has removed the actions, so a refresh removes them from the state."""
+    later = cluster.terraform.copy(tmp_path / "later")
+    path = later.folder / "terraform.tfstate"
+    (run,) = (
+        item for item in resources(cluster.first_plan["planned_values"]) if item["address"] == "terraform_data.run"
+    )
+    state = json.loads(path.read_text().replace(run["values"]["input"]["begun"], "2020-01-01T00:00:00Z"))
+    state["resources"] = [item for item in state["resources"] if item["type"] != "aws_autoscaling_schedule"]
+    path.write_text(json.dumps(state))
+    found = changes(later.plan("-refresh=false"))
+    assert 'aws_launch_template.host["learner"]' in found, "the state has another begin, so this test checks nothing"
+    assert not [address for address in found if address.startswith("aws_autoscaling_schedule")]
 
 
 def test_spot_changes_only_the_group(cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import emulator
 from conftest import Planned
+from setting_kinds import FILE, as_json
 from terraform_program import ROOT, Terraform
 
 Installed = tuple[dict[str, str], Path]
@@ -17,6 +18,70 @@ def test_the_tests_of_terraform_pass(installed: Installed, tmp_path: Path) -> No
     terraform.run("validate")
     output = terraform.run("test").stdout
     assert output.splitlines()[-1].startswith("Success!"), output
+
+
+def test_settings_json_has_the_settings_of_the_package() -> None:
+    assert FILE.read_text() == as_json(), "run deploy/tests/setting_kinds.py"
+
+
+WRONG = {
+    "settings": {
+        "actor": {"num_actors": 8},
+        "learner": {"batch_sizee": 512, "optimizer": "1e5", "batch_size": "2.5"},
+        "network": {"dueling": "True"},
+        "transport": {"control_port": 1},
+    },
+    "availability_zone": "us-east-1z",
+    "actor_instance_types": ["t3.nano", "c7gn.4xlarge"],
+    "learner_instance_types": ["g6.2xlarge", "c7i.4xlarge"],
+    "replay_host": "own",
+    "replay_instance_type": "t3.medium",
+    "num_actors": 3,
+    "ssh_key_name": "nobody-has-made-it",
+    "bucket": "apex-test-elsewhere",
+}
+REFUSALS = (
+    "settings: actor.num_actors = 8 is not a setting; learner.batch_size = 2.5 must be int; learner.batch_sizee = 512",
+    "learner.optimizer = 1e5 must be rmsprop|adam; network.dueling = True must be true|false; transport.control_port",
+    "actor and evaluator and learner and replay: no instance type of this kind is offered in us-east-1z",
+    "actor_instance_types must all have the same number of cores",
+    "An actor host needs about 1344 MiB of memory for 32 streams, but the smallest of actor_instance_types has 512 MiB",
+    "learner_instance_types must have an NVIDIA GPU, as g6.2xlarge has. Without one: c7i.4xlarge.",
+    "The replay memory needs a host with 5723 MiB of memory, but the host of the replay server has 4096 MiB",
+    "num_actors = 3, but 3 actor hosts run 96 actors",
+    "data.aws_key_pair.ssh",
+    "The bucket apex-test-elsewhere is not in us-east-1.",
+    "x86-64 instance types, such as c7i.2xlarge. Others: c7gn.4xlarge.",
+)
+
+
+def test_wrong_values_are_refused_at_plan(planned: Planned, tmp_path: Path) -> None:
+    s3 = emulator.client("s3", planned.endpoint, "eu-west-1")
+    s3.create_bucket(Bucket=WRONG["bucket"], CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    wrong = fresh(planned, tmp_path)
+    wrong.set(**{"name": "wrong", "admin_cidrs": ["203.0.113.7/32"], **WRONG})
+    error = words(wrong.run("plan", may_fail=True).stderr)
+    assert [refusal for refusal in REFUSALS if refusal not in error] == [], error
+
+
+def test_a_missing_image_is_refused_with_the_command_that_builds_it(planned: Planned, tmp_path: Path) -> None:
+    error = words(fresh(planned, tmp_path).run("plan", "-var=image_commit=deadbee", may_fail=True).stderr)
+    for kind in ("cpu", "gpu"):
+        assert (
+            f"no {kind} image of commit deadbee in us-east-1. Build both images of this commit there with pack" in error
+        )
+
+
+def fresh(planned: Planned, folder: Path) -> Terraform:
+    """Returns a copy without state."""
+    copy = planned.terraform.copy(folder / "fresh")
+    (copy.folder / "terraform.tfstate").unlink(missing_ok=True)
+    return copy
+
+
+def words(text: str) -> str:
+    """Returns the text without the frame and the line breaks of Terraform's messages."""
+    return " ".join(text.replace("│", " ").split())
 
 
 def test_a_missing_bucket_is_refused_at_plan(planned: Planned) -> None:

@@ -6,6 +6,7 @@ import emulator
 import pytest
 from botocore import xform_name
 from conftest import NAME, Cluster
+from terraform_program import changes
 
 from apex.cloud.cluster.command import main
 
@@ -27,11 +28,20 @@ def test_the_resources_of_terraform_are_listed(
     assert curves.endswith(" " + cluster.terraform.run("output", "-raw", "tensorboard_url").stdout)
 
 
+def test_without_a_learner_the_cluster_moves_to_the_next_zone(cluster: Cluster) -> None:
+    scaling = emulator.client("autoscaling", cluster.endpoint)
+    scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-learner", DesiredCapacity=0)
+    plan = cluster.terraform.plan()
+    assert changes(plan)["aws_subnet.this"]["availability_zone"] == ("us-east-1a", "us-east-1b")
+    replaced = [item["type"] for item in plan["resource_changes"] if item["change"]["actions"] == ["delete", "create"]]
+    assert (replaced.count("aws_autoscaling_group"), replaced.count("aws_autoscaling_schedule")) == (3, 3)
+
+
 def test_destroy_removes_everything_except_the_bucket(cluster: Cluster) -> None:
     s3 = emulator.client("s3", cluster.endpoint)
     s3.put_object(Bucket=emulator.BUCKET, Key=f"{NAME}/best/weights.safetensors", Body=b"weights")
     assert tagged(cluster.endpoint), "nothing exists before, so this test checks nothing"
-    cluster.terraform.run("destroy", "-auto-approve")
+    cluster.terraform.run("destroy", "-auto-approve", "-var=region=eu-west-1")  # has no effect
     assert tagged(cluster.endpoint) == []
     assert s3.list_objects_v2(Bucket=emulator.BUCKET)["KeyCount"] == 1
 

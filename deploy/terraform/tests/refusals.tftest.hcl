@@ -8,6 +8,22 @@ mock_provider "aws" {
     defaults = { json = "{}" }
   }
 
+  mock_data "aws_ami_ids" {
+    defaults = { ids = ["ami-2", "ami-1"] }
+  }
+
+  mock_data "aws_region" {
+    defaults = { id = "us-east-1" }
+  }
+
+  mock_data "aws_s3_bucket" {
+    defaults = { region = "us-east-1", bucket_region = "us-east-1" }
+  }
+
+  mock_data "aws_servicequotas_service_quota" {
+    defaults = { value = 8 }
+  }
+
   mock_data "aws_ami" {
     defaults = { tags = { Commit = "0123abc" }, root_device_name = "/dev/sda1" }
   }
@@ -23,8 +39,8 @@ mock_provider "aws" {
 
   mock_data "aws_ec2_instance_type_offerings" {
     defaults = {
-      locations      = ["us-east-1a", "us-east-1b", "us-east-1b", "us-east-1b", "us-east-1c", "us-east-1c", "us-east-1c"]
-      instance_types = ["c7i.xlarge", "c7i.xlarge", "g6.2xlarge", "c6a.2xlarge", "c7i.xlarge", "g6.2xlarge", "c7i.2xlarge"]
+      locations      = ["us-east-1a", "us-east-1b", "us-east-1b", "us-east-1b", "us-east-1c", "us-east-1c", "us-east-1c", "us-east-1c"]
+      instance_types = ["c7i.xlarge", "c7i.xlarge", "g5.2xlarge", "c6a.2xlarge", "c7i.xlarge", "g6.2xlarge", "c7i.2xlarge", "r7i.2xlarge"]
     }
   }
 }
@@ -62,6 +78,11 @@ run "accepts_what_is_right" {
     condition     = aws_subnet.this.availability_zone == "us-east-1b"
     error_message = "The first zone that offers a type for each kind of hosts."
   }
+
+  assert {
+    condition     = [for override in aws_autoscaling_group.host["learner"].mixed_instances_policy[0].launch_template[0].override : override.instance_type] == ["g5.2xlarge"]
+    error_message = "Only types that the zone offers."
+  }
 }
 
 run "accepts_what_is_not_the_default" {
@@ -75,7 +96,7 @@ run "accepts_what_is_not_the_default" {
     replay_host       = "own"
     learner_spot      = true
     ssh_key_name      = "mine"
-    availability_zone = "us-east-1f"
+    availability_zone = "us-east-1c"
     image_commit      = "fedcba9"
     stall_minutes     = 0
     settings          = { checkpoint = { period_seconds = 86400 } }
@@ -112,7 +133,7 @@ run "accepts_what_is_not_the_default" {
   }
 
   assert {
-    condition     = aws_subnet.this.availability_zone == "us-east-1f" && local.run.commit == "fedcba9"
+    condition     = aws_subnet.this.availability_zone == "us-east-1c" && local.run.commit == "fedcba9"
     error_message = "Zone and commit may be given."
   }
 }
@@ -124,12 +145,11 @@ run "refuses_no_admin_and_more" {
     admin_cidrs = []
     actor_hosts = 0
     name        = "Pong 1"
-    settings    = { transport = { control_port = 1 } }
     max_hours   = 0
     replay_host = "evaluator"
   }
 
-  expect_failures = [var.admin_cidrs, var.actor_hosts, var.name, var.settings, var.max_hours, var.replay_host]
+  expect_failures = [var.admin_cidrs, var.actor_hosts, var.name, var.max_hours, var.replay_host]
 }
 
 run "refuses_the_whole_internet_and_more" {
@@ -138,10 +158,9 @@ run "refuses_the_whole_internet_and_more" {
   variables {
     admin_cidrs = ["203.0.113.7/32", "0.0.0.0/0"]
     name        = "pong-with-a-name-of-more-than-thirty"
-    settings    = { actor = { num_actors = 8 } }
   }
 
-  expect_failures = [var.admin_cidrs, var.name, var.settings]
+  expect_failures = [var.admin_cidrs, var.name]
 }
 
 run "refuses_an_address_without_a_length_and_more" {
@@ -149,22 +168,22 @@ run "refuses_an_address_without_a_length_and_more" {
 
   variables {
     admin_cidrs = ["203.0.113.7"]
-    settings    = { replay = { host_bytes = 8 } }
     budget_usd  = 50
   }
 
-  expect_failures = [var.admin_cidrs, var.settings, var.budget_email]
+  expect_failures = [var.admin_cidrs, var.budget_email]
 }
 
 run "refuses_ipv6_which_the_network_does_not_have_and_more" {
   command = plan
 
   variables {
-    admin_cidrs   = ["203.0.113.7/32", "2001:db8::/48"]
-    stall_minutes = 9
+    admin_cidrs            = ["203.0.113.7/32", "2001:db8::/48"]
+    stall_minutes          = 9
+    learner_instance_types = []
   }
 
-  expect_failures = [var.admin_cidrs, var.stall_minutes]
+  expect_failures = [var.admin_cidrs, var.stall_minutes, var.learner_instance_types]
 }
 
 run "refuses_checkpoints_that_are_rarer_than_the_checks_of_progress" {
@@ -177,59 +196,72 @@ run "refuses_checkpoints_that_are_rarer_than_the_checks_of_progress" {
   expect_failures = [var.stall_minutes]
 }
 
-run "refuses_a_type_of_another_architecture" {
+run "refuses_a_learner_above_the_quota" {
   command = plan
 
   override_data {
-    target = data.aws_ec2_instance_type.of["c7gn.2xlarge"]
-    values = { supported_architectures = ["arm64"] }
-  }
-
-  variables {
-    actor_instance_types = ["c7gn.2xlarge"]
-    availability_zone    = "us-east-1a"
-  }
-
-  expect_failures = [data.aws_ec2_instance_type.of]
-}
-
-run "refuses_a_learner_without_a_gpu" {
-  command = plan
-
-  override_data {
-    target = data.aws_ec2_instance_type.of["c7i.4xlarge"]
-    values = { gpus = [], default_vcpus = 16, supported_architectures = ["x86_64"] }
-  }
-
-  variables {
-    learner_instance_type = "c7i.4xlarge"
-    availability_zone     = "us-east-1a"
+    target = data.aws_servicequotas_service_quota.gpu
+    values = { value = 4 }
   }
 
   expect_failures = [terraform_data.run]
 }
 
-run "refuses_actor_hosts_of_different_sizes" {
+run "refuses_long_user_data" {
+  command = plan
+
+  variables {
+    settings = { learner = { init_from = join("", [for i in range(1000) : "0123456789abcdefgh"]) } }
+  }
+
+  expect_failures = [aws_launch_template.host]
+}
+
+run "tries_the_next_zone_until_a_learner_has_run" {
   command = plan
 
   override_data {
-    target = data.aws_ec2_instance_type.of["c7i.4xlarge"]
-    values = { default_vcpus = 16, supported_architectures = ["x86_64"] }
+    target = data.aws_subnets.earlier
+    values = { ids = ["subnet-1"] }
   }
 
-  variables {
-    actor_instance_types = ["c7i.2xlarge", "c7i.4xlarge"]
+  override_data {
+    target = data.aws_subnet.earlier
+    values = { availability_zone = "us-east-1b" }
   }
 
-  expect_failures = [terraform_data.run]
+  assert {
+    condition     = aws_subnet.this.availability_zone == "us-east-1c"
+    error_message = "The zone after that of the earlier apply."
+  }
 }
 
-run "refuses_types_that_no_zone_offers_together" {
+run "keeps_the_zone_in_which_a_learner_has_run" {
   command = plan
 
-  variables {
-    learner_instance_type = "p5.48xlarge"
+  override_data {
+    target = data.aws_subnets.earlier
+    values = { ids = ["subnet-1"] }
   }
 
-  expect_failures = [terraform_data.run]
+  override_data {
+    target = data.aws_subnet.earlier
+    values = { availability_zone = "us-east-1b" }
+  }
+
+  override_data {
+    target = data.aws_s3_objects.run
+    values = { keys = ["pong-1/begun.json"] }
+  }
+
+  variables {
+    availability_zone = "us-east-1c"
+  }
+
+  expect_failures = [check.pinned]
+
+  assert {
+    condition     = aws_subnet.this.availability_zone == "us-east-1b"
+    error_message = "The zone in which the learner has run."
+  }
 }
