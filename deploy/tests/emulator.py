@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import boto3
+from botocore import xform_name
 from moto.autoscaling.models import FakeAutoScalingGroup
 from moto.ec2.models.instances import InstanceBackend
 from moto.ec2.models.launch_templates import LaunchTemplate
@@ -29,6 +30,10 @@ _launch = FakeAutoScalingGroup.replace_autoscaling_group_instances
 REGION = "us-east-1"
 BUCKET = "apex-test-checkpoints"
 COMMIT = "0123abc"  # owner of the images
+# Resources are queried by kind, because the emulator's list of tags still has deleted ones.
+KINDS = (
+    "InternetGateways LaunchTemplates NetworkInterfaces RouteTables SecurityGroups Subnets Volumes VpcEndpoints Vpcs"
+)
 NO_CAPACITY: set[tuple[str, str]] = set()  # instance types that cannot be launched now, and the zone
 
 
@@ -85,6 +90,27 @@ def register_images(endpoint: str, commit: str, kinds: tuple[str, ...] = ("cpu",
         ec2.create_tags(Resources=[image], Tags=[{"Key": key, "Value": value} for key, value in tags.items()])
         images.append(image)
     return images
+
+
+def left_of(cluster: str, endpoint: str) -> list[str]:
+    """Returns everything with the cluster's name, found in every possible way."""
+    ec2 = client("ec2", endpoint)
+    only = [{"Name": "tag:Cluster", "Values": [cluster]}]
+    listed = [
+        item for kind in KINDS.split() for item in getattr(ec2, f"describe_{xform_name(kind)}")(Filters=only)[kind]
+    ]
+    found = {str(item) for item in listed if item.get("State") != "deleted"}
+    reservations = ec2.describe_instances(Filters=only)["Reservations"]
+    instances = [instance for reservation in reservations for instance in reservation["Instances"]]
+    found |= {item["InstanceId"] for item in instances if item["State"]["Name"] != "terminated"}
+    iam, scaling, logs = (client(service, endpoint) for service in ("iam", "autoscaling", "logs"))
+    named = [
+        *(role["RoleName"] for role in iam.list_roles()["Roles"]),
+        *(profile["InstanceProfileName"] for profile in iam.list_instance_profiles()["InstanceProfiles"]),
+        *(group["AutoScalingGroupName"] for group in scaling.describe_auto_scaling_groups()["AutoScalingGroups"]),
+        *(group["logGroupName"] for group in logs.describe_log_groups()["logGroups"]),
+    ]
+    return sorted(found | {name for name in named if cluster in name})
 
 
 def _mend() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from apex.config import Config
 from apex.config.validation import Branch, plain_type
 
-FILE = Path(__file__).parents[1] / "terraform/settings.json"
+FILE = Path(__file__).parents[1] / "terraform/modules/cluster/settings.json"
 # Other variables set these. A text cannot hold a table.
 NOT_ACCEPTED = {
     "environment": {"id", "args"},

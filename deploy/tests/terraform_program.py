@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1] / "terraform"
+CLUSTER = "modules/cluster"
 PROVIDER = Path("registry.terraform.io/hashicorp/aws")
 SECONDS = 900  # time limit beside busy programs; an apply takes one minute
 
@@ -22,16 +23,18 @@ class TerraformError(RuntimeError):
 
 
 class Terraform:
-    """A copy of a root module in `folder`, and its variables."""
+    """A copy of `source` in `folder`, whose root module is in the folder `inside`, and its variables."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], data: Path, source: Path = ROOT) -> None:
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str], data: Path, source: Path = ROOT, inside: str = ""
+    ) -> None:
         """`data`: folder of the providers, which several copies may share."""
-        self.folder = folder
+        self.folder = folder / inside
         fixed = {"TF_DATA_DIR": str(data), "TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "TF_CLI_ARGS": "-no-color"}
         self._environment = {**os.environ, **environment, **fixed}
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*", "*.tfvars*"))
         if (data / "lock.hcl").exists():
-            shutil.copy(data / "lock.hcl", folder / ".terraform.lock.hcl")
+            shutil.copy(data / "lock.hcl", self.folder / ".terraform.lock.hcl")
 
     def run(self, *arguments: str, may_fail: bool = False) -> subprocess.CompletedProcess[str]:
         """Runs Terraform; raises TerraformError if it fails, unless it `may_fail`."""
@@ -57,8 +60,8 @@ class Terraform:
         return other
 
     def edit(self, file: str, old: str, new: str) -> None:
-        """Replaces a text of the copy, which must occur exactly once."""
-        path = self.folder / file
+        """Replaces a text of the cluster's module in the copy, which must occur exactly once."""
+        path = self.folder / CLUSTER / file
         text = path.read_text()
         assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
         path.write_text(text.replace(old, new))
@@ -92,14 +95,14 @@ def install(data: Path, scratch: Path) -> dict[str, str]:
 
 
 def changes(plan: Plan) -> dict[str, dict[str, tuple[Any, Any]]]:
-    """Returns the changed attributes of each resource, with their values before and after."""
+    """Returns the changed attributes of each resource, with values before and after. Addresses: see `resources`."""
     found = {}
     for resource in plan.get("resource_changes", []):
         change = resource["change"]
         if resource["mode"] == "managed" and change["actions"] != ["no-op"]:
             before, after = change["before"] or {}, change["after"] or {}
             names = {*before, *after, *(change["after_unknown"] or {})}
-            found[resource["address"]] = {
+            found[_inside(resource["address"])] = {
                 name: (before.get(name), after.get(name, "unknown"))
                 for name in sorted(names)
                 if _without_empty(before.get(name)) != _without_empty(after.get(name))
@@ -114,8 +117,14 @@ def warnings(plan: Plan) -> list[str]:
 
 
 def resources(values: Plan) -> list[dict[str, Any]]:
-    """Returns the managed resources of the root module in a plan or a state."""
-    return [item for item in values["root_module"]["resources"] if item["mode"] == "managed"]
+    """Returns the managed resources in a plan or a state, with their addresses inside the module of the cluster."""
+    modules = [values["root_module"], *values["root_module"].get("child_modules", [])]
+    found = [item for module in modules for item in module.get("resources", []) if item["mode"] == "managed"]
+    return [{**item, "address": _inside(item["address"])} for item in found]
+
+
+def _inside(address: str) -> str:
+    return address.removeprefix("module.cluster.")
 
 
 def _without_empty(value: Any) -> Any:

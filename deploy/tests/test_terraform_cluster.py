@@ -70,6 +70,14 @@ def test_ignored_changes_are_named(cluster: Cluster) -> None:
         assert any(f"{name} = {value} has no effect" in message for message in warnings(plan)), warnings(plan)
 
 
+def test_the_module_refuses_another_region_of_the_provider(cluster: Cluster, tmp_path: Path) -> None:
+    moved = cluster.terraform.copy(tmp_path / "moved")
+    root = moved.folder / "main.tf"
+    root.write_text(root.read_text().replace("region = terraform_data.region.input", 'region = "eu-west-1"'))
+    error = " ".join(moved.run("plan", may_fail=True).stderr.replace("│", " ").split())
+    assert "This cluster is in us-east-1, but the provider uses eu-west-1" in error
+
+
 def test_the_second_type_is_used_where_the_first_has_no_capacity(cluster: Cluster) -> None:
     pages = emulator.client("ec2", cluster.endpoint).describe_instances(
         Filters=[{"Name": "tag:Role", "Values": ["learner"]}, {"Name": "tag:Cluster", "Values": [NAME]}]
@@ -164,7 +172,7 @@ def test_the_rules_notice(what: str, found_in_mutant: list[str]) -> None:
 
 
 def test_hosts_are_destroyed_before_their_way_to_the_bucket(cluster: Cluster) -> None:
-    configured = cluster.first_plan["configuration"]["root_module"]["resources"]
+    configured = cluster.first_plan["configuration"]["root_module"]["module_calls"]["cluster"]["module"]["resources"]
     (group,) = (item for item in configured if item["address"] == "aws_autoscaling_group.host")
     way = {
         item["address"]

@@ -7,14 +7,16 @@ from pathlib import Path
 import emulator
 from conftest import Planned
 from setting_kinds import FILE, as_json
-from terraform_program import ROOT, Terraform
+from terraform_program import CLUSTER, ROOT, Terraform
 
 Installed = tuple[dict[str, str], Path]
 
 
 def test_the_tests_of_terraform_pass(installed: Installed, tmp_path: Path) -> None:
     settings, data = installed
-    terraform = Terraform(tmp_path / "copy", {**settings, **emulator.environment("http://127.0.0.1:9")}, data)
+    nothing = {**settings, **emulator.environment("http://127.0.0.1:9")}
+    Terraform(tmp_path / "root", nothing, data).run("validate")
+    terraform = Terraform(tmp_path / "module", nothing, data, source=ROOT / CLUSTER)
     terraform.run("validate")
     output = terraform.run("test").stdout
     assert output.splitlines()[-1].startswith("Success!"), output
@@ -85,7 +87,7 @@ def words(text: str) -> str:
 
 
 def test_a_missing_bucket_is_refused_at_plan(planned: Planned) -> None:
-    options = ("-target=data.aws_s3_bucket.checkpoints", "-var=bucket=nobody-has-made-it")
+    options = ("-target=module.cluster.data.aws_s3_bucket.checkpoints", "-var=bucket=nobody-has-made-it")
     done = planned.terraform.run("plan", *options, may_fail=True)
     assert done.returncode == 1
     assert "nobody-has-made-it" in done.stderr

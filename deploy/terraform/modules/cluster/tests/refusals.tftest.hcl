@@ -24,6 +24,10 @@ mock_provider "aws" {
     defaults = { value = 8 }
   }
 
+  mock_data "aws_subnet" {
+    defaults = { vpc_id = "vpc-1", availability_zone = "us-east-1c", map_public_ip_on_launch = false }
+  }
+
   mock_data "aws_ami" {
     defaults = { tags = { Commit = "0123abc" }, root_device_name = "/dev/sda1" }
   }
@@ -75,7 +79,7 @@ run "accepts_what_is_right" {
   }
 
   assert {
-    condition     = aws_subnet.this.availability_zone == "us-east-1b"
+    condition     = aws_subnet.this[0].availability_zone == "us-east-1b"
     error_message = "The first zone that offers a type for each kind of hosts."
   }
 
@@ -133,7 +137,7 @@ run "accepts_what_is_not_the_default" {
   }
 
   assert {
-    condition     = aws_subnet.this.availability_zone == "us-east-1c" && local.run.commit == "fedcba9"
+    condition     = aws_subnet.this[0].availability_zone == "us-east-1c" && local.run.commit == "fedcba9"
     error_message = "Zone and commit may be given."
   }
 }
@@ -181,9 +185,14 @@ run "refuses_ipv6_which_the_network_does_not_have_and_more" {
     admin_cidrs            = ["203.0.113.7/32", "2001:db8::/48"]
     stall_minutes          = 9
     learner_instance_types = []
+    private_subnet_ids     = ["subnet-2"]
+    instance_profiles      = { actors = "mine" }
+    evaluator_host         = "actor"
   }
 
-  expect_failures = [var.admin_cidrs, var.stall_minutes, var.learner_instance_types]
+  expect_failures = [
+    var.admin_cidrs, var.stall_minutes, var.learner_instance_types, var.private_subnet_ids, var.instance_profiles, var.evaluator_host,
+  ]
 }
 
 run "refuses_checkpoints_that_are_rarer_than_the_checks_of_progress" {
@@ -217,6 +226,48 @@ run "refuses_long_user_data" {
   expect_failures = [aws_launch_template.host]
 }
 
+run "uses_existing_subnets_and_profiles" {
+  command = plan
+
+  variables {
+    subnet_ids         = ["subnet-1"]
+    private_subnet_ids = ["subnet-2"]
+    instance_profiles  = { actor = "mine" }
+    evaluator_host     = "learner"
+  }
+
+  assert {
+    condition     = length(aws_vpc.this) + length(aws_flow_log.refused) == 0 && alltrue([for group in aws_security_group.host : group.vpc_id == "vpc-1"])
+    error_message = "The hosts are in the VPC of the subnets."
+  }
+
+  assert {
+    condition     = { for kind, group in aws_autoscaling_group.host : kind => join(" ", group.vpc_zone_identifier) } == { actor = "subnet-2", learner = "subnet-1" }
+    error_message = "The evaluator shares the learner's host, and actor hosts have no public addresses."
+  }
+
+  assert {
+    condition     = aws_launch_template.host["actor"].iam_instance_profile[0].name == "mine" && keys(aws_iam_role.host) == ["learner"]
+    error_message = "Only kinds without an existing profile get a role."
+  }
+}
+
+run "refuses_private_subnets_with_public_addresses" {
+  command = plan
+
+  override_data {
+    target = data.aws_subnet.given[1]
+    values = { map_public_ip_on_launch = true }
+  }
+
+  variables {
+    subnet_ids         = ["subnet-1"]
+    private_subnet_ids = ["subnet-2"]
+  }
+
+  expect_failures = [terraform_data.run]
+}
+
 run "tries_the_next_zone_until_a_learner_has_run" {
   command = plan
 
@@ -231,7 +282,7 @@ run "tries_the_next_zone_until_a_learner_has_run" {
   }
 
   assert {
-    condition     = aws_subnet.this.availability_zone == "us-east-1c"
+    condition     = aws_subnet.this[0].availability_zone == "us-east-1c"
     error_message = "The zone after that of the earlier apply."
   }
 }
@@ -261,7 +312,7 @@ run "keeps_the_zone_in_which_a_learner_has_run" {
   expect_failures = [check.pinned]
 
   assert {
-    condition     = aws_subnet.this.availability_zone == "us-east-1b"
+    condition     = aws_subnet.this[0].availability_zone == "us-east-1b"
     error_message = "The zone in which the learner has run."
   }
 }

@@ -38,8 +38,8 @@ resource "aws_security_group" "host" {
 
   name        = "${local.prefix}-${each.key}"
   description = "Ape-X ${var.name}: ${each.key}"
-  vpc_id      = aws_vpc.this.id
-  tags        = { Name = "${local.prefix}-${each.key}", Role = each.key }
+  vpc_id      = local.vpc_id
+  tags        = merge(local.tags, { Name = "${local.prefix}-${each.key}", Role = each.key })
 
   lifecycle {
     create_before_destroy = true
@@ -47,8 +47,10 @@ resource "aws_security_group" "host" {
 }
 
 resource "aws_default_security_group" "closed" { # unused; has no rules, so that it permits nothing
-  vpc_id = aws_vpc.this.id
-  tags   = { Name = "${local.prefix}-closed", Role = "network" }
+  count = local.own_network
+
+  vpc_id = aws_vpc.this[0].id
+  tags   = merge(local.tags, { Name = "${local.prefix}-closed", Role = "network" })
 }
 
 resource "aws_vpc_security_group_ingress_rule" "socket" {
@@ -60,7 +62,7 @@ resource "aws_vpc_security_group_ingress_rule" "socket" {
   from_port                    = each.value.port
   to_port                      = each.value.last
   description                  = "${each.value.name}, from ${each.value.from}"
-  tags                         = { Name = each.key, Role = each.value.at }
+  tags                         = merge(local.tags, { Name = each.key, Role = each.value.at })
 }
 
 resource "aws_vpc_security_group_egress_rule" "socket" {
@@ -72,7 +74,7 @@ resource "aws_vpc_security_group_egress_rule" "socket" {
   from_port                    = each.value.port
   to_port                      = each.value.last
   description                  = "${each.value.name}, to ${each.value.at}"
-  tags                         = { Name = each.key, Role = each.value.from }
+  tags                         = merge(local.tags, { Name = each.key, Role = each.value.from })
 }
 
 resource "aws_vpc_security_group_ingress_rule" "admin" {
@@ -84,7 +86,7 @@ resource "aws_vpc_security_group_ingress_rule" "admin" {
   from_port         = each.value.port
   to_port           = each.value.port
   description       = "${each.value.what} for admin_cidrs"
-  tags              = { Name = each.key, Role = each.value.kind }
+  tags              = merge(local.tags, { Name = each.key, Role = each.value.kind })
 }
 
 resource "aws_vpc_security_group_egress_rule" "aws" { # S3, SSM, CloudWatch and auto-scaling have no fixed addresses.
@@ -96,5 +98,5 @@ resource "aws_vpc_security_group_egress_rule" "aws" { # S3, SSM, CloudWatch and 
   from_port         = 443
   to_port           = 443
   description       = "AWS APIs, over TLS"
-  tags              = { Name = "${local.prefix}-${each.key}-aws", Role = each.key }
+  tags              = merge(local.tags, { Name = "${local.prefix}-${each.key}-aws", Role = each.key })
 }

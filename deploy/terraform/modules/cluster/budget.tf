@@ -9,7 +9,7 @@ resource "aws_budgets_budget" "this" {
   limit_amount = tostring(var.budget_usd)
   limit_unit   = "USD"
   time_unit    = "MONTHLY"
-  tags         = { Role = "budget" }
+  tags         = merge(local.tags, { Role = "budget" })
 
   cost_filter {
     name   = "TagKeyValue"

@@ -8,7 +8,7 @@ locals {
 
   kinds = {
     learner = {
-      roles = var.replay_host == "own" ? ["learner"] : ["learner", "replay"]
+      roles = concat(["learner"], var.replay_host == "own" ? [] : ["replay"], var.evaluator_host == "own" ? [] : ["evaluator"])
       types = var.learner_instance_types, size = 1, spot = var.learner_spot
     }
     replay    = { roles = ["replay"], types = [var.replay_instance_type], size = 1, spot = false }
@@ -18,7 +18,7 @@ locals {
   disk_gb = { # replay: three snapshots, each as large as half of the host's RAM
     learner = 200, replay = max(100, 20 + ceil(1.5 * local.replay_bytes / pow(1024, 3))), evaluator = 30, actor = 30
   }
-  hosts = { for kind, host in local.kinds : kind => host if kind != "replay" || var.replay_host == "own" }
+  hosts = { for kind, host in local.kinds : kind => host if kind == "learner" || !contains(local.kinds.learner.roles, kind) }
 }
 
 resource "aws_launch_template" "host" {
@@ -32,14 +32,14 @@ resource "aws_launch_template" "host" {
   user_data              = local.user_data[each.key]
   ebs_optimized          = true
   update_default_version = true
-  tags                   = { Name = "${local.prefix}-${each.key}", Role = each.key }
+  tags                   = merge(local.tags, { Name = "${local.prefix}-${each.key}", Role = each.key })
 
   # A host that has finished powers off, and EC2 terminates it. The learner's disk may have files that the bucket lacks, so
   # EC2 only stops the learner's host; the host terminates itself after a complete upload.
   instance_initiated_shutdown_behavior = each.key == "learner" ? "stop" : "terminate"
 
   iam_instance_profile {
-    name = aws_iam_instance_profile.host[each.key].name
+    name = try(aws_iam_instance_profile.host[each.key].name, var.instance_profiles[each.key])
   }
 
   metadata_options {
@@ -71,7 +71,7 @@ resource "aws_launch_template" "host" {
   lifecycle {
     precondition {
       condition     = contains(keys(data.aws_ami.image), local.image_kinds[each.key])
-      error_message = "This account has no ${local.image_kinds[each.key]} image of commit ${local.run.commit} in ${local.run.region}. Build both images of this commit there with packer build (deploy/packer/README.md), or choose another image_commit."
+      error_message = "This account has no ${local.image_kinds[each.key]} image of commit ${local.run.commit} in ${local.region}. Build both images of this commit there with packer build (deploy/packer/README.md), or choose another image_commit."
     }
 
     precondition {
@@ -85,7 +85,7 @@ resource "aws_autoscaling_group" "host" {
   for_each = local.hosts
 
   name                      = "${local.prefix}-${each.key}"
-  vpc_zone_identifier       = [aws_subnet.this.id]
+  vpc_zone_identifier       = local.subnets[each.key]
   min_size                  = 0
   max_size                  = each.value.size
   desired_capacity          = each.value.size # initial size
@@ -130,7 +130,7 @@ resource "aws_autoscaling_group" "host" {
 
   lifecycle {
     ignore_changes       = [desired_capacity]
-    replace_triggered_by = [aws_subnet.this] # Terraform must remove the hosts before their subnet.
+    replace_triggered_by = [terraform_data.subnet] # Terraform must remove the hosts before their subnet.
   }
 
   depends_on = [ # Hosts need these at the first boot, to publish keys, and when they are destroyed, to upload the run.

@@ -26,7 +26,7 @@ locals {
   ]
 
   # The types of each kind that are offered where its hosts are, in order of preference.
-  types = { for kind, host in local.hosts : kind => [for type in host.types : type if contains(try(local.offers[local.zone], []), type)] }
+  types = { for kind, host in local.hosts : kind => [for type in host.types : type if contains(flatten([for zone in local.places : try(local.offers[zone], [])]), type)] }
 
   not_x86          = [for name, type in data.aws_ec2_instance_type.of : name if !contains(type.supported_architectures, "x86_64")]
   without_gpu      = [for type in var.learner_instance_types : type if !contains(data.aws_ec2_instance_type.of[type].gpus[*].manufacturer, "NVIDIA")]

@@ -18,7 +18,7 @@ data "aws_key_pair" "ssh" { # Makes terraform plan fail if the key pair does not
 }
 
 locals {
-  here       = "${local.run.region}:${data.aws_caller_identity.this.account_id}"
+  here       = "${local.region}:${data.aws_caller_identity.this.account_id}"
   aws        = "arn:${data.aws_partition.this.partition}"
   parameters = "${local.aws}:ssm:${local.here}:parameter/apex/${var.name}"
   log_groups = "${local.aws}:logs:${local.here}:log-group:/apex/${var.name}"
@@ -123,17 +123,21 @@ data "aws_iam_policy_document" "host" {
   }
 }
 
+locals {
+  without_profile = { for kind, host in local.hosts : kind => host if !contains(keys(var.instance_profiles), kind) }
+}
+
 resource "aws_iam_role" "host" {
-  for_each = local.hosts
+  for_each = local.without_profile
 
   name               = "${local.prefix}-${each.key}"
   description        = "Ape-X ${var.name}: hosts of the kind ${each.key}"
   assume_role_policy = data.aws_iam_policy_document.may_assume["ec2"].json
-  tags               = { Role = each.key }
+  tags               = merge(local.tags, { Role = each.key })
 }
 
 resource "aws_iam_role_policy" "host" {
-  for_each = local.hosts
+  for_each = local.without_profile
 
   name   = each.key
   role   = aws_iam_role.host[each.key].id
@@ -141,9 +145,9 @@ resource "aws_iam_role_policy" "host" {
 }
 
 resource "aws_iam_instance_profile" "host" {
-  for_each = local.hosts
+  for_each = local.without_profile
 
   name = "${local.prefix}-${each.key}"
   role = aws_iam_role.host[each.key].name
-  tags = { Role = each.key }
+  tags = merge(local.tags, { Role = each.key })
 }

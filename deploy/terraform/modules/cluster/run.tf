@@ -4,11 +4,18 @@
 
 data "aws_region" "this" {}
 
+resource "terraform_data" "region" {
+  input = data.aws_region.this.id
+
+  lifecycle {
+    ignore_changes = [input]
+  }
+}
+
 resource "terraform_data" "run" {
   input = {
     num_actors = var.num_actors > 0 ? var.num_actors : var.actor_hosts * local.streams_per_host
     commit     = coalesce(var.image_commit, try(data.aws_ami.newest[0].tags["Commit"], "none"))
-    region     = data.aws_region.this.id
     begun      = plantimestamp()
   }
 
@@ -22,20 +29,27 @@ resource "terraform_data" "run" {
 
     precondition {
       condition     = alltrue([for types in values(local.types) : length(types) > 0])
-      error_message = "${join(" and ", [for kind, types in local.types : kind if length(types) == 0])}: no instance type of this kind is offered in ${coalesce(local.zone, "any zone that offers the others")}. Zones that offer all kinds: ${try(coalesce(join(", ", local.zones)), "none")}. Change availability_zone, or choose other instance types."
+      error_message = "${join(" and ", [for kind, types in local.types : kind if length(types) == 0])}: no instance type of this kind is offered in ${try(coalesce(join(", ", local.places)), "any zone that offers the others")}. Zones that offer all kinds: ${try(coalesce(join(", ", local.zones)), "none")}. Change availability_zone or subnet_ids, or choose other instance types."
+    }
+
+    precondition {
+      condition     = !anytrue([for subnet in slice(data.aws_subnet.given, length(var.subnet_ids), length(data.aws_subnet.given)) : subnet.map_public_ip_on_launch])
+      error_message = "private_subnet_ids must be subnets that give hosts no public addresses."
     }
   }
 }
 
 locals {
-  run = terraform_data.run.input
+  run    = terraform_data.run.input
+  region = terraform_data.region.input
 
   # A sentence for each mistake in the variables that is known before any resource exists.
   refusals = compact([
+    local.region == data.aws_region.this.id ? "" : "This cluster is in ${local.region}, but the provider uses ${data.aws_region.this.id}, where Terraform does not find it. Set the provider's region to ${local.region}.",
     length(data.aws_ami.newest) == 1 ? "" : "This account has no image with a GPU in ${data.aws_region.this.id}. Build both images there with packer build: deploy/packer/README.md.",
     # Version 6 of the provider has another name for the region of the bucket.
     lookup(data.aws_s3_bucket.checkpoints, "bucket_region", data.aws_s3_bucket.checkpoints.region) == data.aws_region.this.id ? "" : "The bucket ${var.bucket} is not in ${data.aws_region.this.id}. Choose a bucket in the region of the cluster.",
-    length(local.wrong_settings) == 0 ? "" : "settings: ${join("; ", local.wrong_settings)}. settings.json lists the settings of a cluster and their values; the variables of Terraform set all others.",
+    length(local.wrong_settings) == 0 ? "" : "settings: ${join("; ", local.wrong_settings)}. modules/cluster/settings.json lists the settings of a cluster and their values; the variables of Terraform set all others.",
     length(local.not_x86) == 0 ? "" : "The images require x86-64 instance types, such as c7i.2xlarge. Others: ${join(", ", local.not_x86)}.",
     local.gpu_quota >= local.learner_cores ? "" : "The learner's host needs ${local.learner_cores} vCPUs, but the account's quota of G and VT instances in ${data.aws_region.this.id} is ${local.gpu_quota} vCPUs. Request more (Service Quotas, Amazon EC2), or set check_quota = false.",
     length(local.without_gpu) == 0 ? "" : "learner_instance_types must have an NVIDIA GPU, as g6.2xlarge has. Without one: ${join(", ", local.without_gpu)}.",
@@ -58,8 +72,8 @@ check "pinned" {
   }
 
   assert {
-    condition     = var.availability_zone == null || var.availability_zone == local.zone
-    error_message = "availability_zone = ${coalesce(var.availability_zone, "null")} has no effect: the learner runs, or has run, in ${coalesce(local.zone, "no zone")}. Start a new run under a new name."
+    condition     = var.availability_zone == null || contains(local.places, coalesce(var.availability_zone, "any"))
+    error_message = "availability_zone = ${coalesce(var.availability_zone, "null")} has no effect: the learner runs, or has run, in ${join(", ", local.places)}, or subnet_ids determines the zone. Start a new run under a new name."
   }
 }
 
@@ -76,12 +90,5 @@ resource "aws_ssm_parameter" "max_hours" { # Hosts read it every minute, so max_
   name  = "/apex/${var.name}/max-hours"
   type  = "String"
   value = var.max_hours
-  tags  = { Role = "cluster" }
-
-  lifecycle {
-    precondition {
-      condition     = local.run.region == data.aws_region.this.id
-      error_message = "This cluster is in ${local.run.region}, but the provider uses ${data.aws_region.this.id}, where Terraform does not find the cluster. Set the provider's region to ${local.run.region}."
-    }
-  }
+  tags  = merge(local.tags, { Role = "cluster" })
 }

@@ -57,7 +57,7 @@ locals {
           content = join("", [for key, value in {
             APEX_CLUSTER       = var.name
             APEX_ROLES         = join(",", host.roles)
-            APEX_REGION        = local.run.region
+            APEX_REGION        = local.region
             APEX_BUCKET        = var.bucket
             APEX_BEGUN         = local.run.begun
             APEX_MAX_HOURS     = var.max_hours
