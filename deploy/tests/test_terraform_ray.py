@@ -75,7 +75,11 @@ def test_the_head_may_change_only_hosts_of_its_cluster(applied: Terraform, endpo
     changes = {"ec2:RunInstances", "ec2:CreateTags", "ec2:TerminateInstances"}
     assert allowed == {"ec2:DescribeInstances", *changes}
     for statement in statements:
-        if changes & set(statement["Action"]) and any(":instance/" in arn for arn in statement["Resource"]):
+        if "Condition" not in statement:
+            assert statement["Action"] in (["ec2:DescribeInstances"], ["ec2:RunInstances"])
+            assert not [arn for arn in statement["Resource"] if ":instance/" in arn]
+            assert statement["Resource"] != ["*"] or not changes & set(statement["Action"])
+        else:
             ((_, conditions),) = statement["Condition"].items()
             assert conditions in (
                 {"aws:RequestTag/ray-cluster-name": "apex"},
