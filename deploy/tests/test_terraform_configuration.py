@@ -49,7 +49,7 @@ REFUSALS = (
     "actor_instance_types must all have the same number of cores",
     "An actor host needs about 1344 MiB of memory for 32 streams, but the smallest of actor_instance_types has 512 MiB",
     "learner_instance_types must have an NVIDIA GPU, as g6.2xlarge has. Without one: c7i.4xlarge.",
-    "The replay memory needs a host with 5723 MiB of memory, but the host of the replay server has 4096 MiB",
+    "a host with 5723 MiB of memory, but the host of the replay server has 4096 MiB",
     "num_actors = 3, but 3 actor hosts run 96 actors",
     "data.aws_key_pair.ssh",
     "The bucket apex-test-elsewhere is not in us-east-1.",
