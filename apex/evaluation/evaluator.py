@@ -96,6 +96,7 @@ class Evaluator:
         self._has_made = False  # an environment; then a later failure is not a mistake in the settings
         self.num_evaluations = 0
         self.best: float | None = None
+        self._starts_trained = bool(config.learner.init_from)
 
     def run(self, stop: Stop) -> None:
         """Evaluates the newest parameters at the configured interval until `stop` is requested.
@@ -195,7 +196,8 @@ class Evaluator:
             metrics={name: metric.mean for name, metric in metrics_of(played.games).items()},
         )
         # The score of an untrained policy is luck. A confirmed one ends the run, whatever lucky games came before.
-        is_best = result.updates > 0 and (result.confirmed or self.best is None or result.mean >= self.best)
+        is_trained = result.updates > 0 or self._starts_trained
+        is_best = is_trained and (result.confirmed or self.best is None or result.mean >= self.best)
         if is_best:
             self.best = result.mean
         self.num_evaluations += 1

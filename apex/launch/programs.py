@@ -31,7 +31,7 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
         role(
             role=f"replay-{shard}" if len(shards) > 1 else "replay",
             command=_command(config, Role.REPLAY, shard=shard, snapshots=snapshots, advertise=advertised),
-            grace_seconds=2.0,  # longer than the server waits for a learner that was killed
+            grace_seconds=1.5,
             stops_with="replay",
             ready=lambda: not watch.ending,
         )

@@ -58,7 +58,7 @@ def judge(ending: Ending, status: RunStatus | None, folder: RunFolder) -> Ending
     if failure is None and status is not None and status.updates > newest:
         log = str(folder.logs / "learner.log")  # Its last lines have the cause.
         failure = Failure(role="learner", kind="unsaved", value=newest, log=log)
-    elif failure is None and status is not None and ending.role and not status.steps:
+    elif failure is None and status is not None and ending.role and not status.steps and not _is_confirmed(status):
         actors = folder.logs / "actor.log"  # There is none if all actors ran on other hosts or in this process.
         failure = Failure(role="actor", kind="no_steps", log=str(actors if actors.exists() else folder.logs))
     elif failure is None and status is not None and not status.updates and status.end and status.end.kind in TOO_SHORT:
@@ -69,6 +69,11 @@ def judge(ending: Ending, status: RunStatus | None, folder: RunFolder) -> Ending
         return ending
     folder.end = EndReason("failed")
     return Ending(max(FAILED, ending.status), ending.role, failure)
+
+
+def _is_confirmed(status: RunStatus) -> bool:
+    """Whether a score has ended the run, perhaps that of the policy from which it started, before any step."""
+    return status.end is not None and status.end.kind == "score"
 
 
 def find_end(ending: Ending, status: RunStatus | None) -> EndReason | None:

@@ -32,7 +32,7 @@ def summary(outcome: RunOutcome) -> list[str]:
     if status is not None:
         elapsed = duration(status.elapsed_seconds)
         lines.append(f"{number(status.steps)} steps, {number(status.updates)} updates in {elapsed}")
-        score = [_score(status, folder)]
+        score = [_score(status, folder, config.learner.init_from)]
         begin = config.replay.min_size_to_sample * config.steps_per_item
         if not status.updates and ending.failure is None and 0 < status.steps < begin:
             needed = f"sampling begins at {begin:,} steps (replay.min_size_to_sample)"
@@ -87,12 +87,13 @@ def _why_no_final_score(config: EvaluatorConfig, end: EndReason | None, status: 
     return f"no evaluator finished its games before the end (evaluator.final_seconds {config.final_seconds:g})"
 
 
-def _score(status: RunStatus, folder: Path) -> str:
+def _score(status: RunStatus, folder: Path, init_from: str) -> str:
     evaluator, actors = status.evaluator, status.actors
     if evaluator.score is not None:
         is_final = evaluator.updates == status.updates
         of = "the final policy" if is_final else f"update {number(evaluator.updates)}"
-        of = of if status.updates else "the untrained policy"
+        if not evaluator.updates and (init_from or not status.updates):
+            of = "the policy from which it started" if init_from else "the untrained policy"
         line = f"score: {number(evaluator.score)}, mean of {plural(evaluator.episodes or 0, 'new game')} of {of}"
         count = _count_evaluations(folder)
         if count == 1 or evaluator.best is None:

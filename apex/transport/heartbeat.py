@@ -94,7 +94,7 @@ class Session:
     def answers(self) -> bool:
         """Whether the learner has answered one of the last two heartbeats."""
         period = self._pace * self._welcome.config.transport.heartbeat_seconds
-        return time.monotonic() - self._answered_at < 1.5 * period
+        return time.monotonic() - self._answered_at < 2.5 * period
 
     def check(self) -> None:
         """Raises the exception that ended the thread, if any."""
@@ -124,7 +124,8 @@ class Session:
                     wait.over()
                     if not self.finished:
                         self._take(answer)
-                        beat_at = 0.0 if self.finished else beat_at  # The run is over: send the last figures at once.
+                        # The run is over: send the last figures at once. A lower pace has shortened the lease.
+                        beat_at = 0.0 if self.finished else min(beat_at, time.monotonic() + period * self._pace)
                 elif time.monotonic() - self._answered_at > ABSENT_HEARTBEATS * period * self._pace:
                     wait.on(Waiting("learner", welcome.route.endpoint))
             self._flush(client)

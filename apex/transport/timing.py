@@ -22,3 +22,8 @@ DRAIN_SECONDS = 0.5  # time that an actor process waits for its last receipts be
 # Parameters
 SUBSCRIPTION_SECONDS = 0.2  # new subscriptions within this time share one publication
 REPEAT_SECONDS = 5.0  # time without newer parameters after which the newest are published again
+
+
+def pace_of(num_programs: int) -> float:
+    """Returns the factor on the time between two heartbeats of an actor host: above 1 in runs with many programs."""
+    return max(1.0, num_programs / 150)

@@ -82,7 +82,8 @@ def _run(
     belong_to(parent)
     FileLock.forget()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for signum in (signal.SIGTERM, signal.SIGHUP):
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]  # as under nohup
+    for signum in (signal.SIGTERM, *hangup):
         # Programs that the child starts must not ignore these signals, and would inherit SIG_IGN.
         signal.signal(signum, lambda signum, frame: None)
 

@@ -76,7 +76,10 @@ class Link(Protocol):
     inserts_wanted: bool  # whether samplers of another shard wait for inserts
     finished: bool  # whether the run has ended
     lost: bool  # whether the run has another server for this shard
-    answers: bool  # whether the other side answers at present
+
+    @property
+    def answers(self) -> bool:
+        """Whether the other side answers at present."""
 
     def check(self) -> None:
         """Raises the exception that ended the connection, if any."""

@@ -92,6 +92,11 @@ def test_heartbeats_keep_the_pace_that_the_learner_asks_for():
             assert len(learner.requests) == count
             until(learner.serve, "the next heartbeat")
             assert time.monotonic() - began > 1.5
+            learner.pace = 1.0
+            until(learner.serve, "a heartbeat whose answer asks for more")
+            answered = time.monotonic()
+            until(learner.serve, "the heartbeat that renews a shorter lease")
+            assert time.monotonic() - answered < 1.0
             learner.close()
 
 

@@ -14,6 +14,7 @@ from apex.runtime.text import MAX_COLUMNS, duration, number
 from apex.sentences import PHASES, advise, describe_bottleneck, describe_end, describe_wait
 from apex.transport.messages.run_status import RoleRow, RunStatus
 from apex.transport.messages.status import Resources
+from apex.transport.timing import pace_of
 from apexreplay.process.text import clean, size
 
 RATE_WIDTH = 20  # columns for a program's rate in a wide terminal
@@ -176,13 +177,14 @@ def _paint_roles(painter: RowLayout, status: RunStatus) -> None:
     rows = status.roles
     several_hosts = len({row.host for row in rows}) > 1
     several_shards = any(row.shard for row in rows)
+    limit = SILENT_SECONDS * pace_of(len(rows) + status.more_roles)
     for row in rows[:MAX_ROLES]:
         role = row.role
         if several_shards and row.shard is not None:
             role = f"{role} {row.shard}"
         if several_hosts:
             role = f"{role} {row.host}"
-        silent = row.last_seen_seconds > SILENT_SECONDS
+        silent = row.last_seen_seconds > limit
         rate = f"silent for {row.last_seen_seconds:.0f} s" if silent else _rate(row)
         items = [rate.ljust(RATE_WIDTH if painter.wide else 0)]
         items += [_describe(row.resources)] if row.resources is not None and not silent else []

@@ -29,13 +29,12 @@ from apex.transport.messages.fields import printable
 from apex.transport.messages.results import EvaluationResult, Scores, ScoreSums
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import LearnerStatus
-from apex.transport.timing import FORGET_SECONDS, TAKEOVER_HEARTBEATS
+from apex.transport.timing import ABSENT_HEARTBEATS, FORGET_SECONDS, TAKEOVER_HEARTBEATS, pace_of
 from apex.types import Parameters, Role, Tensor
 from apexreplay.server.leases import LeaseTable
 from apexreplay.store.location import memory_id
 from apexreplay.wire.header import WireError
 
-MAX_BEATS = 150  # With more programs, actor hosts send heartbeats less often: all together so many in one period.
 MAX_ASKING = 1_000  # maximum replay servers that wait for a shard
 OF_A_CLOCK = {
     f"replay/{name}" for name in ("inserts_per_second", "inserted_steps_per_second", "samples_per_second", "busy_share")
@@ -170,7 +169,7 @@ class Coordinator:
             self.keep_scores(heartbeat.scores)  # also if another host has the ids now: these games were played
         if isinstance(heartbeat, control.ReplayHeartbeat) and self._fence.refuses(heartbeat):
             return self._refuse("fence", "another replay server has taken over this shard")
-        pace = max(1.0, len(self.state.members) / MAX_BEATS) if heartbeat.role == Role.ACTOR else 1.0
+        pace = pace_of(len(self.state.members)) if heartbeat.role == Role.ACTOR else 1.0
         if not self._leases.renew(heartbeat.session, heartbeat.streams, self._clock(), pace):
             return self._refuse("streams", "the actor ids of this host were leased to another host")
         try:
@@ -254,7 +253,8 @@ class Coordinator:
     def tick(self) -> None:
         """Updates the elapsed time, and forgets silent programs. Call this once a second."""
         self._folder.elapsed_seconds = self.state.elapsed_seconds
-        self.state.members.forget_silent(FORGET_SECONDS)
+        longest = pace_of(len(self.state.members)) * self._config.transport.heartbeat_seconds
+        self.state.members.forget_silent(max(FORGET_SECONDS, ABSENT_HEARTBEATS * longest))
         self._leases.expire(self._clock())
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from support.scripted import ScriptedEnvironment
 from torch import nn
 
 from apex.algorithms.parameters import flatten_parameters
-from apex.config import Config, EvaluatorConfig, RunConfig
+from apex.config import Config, EvaluatorConfig, LearnerConfig, RunConfig
 from apex.dqn.algorithm import DqnAgent
 from apex.errors import ConfigError, EnvironmentFailure
 from apex.evaluation.episodes import Episode, evaluation_seed, summarize
@@ -82,7 +82,17 @@ class ShortSleeps(Clock):
 class Trial:
     """An evaluator with a learner, a clock and environments. Plays `scores` in order, one list of games per play."""
 
-    def __init__(self, *parameters, scores=(), stop_score=None, seed=3, life=0, on_play=lambda trial: None, **settings):
+    def __init__(
+        self,
+        *parameters,
+        scores=(),
+        stop_score=None,
+        seed=3,
+        life=0,
+        on_play=lambda trial: None,
+        init_from="",
+        **settings,
+    ):
         self.stop, self.clock = Stop(), ShortSleeps()
         self.learner = Learner(*parameters, stop=self.stop, clock=self.clock)
         self.made = []  # (num_envs, seed)
@@ -92,7 +102,12 @@ class Trial:
         self._on_play = on_play
         settings = {"period_seconds": 0.0, "episodes": 2, "num_envs": 2, "epsilon": 0.0, **settings}
         self.evaluator = Evaluator(
-            Config(seed=seed, run=RunConfig(stop_score=stop_score), evaluator=EvaluatorConfig(**settings)),
+            Config(
+                seed=seed,
+                run=RunConfig(stop_score=stop_score),
+                evaluator=EvaluatorConfig(**settings),
+                learner=LearnerConfig(init_from=init_from),
+            ),
             DqnAgent(Table()),
             self.learner,
             life=life,
@@ -153,10 +168,11 @@ def test_parameters_are_kept_with_the_best_result_so_far():
     assert trial.evaluator.best == 2.5
 
 
-def test_parameters_of_update_0_are_never_the_best():
-    trial = Trial(make_parameters(0), make_parameters(1), scores=[[9.0, 9.0], [1.0, 1.0]])
+@pytest.mark.parametrize(("init_from", "kept"), [("", [None, 1]), ("runs/other", [0, None])])
+def test_parameters_of_update_0_are_the_best_only_after_a_warm_start(init_from, kept):
+    trial = Trial(make_parameters(0), make_parameters(1), scores=[[9.0, 9.0], [1.0, 1.0]], init_from=init_from)
     trial.run()
-    assert ([result.mean for result in trial.learner.results], trial.learner.versions) == ([9.0, 1.0], [None, 1])
+    assert ([result.mean for result in trial.learner.results], trial.learner.versions) == ([9.0, 1.0], kept)
 
 
 def games(mean, spread, count=100):

@@ -40,7 +40,7 @@ def test_a_head_has_every_program_except_the_actors(tmp_path):
 
 
 def test_the_grace_periods_sum_to_less_than_ten_seconds(tmp_path):
-    assert sum(program.grace_seconds for program in programs_of(make_folder(tmp_path)).values()) <= 9.5
+    assert sum(program.grace_seconds for program in programs_of(make_folder(tmp_path)).values()) <= 9.0
 
 
 def test_each_shard_has_a_server_and_all_servers_stop_together(tmp_path):
@@ -50,7 +50,7 @@ def test_each_shard_has_a_server_and_all_servers_stop_together(tmp_path):
     assert [server.command[7:9] for server in servers] == [("--shard", str(shard)) for shard in range(4)]
     assert {server.stops_with for server in servers} == {"replay"}
     grace = {program.stops_with or role: program.grace_seconds for role, program in programs.items()}
-    assert sum(grace.values()) <= 9.5
+    assert sum(grace.values()) <= 9.0
     assert programs_of(folder)["replay"].command[7:9] == ("--shard", "0")
 
 

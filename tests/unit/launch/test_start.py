@@ -36,6 +36,11 @@ def test_a_run_without_a_step_has_failed_unless_it_was_stopped(tmp_path):
     (tmp_path / "here/logs/actor.log").touch()
     assert verdict(tmp_path / "here", steps=0)[0].failure.log == str(tmp_path / "here/logs/actor.log")
     assert verdict(tmp_path / "stopped", steps=0, role="") == (Ending(FINISHED), None)
+    score = EndReason("score", 9.0)  # that of the policy from which the run started
+    assert verdict(tmp_path / "confirmed", steps=0, saved=0, updates=0, end=score) == (
+        Ending(FINISHED, "learner"),
+        None,
+    )
     assert verdict(tmp_path / "good") == (Ending(FINISHED, "learner"), None)
 
 

@@ -156,6 +156,16 @@ def test_a_child_ignores_signals_to_all_processes(signum):
     assert child.exitcode == 0
 
 
+def test_a_program_of_a_child_ignores_an_ended_terminal_as_its_parent_does():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        child = start_child("child", lambda stop: subprocess.run(["sh", "-c", "kill -HUP $$"], check=True))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    child.join(DEADLINE)
+    assert child.exitcode == 0
+
+
 def test_a_program_of_a_child_does_not_ignore_sigterm():
     child = start_child("child", lambda stop: subprocess.run(["sh", "-c", "kill -TERM $$; sleep 100"], check=True))
     child.join(DEADLINE)
