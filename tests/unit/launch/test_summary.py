@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from support.messages import make_run_status
 
-from apex.config import Config, EnvironmentConfig, EvaluatorConfig, RunConfig
+from apex.config import Config, EnvironmentConfig, EvaluatorConfig, LearnerConfig, RunConfig
 from apex.facts import INTERRUPTED, Ending, EndReason, Failure
 from apex.launch.start import RunOutcome
 from apex.launch.summary import command_name, summary
@@ -35,6 +35,7 @@ def summarize(
     driver_folder=None,
     games=None,
     env="CartPole-v1",
+    init_from="",
     **run,
 ):
     """Returns the summary's lines by the word before the colon. `saved`: updates of the run's checkpoints.
@@ -48,7 +49,10 @@ def summarize(
     if curves:
         (folder / "tensorboard" / "events").touch()
     config = Config(
-        environment=EnvironmentConfig(id=env), run=RunConfig(**run), evaluator=EvaluatorConfig(**games or {})
+        environment=EnvironmentConfig(id=env),
+        run=RunConfig(**run),
+        evaluator=EvaluatorConfig(**games or {}),
+        learner=LearnerConfig(init_from=init_from),
     )
     lines = summary(RunOutcome(config, folder, ending, status, driver_folder))
     return dict(line.partition(": ")[::2] for line in lines)
@@ -74,6 +78,9 @@ def test_a_film_is_proposed_only_of_an_environment_that_draws_pictures(tmp_path,
 def test_the_score_of_a_policy_without_an_update_is_called_that(tmp_path):
     status = replace(STATUS, updates=0, evaluator=replace(STATUS.evaluator, updates=0))
     assert "of the untrained policy" in summarize(tmp_path, status=status)["score"]
+    for updates in (0, 345):
+        score = summarize(tmp_path, status=replace(status, updates=updates), init_from="runs/other")["score"]
+        assert "the policy from which it started" in score
 
 
 def test_without_an_evaluation_the_score_is_that_of_training(tmp_path):

@@ -152,6 +152,11 @@ def test_silence_hosts_further_programs_and_the_end_are_shown(fields, silent, ro
     assert row_of(draw(full_status(**fields), history=History(silent_seconds=silent)), row)
 
 
+def test_a_host_of_a_large_run_is_silent_later():
+    status = full_status(roles=[role("actor", seen=7.0)], more_roles=999)
+    assert "silent" not in row_of(draw(status), "actor ")
+
+
 def test_control_characters_do_not_reach_the_terminal():
     history = History()
     history.notes.append(Note("key", f"12:00:01 replay ERROR {ESCAPE}[2Jgone"))
