@@ -11,6 +11,8 @@
 #
 # Installs its Python packages into .venv and deploy/.venv. Skips checks whose tools are missing and lists them at the end.
 set -euo pipefail
+# A shell without job control starts programs in the background with SIGINT ignored, and pytest would not see it.
+if [[ -z ${APEX_TEST_STARTED-} ]]; then APEX_TEST_STARTED=1 exec env --default-signal=INT bash "${BASH_SOURCE[0]}" "$@"; fi
 cd "$(dirname "${BASH_SOURCE[0]}")"
 # shellcheck source=../venv.sh
 source ../venv.sh
@@ -27,10 +29,17 @@ SCRATCH="$(mktemp -d)"
 
 # Ends the lanes that still run, also after Ctrl-C: pytest removes what its tests have started when it is interrupted.
 clean_up() {
-  local lane signal
+  local lane signal part
+  trap '' INT TERM HUP # a second signal must not end this
   for signal in INT KILL; do
     for lane in $(jobs -rp); do kill -s "$signal" -- "-$lane" || true; done
     for _ in {1..60}; do [[ -z $(jobs -rp) ]] || sleep 1; done
+  done
+  for part in "${PARTS[@]}"; do # of parts that a signal has ended
+    if [[ -s $SCRATCH/$part.output && ! -e $SCRATCH/$part.shown ]]; then
+      say "$part (interrupted)"
+      cat "$SCRATCH/$part.output"
+    fi
   done
   rm -rf "$SCRATCH"
 }
@@ -230,6 +239,7 @@ else
   for part in "${PARTS[@]}"; do
     until [[ -s $SCRATCH/$part.status || -z $(jobs -rp) ]]; do sleep 1; done
     say "$part"
+    : >"$SCRATCH/$part.shown"
     if ! { cat "$SCRATCH/$part.output" && [[ $(<"$SCRATCH/$part.status") == 0 ]]; }; then failed+=("$part"); fi
   done
 fi

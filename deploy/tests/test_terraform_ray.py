@@ -73,7 +73,7 @@ def test_the_head_may_change_only_hosts_of_its_cluster(applied: Terraform, endpo
     statements = iam.get_role_policy(RoleName="apex-ray", PolicyName=name)["PolicyDocument"]["Statement"]
     allowed = {action for statement in statements for action in statement["Action"]}
     changes = {"ec2:RunInstances", "ec2:CreateTags", "ec2:TerminateInstances"}
-    assert allowed == {"ec2:DescribeInstances", *changes}
+    assert allowed == {"ec2:DescribeInstances", "iam:CreateServiceLinkedRole", *changes}
     for statement in statements:
         if "Condition" not in statement:
             assert statement["Action"] in (["ec2:DescribeInstances"], ["ec2:RunInstances"])
@@ -85,6 +85,7 @@ def test_the_head_may_change_only_hosts_of_its_cluster(applied: Terraform, endpo
                 {"aws:RequestTag/ray-cluster-name": "apex"},
                 {"aws:ResourceTag/ray-cluster-name": "apex"},
                 {"ec2:CreateAction": "RunInstances"},
+                {"iam:AWSServiceName": "spot.amazonaws.com"},
             )
             assert ("ec2:CreateAction" in conditions) == (statement["Action"] == ["ec2:CreateTags"])
 

@@ -105,6 +105,11 @@ class ControlService:
         self._silences = 0
         self._ask_at = 0.0
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the last connection failed. Calls of Ray that ask the service may block then."""
+        return self._silences > 0
+
     def is_lost(self) -> bool:
         """Connects to the service if that is due; returns whether it has stopped accepting connections."""
         if time.monotonic() >= self._ask_at:

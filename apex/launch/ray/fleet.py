@@ -65,6 +65,8 @@ class Fleet:
         """Checks all units and sends due orders; returns an ending if the run has ended."""
         if self._service.is_lost():
             return Ending(NEIGHBOUR_GONE, "ray", Failure(role="ray", kind="silent", detail=self._service.address))
+        if self._service.is_silent:
+            return None
         if (ending := self._head.check()) is not None:
             return ending
         if self._head.running and not self._actors:  # Created earlier, they might take the head's CPUs.

@@ -46,6 +46,11 @@ data "aws_ami" "newest" { # of deploy/packer
     name   = "name"
     values = ["apex-${each.key}-*"]
   }
+
+  filter {
+    name   = "state"
+    values = ["available"]
+  }
 }
 
 resource "aws_security_group" "this" {
@@ -99,13 +104,16 @@ locals {
     [["ec2:DescribeInstances"], ["*"], {}],
     [["ec2:RunInstances"], local.parts, {}],
     [["ec2:RunInstances"], local.instances, { "aws:RequestTag/ray-cluster-name" = var.name }],
+    # An account's first spot host needs this role.
+    [["iam:CreateServiceLinkedRole"], ["arn:aws:iam::*:role/aws-service-role/spot.amazonaws.com/*"], { "iam:AWSServiceName" = "spot.amazonaws.com" }],
     [["ec2:CreateTags"], local.instances, { "ec2:CreateAction" = "RunInstances" }],
     [["ec2:CreateTags", "ec2:TerminateInstances"], local.instances, { "aws:ResourceTag/ray-cluster-name" = var.name }],
   ]
 }
 
 resource "aws_iam_role" "head" {
-  name = "${var.name}-ray"
+  name                  = "${var.name}-ray"
+  force_detach_policies = true # also of policies that a user has attached, for example for a bucket
   assume_role_policy = jsonencode({
     Version   = "2012-10-17"
     Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "ec2.amazonaws.com" } }]

@@ -28,7 +28,7 @@ locals {
   wrong_settings = flatten([
     for section, settings in var.settings : [
       for setting, value in settings :
-      "${section}.${setting} = ${substr(value, 0, 40)} ${try("must be ${local.setting_kinds[section][setting]}", "is not a setting")}"
+      "${section}.${setting} = ${try(substr(value, 0, 40), "null")} ${try("must be ${local.setting_kinds[section][setting]}", "is not a setting")}"
       if !try(can(regex("^(${lookup(local.patterns, local.setting_kinds[section][setting], local.setting_kinds[section][setting])})$", value)), false)
     ]
   ])

@@ -94,6 +94,8 @@ resource "aws_autoscaling_group" "host" {
   capacity_rebalance        = each.key == "actor" && each.value.spot # There must never be two learners.
   wait_for_capacity_timeout = each.key == "learner" && !each.value.spot ? "10m" : "0"
 
+  ignore_failed_scaling_activities = true # Without it, the wait ends at the first failure, and the group tries on.
+
   mixed_instances_policy {
     instances_distribution {
       on_demand_base_capacity                  = 0

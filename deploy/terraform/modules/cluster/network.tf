@@ -33,7 +33,7 @@ data "aws_subnet" "given" { # count: their ids may be unknown before apply.
 
 locals {
   own_network = length(var.subnet_ids) == 0 ? 1 : 0
-  vpc_id      = local.own_network == 1 ? aws_vpc.this[0].id : data.aws_subnet.given[0].vpc_id
+  vpc_id      = try(aws_vpc.this[0].id, data.aws_subnet.given[0].vpc_id, null) # null: an apply failed before the network
   private     = length(var.private_subnet_ids) > 0 ? var.private_subnet_ids : var.subnet_ids
   subnets = {
     for kind in keys(local.hosts) :

@@ -7,7 +7,7 @@ data "aws_instances" "learner" {
 
 output "tensorboard_url" {
   description = "Address of TensorBoard, reachable from admin_cidrs. It changes if the learner's host is replaced. To see the new address, run terraform apply -refresh-only or apex cluster list."
-  value       = try("http://${data.aws_instances.learner.public_ips[0]}:6006", "no learner host yet: apex cluster list shows it")
+  value       = try("http://${concat(data.aws_instances.learner.public_ips, data.aws_instances.learner.private_ips)[0]}:6006", "no learner host yet: apex cluster list shows it")
 }
 
 output "groups" {

@@ -53,7 +53,7 @@ locals {
     length(local.not_x86) == 0 ? "" : "The images require x86-64 instance types, such as c7i.2xlarge. Others: ${join(", ", local.not_x86)}.",
     local.gpu_quota >= local.learner_cores ? "" : "The learner's host needs ${local.learner_cores} vCPUs, but the account's quota of G and VT instances in ${data.aws_region.this.id} is ${local.gpu_quota} vCPUs. Request more (Service Quotas, Amazon EC2), or set check_quota = false.",
     length(local.without_gpu) == 0 ? "" : "learner_instance_types must have an NVIDIA GPU, as g6.2xlarge has. Without one: ${join(", ", local.without_gpu)}.",
-    length(distinct([for type in var.actor_instance_types : data.aws_ec2_instance_type.of[type].default_vcpus])) == 1 ? "" : "actor_instance_types must all have the same number of cores, as in c7i.2xlarge and m7i.2xlarge: every host runs the same number of streams.",
+    length(distinct([for type in local.offered.actor : data.aws_ec2_instance_type.of[type].default_vcpus])) <= 1 ? "" : "actor_instance_types must all have the same number of cores, as in c7i.2xlarge and m7i.2xlarge: every host runs the same number of streams.",
     local.actor_mib <= local.memory_mib.actor ? "" : "An actor host needs about ${local.actor_mib} MiB of memory for ${local.streams_per_host} streams, but the smallest of actor_instance_types has ${local.memory_mib.actor} MiB. Choose larger types, or a lower streams_per_core.",
     local.replay_mib <= local.memory_mib[local.kind_of["replay"]] ? "" : "The replay memory needs a host with ${local.replay_mib} MiB of memory, but the host of the replay server has ${local.memory_mib[local.kind_of["replay"]]} MiB. Choose a larger ${var.replay_host == "own" ? "replay_instance_type" : "type in learner_instance_types"}, or set a lower settings.replay.capacity or max_bytes.",
     var.num_actors == 0 || var.num_actors > (var.actor_hosts - 1) * local.streams_per_host ? "" : "num_actors = ${var.num_actors}, but ${var.actor_hosts} actor hosts run ${var.actor_hosts * local.streams_per_host} actors: some hosts would cost money and do nothing. Choose a larger num_actors or fewer actor_hosts.",
@@ -74,6 +74,13 @@ check "pinned" {
   assert {
     condition     = var.availability_zone == null || contains(local.places, coalesce(var.availability_zone, "any"))
     error_message = "availability_zone = ${coalesce(var.availability_zone, "null")} has no effect: the learner runs, or has run, in ${join(", ", local.places)}, or subnet_ids determines the zone. Start a new run under a new name."
+  }
+}
+
+check "types" {
+  assert {
+    condition     = alltrue([for kind, host in local.hosts : length(local.offered[kind]) == length(host.types)])
+    error_message = "${join(", ", setsubtract(flatten(values(local.hosts)[*].types), flatten(values(local.offered))))}: not offered in ${local.region}, and left out."
   }
 }
 

@@ -1,7 +1,7 @@
 # Instance types: what each has, which zones offer it, and whether it has enough memory.
 
 data "aws_ec2_instance_type" "of" {
-  for_each = toset(flatten(values(local.hosts)[*].types))
+  for_each = toset(flatten(values(local.offered)))
 
   instance_type = each.key
 }
@@ -11,11 +11,14 @@ data "aws_ec2_instance_type_offerings" "zones" {
 
   filter {
     name   = "instance-type"
-    values = keys(data.aws_ec2_instance_type.of)
+    values = distinct(flatten(values(local.hosts)[*].types))
   }
 }
 
 locals {
+  # The types of each kind that the region offers: EC2 refuses to describe others.
+  offered = { for kind, host in local.hosts : kind => [for type in host.types : type if contains(data.aws_ec2_instance_type_offerings.zones.instance_types, type)] }
+
   offers = {
     for i, zone in data.aws_ec2_instance_type_offerings.zones.locations :
     zone => data.aws_ec2_instance_type_offerings.zones.instance_types[i]...
@@ -29,12 +32,12 @@ locals {
   types = { for kind, host in local.hosts : kind => [for type in host.types : type if contains(flatten([for zone in local.places : try(local.offers[zone], [])]), type)] }
 
   not_x86          = [for name, type in data.aws_ec2_instance_type.of : name if !contains(type.supported_architectures, "x86_64")]
-  without_gpu      = [for type in var.learner_instance_types : type if !contains(data.aws_ec2_instance_type.of[type].gpus[*].manufacturer, "NVIDIA")]
-  learner_cores    = max([for type in var.learner_instance_types : data.aws_ec2_instance_type.of[type].default_vcpus]...)
+  without_gpu      = [for type in local.offered.learner : type if !contains(data.aws_ec2_instance_type.of[type].gpus[*].manufacturer, "NVIDIA")]
+  learner_cores    = max(0, [for type in local.offered.learner : data.aws_ec2_instance_type.of[type].default_vcpus]...)
   gpu_quota        = try(coalesce(data.aws_servicequotas_service_quota.gpu[0].value, data.aws_servicequotas_service_quota.gpu[0].default_value), local.learner_cores)
-  actor_cores      = data.aws_ec2_instance_type.of[var.actor_instance_types[0]].default_vcpus
+  actor_cores      = try(data.aws_ec2_instance_type.of[local.offered.actor[0]].default_vcpus, 1)
   streams_per_host = local.actor_cores * var.streams_per_core
-  memory_mib       = { for kind, host in local.hosts : kind => min([for type in host.types : data.aws_ec2_instance_type.of[type].memory_size]...) }
+  memory_mib       = { for kind, host in local.hosts : kind => try(min([for type in local.offered[kind] : data.aws_ec2_instance_type.of[type].memory_size]...), 1e9) } # none offered: refused for that
   replay_bytes     = var.replay_host == "own" ? local.memory_mib.replay * 1024 * 1024 : 0
 
   # 132 MiB for each process and 1.75 MiB for each stream (apex/launch/preflight/requirements.py), 1 GiB for the system.

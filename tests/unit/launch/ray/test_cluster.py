@@ -110,7 +110,9 @@ def test_a_control_service_is_lost_after_failures_in_a_row(monkeypatch):
         service = cluster.ControlService(address)
         failures = [service.is_lost() for _ in range(cluster.MAX_SILENCES - 1)]
     with socket.create_server((address.partition(":")[0], int(address.partition(":")[2]))):
+        assert service.is_silent
         failures.append(service.is_lost())
+        assert not service.is_silent
     failures += [service.is_lost() for _ in range(cluster.MAX_SILENCES)]
     assert failures == [False] * (2 * cluster.MAX_SILENCES - 1) + [True]
 

@@ -34,7 +34,7 @@ class Reference:
 class ControlService:
     """Ray's control service, until it is `lost`."""
 
-    lost = False
+    lost = is_silent = False
 
     def __init__(self, address):
         self.address = address
