@@ -77,13 +77,6 @@ check "pinned" {
   }
 }
 
-check "types" {
-  assert {
-    condition     = alltrue([for kind, host in local.hosts : length(local.offered[kind]) == length(host.types)])
-    error_message = "${join(", ", setsubtract(flatten(values(local.hosts)[*].types), flatten(values(local.offered))))}: not offered in ${local.region}, and left out."
-  }
-}
-
 check "ladder" {
   assert {
     condition     = var.actor_hosts * local.streams_per_host <= local.run.num_actors
