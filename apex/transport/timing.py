@@ -26,4 +26,4 @@ REPEAT_SECONDS = 5.0  # time without newer parameters after which the newest are
 
 def pace_of(num_programs: int) -> float:
     """Returns the factor on the time between two heartbeats of an actor host: above 1 in runs with many programs."""
-    return max(1.0, num_programs / 150)
+    return max(1.0, num_programs / 150)  # 150 heartbeats a second take a fifth of the coordinator's core

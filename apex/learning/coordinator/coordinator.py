@@ -224,8 +224,9 @@ class Coordinator:
         self.state.num_faults += scores.faults
 
     def keep_evaluation(self, result: EvaluationResult, parameters: Parameters | None) -> None:
-        """Keeps an evaluation, and its parameters if they are the best so far. Those of update 0 never are,
-        unless they were trained before: see `learner.init_from`.
+        """Keeps an evaluation, and its parameters if they are the best so far.
+
+        Update 0 counts only if the run started from a trained policy: see `learner.init_from`.
 
         The first confirmed score ends the run. Later evaluations are ignored, because they must not replace that score:
         the evaluator continues until it learns of the end.
