@@ -3,16 +3,19 @@
 python -m bench learning run --task cartpole --system apex --seed K
 python -m bench learning run --task cartpole --system sb3 --seed K          # bench/peers/setup.sh first
 python -m bench learning run --task pong --system apex --seed 2 --minutes 20 -- --learner.learning-rate 2e-4
+python -m bench learning untuned --hours 2
 python -m bench learning tables
 
 `run` starts the command as a user does, `apex train` with TensorBoard and live view (plain lines without a terminal),
 and measures the time until it exits. Then full games on seeds that were not used before give the score.
 docs/results/learning/TASK/ gets SYSTEM-seed-K.json and .csv. A run that was stopped or has failed is not recorded.
+`untuned` records those runs of the first table in docs/learning.md that are missing, as many as end within the hours.
 `tables` rewrites the results in docs/learning.md and draws docs/results/learning/TASK.png.
 """
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -32,10 +35,19 @@ from apexreplay.errors import FINISHED, require
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop, reports_errors, stop_on_signals
 from apexreplay.process.spawn import spawn
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
-from bench.learning.records import Record, RecordedScore, describe_code, describe_machine, record_path, write_record
+from bench.learning.records import (
+    Record,
+    RecordedScore,
+    describe_code,
+    describe_machine,
+    read_records,
+    record_path,
+    write_record,
+)
 from bench.learning.runs import ROOT, ApexSystem, PeerSystem, RunError, System
 from bench.learning.tables import write
-from bench.learning.tasks import SYSTEMS, TASKS, VARIANTS
+from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED_RUNS, VARIANTS
+from bench.learning.untuned import missing_runs
 
 MAX_SEED = 999_999
 # added to a run's seed for the games that count, so that neither training nor evaluator uses these seeds
@@ -43,6 +55,7 @@ FRESH = 1_000_000
 GRACE_SECONDS = 300.0  # time beyond its limit in which a run starts and ends
 KILL_SECONDS = 20.0  # time for a command to end after SIGTERM
 EVALUATE_SECONDS = 3_600.0  # time limit of the last games
+GAMES_SECONDS = 240.0  # usual time of 100 games of Atari
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2  # file descriptors
 
 
@@ -61,7 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             write(options.root, lambda line: print(line, file=sys.stderr))
         else:
             with stop_on_signals() as stop:
-                _run(options, further, stop)
+                if options.command == "run":
+                    _run(options, further, stop)
+                else:
+                    require(not further, "untuned accepts no arguments after --: its settings are fixed")
+                    _run_untuned(options, stop)
     except (OSError, subprocess.SubprocessError) as error:
         raise RunError(str(error)) from error
     return FINISHED
@@ -85,6 +102,16 @@ def _make_parser() -> Parser:
     run.add_argument("--seed", type=value_of(Annotated[int, Meta(ge=0, le=MAX_SEED)]), required=True, metavar="K")
     text = "time limit of the run (default: that of the task)"
     run.add_argument("--minutes", type=positive_float, metavar="M", help=text)
+    untuned = commands.add_parser("untuned", help="record the missing runs of games that no setting was tuned on")
+    text = "time for all of them (default: no limit)"
+    untuned.add_argument("--hours", type=positive_float, default=math.inf, metavar="H", help=text)
+    for command in (run, untuned):
+        _add_circumstances(command)
+    return parser
+
+
+def _add_circumstances(run: argparse.ArgumentParser) -> None:
+    """Adds the options that say with which cores and interpreters a run is made."""
     cores = len(os.sched_getaffinity(0))
     some = value_of(Annotated[int, Meta(ge=1, le=cores)])
     run.add_argument(
@@ -94,7 +121,25 @@ def _make_parser() -> Parser:
     run.add_argument(
         "--python", default=sys.executable, metavar="PYTHON", help="interpreter with apex (default: this one)"
     )
-    return parser
+
+
+def _run_untuned(options: argparse.Namespace, stop: Stop) -> None:
+    """Records one missing run after the other, in their fixed order, until the time is over."""
+    began = time.monotonic()
+    missing = missing_runs(read_records(options.root))
+    for done, (task, system, seed) in enumerate(missing):
+        seconds = 60 * TASKS[task].minutes + GAMES_SECONDS
+        if time.monotonic() - began + seconds > 3_600 * options.hours:
+            missing = missing[done:]
+            break
+        _run(
+            argparse.Namespace(**vars(options) | {"task": task, "system": system, "seed": seed, "minutes": None}),
+            (),
+            stop,
+        )
+    else:
+        missing = []
+    print(f"learning: {len(missing)} of {len(UNTUNED_RUNS)} runs are missing", file=sys.stderr)
 
 
 def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> None:
@@ -134,10 +179,13 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         if not outcome.curve:
             raise RunError("the run ended before its first evaluation, so there is no curve")
         games = task.episodes, options.seed + FRESH
-        score = _evaluate(system.evaluate(folder, *games), folder, *games, stop)
+
+        def play(*, is_final: bool) -> RecordedScore:
+            return _evaluate(system.evaluate(folder, *games, final=is_final), folder, *games, stop)
+
+        score = play(is_final=task.final_only)
         # A run that ends at a score ends with the policy that reached it.
-        has_end = task.bar is None
-        final = _evaluate(system.evaluate(folder, *games, final=True), folder, *games, stop) if has_end else None
+        final = None if task.bar is not None else score if task.final_only else play(is_final=True)
     record = Record(
         task=options.task,
         system=options.system,

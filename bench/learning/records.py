@@ -53,7 +53,7 @@ class Record:
     settings: dict[str, Any]
     # of Ape-X's worst layer, by updates; None: the run did not record it
     dormant_shares: dict[str, float] | None = None
-    # of the policy at the end, on the same games; `score` is that of the best policy
+    # of the policy at the end, on the same games; `score` is that of the best policy, except in tasks with `final_only`
     final_score: RecordedScore | None = None
     # share of the cores' time that other processes used; None: the run did not record it
     others_share: float | None = None

@@ -14,7 +14,8 @@ from bench.learning.comparison import processor_of, render_comparison
 from bench.learning.dormant import render_dormant
 from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed
 from bench.learning.summary import render_summary
-from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
+from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, LearningTask
+from bench.learning.untuned import draw, render_untuned
 from bench.learning.verdicts import Group, goal, machine_of, verdict
 
 BEGIN, END = "<!-- learning results -->", "<!-- end of learning results -->"
@@ -40,6 +41,9 @@ def write(root: Path, tell: Callable[[str], None]) -> None:
             replace_file(path, text.encode())
         tell(f"{path.relative_to(root)}: the results are those of {FOLDER}")
     records = read_records(root)
+    if has_untuned(records):
+        draw(records).savefig(root / plot_path("untuned"), dpi=160)
+        tell(f"drew {plot_path('untuned')}")
     for name, task in TASKS.items():
         chosen = [record for record in records if record.task == name]
         if chosen:
@@ -48,6 +52,11 @@ def write(root: Path, tell: Callable[[str], None]) -> None:
             last = (answer.stderr.strip().splitlines() or ["nothing"])[-1]
             require(answer.returncode == 0, f"{plot_path(name)} was not drawn: last line of apex plot: {last}")
             tell(f"drew {plot_path(name)}")
+
+
+def has_untuned(records: Sequence[Record]) -> bool:
+    """Whether any game of the first table has a record."""
+    return any(record.task in UNTUNED for record in records)
 
 
 def plot_path(name: str) -> Path:
@@ -78,7 +87,9 @@ def render(records: Sequence[Record], folder: Path, compare: Callable[[Group], s
     """
     if not records:
         return "No run is committed yet."
-    lines = ["## Curves and scores"]
+    lines = ["## Games that no setting was tuned on", ""]
+    lines += [f"![Each run]({folder.as_posix()}/untuned.png)", ""] * has_untuned(records)
+    lines += [*render_untuned(records), "", "## Curves and scores"]
     for name, task in TASKS.items():
         own = [record for record in records if record.task == name]
         if own:

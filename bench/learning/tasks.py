@@ -60,6 +60,7 @@ class LearningTask(NamedTuple):
     equal_steps: int = 0  # minutes after which scores are compared too; 0: only at the end
     equal_minutes: float = 0.0  # steps after which scores are compared too; 0: only at the end
     peer_seeds: int = 0  # seeds that the strongest other system needs; 0: `num_seeds`
+    final_only: bool = False  # whether the score is that of the policy at the end, and no other policy is scored
 
     @property
     def game(self) -> str:
@@ -88,10 +89,38 @@ class LearningTask(NamedTuple):
         return None if self.bar is None else score >= self.bar and seconds <= self.limit_seconds
 
 
+# Atari-5 (Aitchison et al. 2023), games that no setting was tuned on, by task. Sticky actions, all actions and no
+# information about lives: Machado et al. 2018.
+UNTUNED = {
+    "battle-zone": "BattleZone",
+    "double-dunk": "DoubleDunk",
+    "name-this-game": "NameThisGame",
+    "phoenix": "Phoenix",
+    "qbert": "Qbert",
+}
+_UNTUNED_OPTIONS = (
+    *("--environment.sticky-actions", "0.25", "--environment.full-action-space"),
+    "--environment.no-life-loss-terminates",
+)
+# Fixed before the first run. A seed is run for every game before the next seed, so that an unfinished table is fair.
+UNTUNED_RUNS = [
+    (task, system, 200 + number)
+    for number in (1, 2, 3)
+    for task in UNTUNED
+    for system in (("apex", "sb3-ppo", "sb3") if number < 3 else ("apex",))
+]
 _GPU = ("--device", "cuda")
 _CURVE = (10, None, 420.0, 7.0, 0)
 
 TASKS = {
+    task: LearningTask(
+        *(f"ALE/{game}-v5", ("--env", f"ALE/{game}-v5", *_UNTUNED_OPTIONS)),
+        *(100, None, 1_140.0, 19.0, 3),
+        peer_seeds=2,
+        final_only=True,
+    )
+    for task, game in UNTUNED.items()
+} | {
     # Training ends at a score above the bar, because the bar must hold for new games: for CartPole, fifty games had the
     # mean 499.6 and the next hundred 456.9; for LunarLander, the means of two hundreds of games differ by 15; for Pong,
     # one lost game of ten costs 4 points.

@@ -21,6 +21,8 @@ def goal(task: LearningTask) -> str:
     """Returns the goal as a sentence, or what the runs show without one."""
     if task.is_ablation:
         return "No goal: every variant makes as many updates, and the score is that of the final policy."
+    if task.final_only:
+        return "A game of the first table: the score is that of the final policy."
     if not task.num_seeds:
         return f"No goal: a curve of {task.minutes:g} minutes."
     if task.bar is None:
@@ -31,6 +33,8 @@ def goal(task: LearningTask) -> str:
 
 def verdict(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
     """Returns whether a system's seeds reached the goal; groups: those of all systems."""
+    if task.final_only:
+        return ""
     if task.bar is None:
         return _comparison(task, group, groups)
     met = sum(bool(task.reached(record.score.mean, record.seconds)) for record in group)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from training_watch import Watch
-from zoo_settings import ATARI_OPTIONS, TASKS, Task
+from zoo_settings import ATARI_OPTIONS, TASKS, UNTUNED_OPTIONS, Task
 
 BEST, FINAL = "policy.npz", "final.npz"
 FOREVER = 1_000_000_000  # steps; no time limit here allows as many
@@ -48,6 +48,8 @@ def train(options: argparse.Namespace) -> int:
 
     torch.set_num_threads(options.threads or options.cores)
     model = _make_model(options.algorithm, task, options.env, options.seed)
+    if task.is_fitted:
+        _follow_the_clock(model, lambda: clock() / (60 * options.minutes))
 
     num_plays = 0
 
@@ -86,7 +88,11 @@ def train(options: argparse.Namespace) -> int:
         "reached": watch.reached,
         "evaluations": watch.num_evaluations,
         "evaluation_seconds": round(watch.evaluation_seconds, 2),
-        "settings": {**task.settings, "num_steps": task.num_steps, "torch_threads": torch.get_num_threads()},
+        "settings": {
+            **task.settings,
+            "num_steps": "until the time limit" if task.is_fitted else task.num_steps,
+            "torch_threads": torch.get_num_threads(),
+        },
         "versions": _describe_versions(),
         "machine": _describe_machine(),
     }
@@ -121,14 +127,24 @@ def _make_model(algorithm: str, task: Task, environment: str, seed: int, **chang
     from stable_baselines3.common.noise import NormalActionNoise
 
     games = _make_environments(task, environment, task.num_envs, seed=seed, is_training=True)
-    settings = {name: _schedule(value, task.num_steps) for name, value in task.settings.items()} | changes
+    num_steps = FOREVER if task.is_fitted else task.num_steps
+    settings = {name: _schedule(value, num_steps) for name, value in task.settings.items()} | changes
     if "exploration_fraction" in settings:
         # This is a fraction of all steps, and there are more here than in the zoo: the schedule ends at the same step.
-        settings["exploration_fraction"] *= task.num_steps / FOREVER
+        settings["exploration_fraction"] *= num_steps / FOREVER
     if task.noise:
         shape = games.action_space.shape
         settings["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, task.noise))
     return getattr(stable_baselines3, algorithm.upper())(env=games, seed=seed, **settings)
+
+
+def _follow_the_clock(model: Any, share: Callable[[], float]) -> None:
+    """Makes the schedules of Stable-Baselines3 follow the share of the time that is over, instead of the steps."""
+
+    def update(*_: int) -> None:
+        model._current_progress_remaining = max(0.0, 1.0 - share())
+
+    model._update_current_progress_remaining = update
 
 
 def _schedule(value: Any, num_steps: int) -> Any:
@@ -161,12 +177,12 @@ def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int
         environment,
         num_envs,
         seed=seed,
-        env_kwargs=ATARI_OPTIONS,
+        env_kwargs=UNTUNED_OPTIONS if task.is_fitted else ATARI_OPTIONS,
         wrapper_class=AtariWrapper,
         # The zoo evaluates with the wrapper of the training: after a lost life it presses FIRE, without which Breakout
         # does
         # not continue. Scores are those of full games, and raw, because Monitor counts them below the wrapper.
-        wrapper_kwargs={"terminal_on_life_loss": True, "clip_reward": is_training},
+        wrapper_kwargs={"terminal_on_life_loss": not task.is_fitted, "clip_reward": is_training},
     )
     return VecFrameStack(games, 4)
 

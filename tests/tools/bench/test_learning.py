@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.learning_records import MACHINE, SCORE, make_record
 
 from apex.command_line import parse_config
 from apex.config import flatten
@@ -20,43 +21,14 @@ from bench.learning import command as learning
 from bench.learning.comparison import chance_of_order, render_comparison
 from bench.learning.dormant import render_dormant
 from bench.learning.processor_time import ProcessorTime
-from bench.learning.records import FOLDER, HEADER, Record, RecordedScore, read_records, record_path, write_record
+from bench.learning.records import FOLDER, HEADER, read_records, record_path, write_record
 from bench.learning.runs import dormant_shares
 from bench.learning.summary import render_summary
 from bench.learning.tables import BEGIN, DOCUMENTS, END, plot_path, rebuild, render, results_table
-from bench.learning.tasks import CONTROL_VARIANTS, SYSTEMS, TASKS, VARIANTS
+from bench.learning.tasks import CONTROL_VARIANTS, SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, VARIANTS
 
 ROOT = Path(__file__).parents[3]
 SEEDS = (("apex", 1), ("apex", 2), ("apex", 3), ("sb3", 1))
-MACHINE = {"cores": 2, "cpu": "AMD EPYC", "memory_bytes": 24 * 2**30, "gpus": []}
-
-
-SCORE = RecordedScore(mean=8.0, median=8.0, interval=(8.0, 8.0), episodes=2, epsilon=0.001, seed=7, scores=[8.0, 8.0])
-
-
-def make_record(task="cartpole", system="apex", seed=1, *, mean=490.0, seconds=15.0, **changes):
-    score = RecordedScore(
-        mean=mean, median=mean, interval=(mean, mean), episodes=2, epsilon=0.001, seed=7, scores=[mean, mean]
-    )
-    record = Record(
-        task=task,
-        system=system,
-        seed=seed,
-        command=f"apex train --preset {task} --seed {seed} --max-minutes 3",
-        score=score,
-        reached=TASKS[task].reached(mean, seconds),
-        seconds=seconds,
-        steps=1000,
-        updates=100,
-        date="2026-01-02T03:04:05+00:00",
-        commit="0123456789abcdef",
-        dirty=False,
-        load=0.1,
-        machine=MACHINE,
-        versions={"apex": "0.1.0"},
-        settings={},
-    )
-    return replace(record, **changes)
 
 
 def rows(*records):
@@ -444,6 +416,35 @@ def test_without_a_bar_the_final_policy_plays_the_same_games(tmp_path, capfd):
     assert record.score.scores == list(range(30))
     assert record.final_score.scores == list(range(100, 130))
     assert record.final_score.seed == record.score.seed == 1_000_003
+
+
+def test_missing_runs_of_untuned_games_are_recorded_in_order_once(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(learning, "UNTUNED_RUNS", UNTUNED_RUNS[1:3])
+    monkeypatch.setattr("bench.learning.untuned.UNTUNED_RUNS", UNTUNED_RUNS[1:3])
+    peer = program(tmp_path, PEER.format(python=sys.executable))
+
+    def untuned(*arguments):
+        status = learning.main(["--root", str(tmp_path), "untuned", "--peer-python", str(peer), *arguments])
+        return status, capfd.readouterr().err.splitlines()[-1]
+
+    assert untuned("--hours", "0.1") == (0, "learning: 2 of 2 runs are missing")  # A run takes longer.
+    assert records_of(tmp_path) == []
+    assert untuned() == (0, "learning: 0 of 2 runs are missing")
+    ppo, dqn = read_records(tmp_path)
+    assert [(one.task, one.system, one.seed) for one in (ppo, dqn)] == UNTUNED_RUNS[1:3]
+    assert "--algorithm ppo --env ALE/BattleZone-v5 --seed 201 --minutes 19" in ppo.command
+    assert ppo.score == ppo.final_score  # The best policy does not play.
+    assert ppo.score.scores == list(range(100, 200))
+    assert untuned() == (0, "learning: 0 of 2 runs are missing")
+
+
+def test_untuned_runs_have_fixed_settings(tmp_path, capsys):
+    assert learning.main(["--root", str(tmp_path), "untuned", "--", "--actor.n-step", "3"]) == 2
+    assert "fixed" in capsys.readouterr().err
+    assert len(set(UNTUNED_RUNS)) == len(UNTUNED_RUNS) == 35
+    assert [sum(run[1] == system for run in UNTUNED_RUNS) for system in ("apex", "sb3-ppo", "sb3")] == [15, 10, 10]
+    tuned = {config for name, config in TASKS.items() if name not in UNTUNED}
+    assert {TASKS[task].environment for task in UNTUNED} & {one.environment for one in tuned} <= {"ALE/Qbert-v5"}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
