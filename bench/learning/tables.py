@@ -14,7 +14,7 @@ from bench.learning.comparison import processor_of, render_comparison
 from bench.learning.dormant import render_dormant
 from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed
 from bench.learning.summary import render_summary
-from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, LearningTask
+from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, LearningTask
 from bench.learning.untuned import draw, render_untuned
 from bench.learning.verdicts import Group, goal, machine_of, verdict
 
@@ -88,8 +88,11 @@ def render(records: Sequence[Record], folder: Path, compare: Callable[[Group], s
     if not records:
         return "No run is committed yet."
     lines = ["## Games that no setting was tuned on", ""]
-    lines += [f"![Each run]({folder.as_posix()}/untuned.png)", ""] * has_untuned(records)
-    lines += [*render_untuned(records), "", "## Curves and scores"]
+    if has_untuned(records):
+        lines += [f"![Each run]({folder.as_posix()}/untuned.png)", "", *render_untuned(records)]
+    else:
+        lines += [f"None of the {len(UNTUNED_RUNS)} runs is recorded yet; [Conditions](#conditions) has the rules."]
+    lines += ["", "## Curves and scores"]
     for name, task in TASKS.items():
         own = [record for record in records if record.task == name]
         if own:

@@ -114,8 +114,13 @@ _CURVE = (10, None, 420.0, 7.0, 0)
 
 TASKS = {
     task: LearningTask(
-        *(f"ALE/{game}-v5", ("--env", f"ALE/{game}-v5", *_UNTUNED_OPTIONS)),
-        *(100, None, 1_140.0, 19.0, 3),
+        f"ALE/{game}-v5",
+        ("--env", f"ALE/{game}-v5", *_UNTUNED_OPTIONS),
+        100,
+        None,
+        1_140.0,
+        19.0,
+        3,
         peer_seeds=2,
         final_only=True,
     )

@@ -24,8 +24,8 @@ def draw_untuned(games: Sequence[str], scores: Mapping[str, Sequence[Sequence[fl
     axes = figure.subplots()
     for number, (name, each) in enumerate(scores.items()):
         points = [(100 * score, row + 0.22 * (number - 1)) for row, seeds in enumerate(each) for score in seeds]
-        style = {"color": COLORS[number], "marker": MARKERS[number], "markersize": 7, "alpha": 0.8}
-        axes.plot(*(zip(*points, strict=True) if points else ([], [])), linestyle="none", label=name, **style)
+        x, y = zip(*points, strict=True) if points else ((), ())
+        axes.plot(x, y, MARKERS[number], color=COLORS[number], markersize=7, alpha=0.8, label=name)
     for percent in (0, 100):  # random play and a human
         axes.axvline(percent, color=INK, linewidth=1, linestyle=(0, (5, 4)))
     axes.set_yticks(range(len(games)), games)

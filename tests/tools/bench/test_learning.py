@@ -430,7 +430,7 @@ def test_missing_runs_of_untuned_games_are_recorded_in_order_once(tmp_path, capf
     assert untuned("--hours", "0.1") == (0, "learning: 2 of 2 runs are missing")  # A run takes longer.
     assert records_of(tmp_path) == []
     assert untuned() == (0, "learning: 0 of 2 runs are missing")
-    ppo, dqn = read_records(tmp_path)
+    dqn, ppo = read_records(tmp_path)
     assert [(one.task, one.system, one.seed) for one in (ppo, dqn)] == UNTUNED_RUNS[1:3]
     assert "--algorithm ppo --env ALE/BattleZone-v5 --seed 201 --minutes 19" in ppo.command
     assert ppo.score == ppo.final_score  # The best policy does not play.
