@@ -166,6 +166,7 @@ def observe(folder: Path, jobs: Jobs) -> Seen:
         return int(json.loads(newest.read_text())["num_updates"]) if newest.exists() else 0
 
     jobs.wait_until(lambda: jobs.pods[HEAD].probe("startupProbe"), "the startup probe", RUN_SECONDS)
+    jobs.wait_until(lambda: status().updates, "updates", RUN_SECONDS)  # The memory exists then.
     jobs.wait_until(lambda: all(one.contiguous for one in memory().streams), "experience of all", RUN_SECONDS)
     head, other = jobs.pods[HEAD], jobs.pods[ACTORS[0]]
     probes = {"head": head.probe("livenessProbe"), "elsewhere": other.probe("livenessProbe", head)}
