@@ -89,8 +89,8 @@ class LearningTask(NamedTuple):
         return None if self.bar is None else score >= self.bar and seconds <= self.limit_seconds
 
 
-# Atari-5 (Aitchison et al. 2023), games that no setting was tuned on, by task. Sticky actions, all actions and no
-# information about lives: Machado et al. 2018.
+# Atari-5 (Aitchison et al. 2023), games that no setting was tuned on, by task. Sticky actions, all actions, no
+# information about lives and at most 5 minutes of play: Machado et al. 2018.
 UNTUNED = {
     "battle-zone": "BattleZone",
     "double-dunk": "DoubleDunk",
@@ -100,7 +100,7 @@ UNTUNED = {
 }
 _UNTUNED_OPTIONS = (
     *("--environment.sticky-actions", "0.25", "--environment.full-action-space"),
-    "--environment.no-life-loss-terminates",
+    *("--environment.no-life-loss-terminates", "--environment.max-episode-frames", "18000"),
 )
 # Fixed before the first run. A seed is run for every game before the next seed, so that an unfinished table is fair.
 UNTUNED_RUNS = [

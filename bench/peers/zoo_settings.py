@@ -146,4 +146,8 @@ ATARI_OPTIONS = {
     "full_action_space": False,
     "max_num_frames_per_episode": 108_000,
 }
-UNTUNED_OPTIONS = ATARI_OPTIONS | {"repeat_action_probability": 0.25, "full_action_space": True}
+UNTUNED_OPTIONS = ATARI_OPTIONS | {
+    "repeat_action_probability": 0.25,
+    "full_action_space": True,
+    "max_num_frames_per_episode": 18_000,
+}

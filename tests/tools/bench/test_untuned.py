@@ -97,10 +97,12 @@ def test_all_systems_play_untuned_games_by_the_same_rules(task):
         | {
             "repeat_action_probability": environment.sticky_actions,
             "full_action_space": environment.full_action_space,
+            "max_num_frames_per_episode": environment.max_episode_frames,
         }
         == UNTUNED_OPTIONS
     )
     assert (environment.sticky_actions, environment.full_action_space) == (0.25, True)
+    assert environment.max_episode_frames == 18_000
     assert not environment.life_loss_terminates
     assert all(PEER_TASKS[name][environment.id].is_fitted for name in ("dqn", "ppo"))
 
