@@ -25,7 +25,7 @@ PROBE_SECONDS = 5.0
 CONNECT_SECONDS = 5.0  # Ray itself would wait minutes for an address at which nothing listens
 # Ray itself would kill this process 60 s after the loss of its control service.
 ASK_SECONDS, ANSWER_SECONDS = 1.0, 0.5  # pause between connections to the service, and time for each
-MAX_SILENCES = 4  # failures in a row, after which the service counts as lost
+LOST_SECONDS = 7.0  # time without an answer after which the service counts as lost
 CLUSTER_FILE = Path("~/ray_bootstrap_config.yaml")  # JSON, which `ray up` leaves on the cluster's head node
 # By default Ray kills the children of a worker that loses its driver, before they can save the run and remove its keys.
 UNIT_ENVIRONMENT = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
@@ -102,24 +102,25 @@ class ControlService:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._silences = 0
+        self._silent_since: float | None = None  # when the first of the last failures began
         self._ask_at = 0.0
 
     @property
     def is_silent(self) -> bool:
         """Whether the last connection failed. Calls of Ray that ask the service may block then."""
-        return self._silences > 0
+        return self._silent_since is not None
 
     def is_lost(self) -> bool:
         """Connects to the service if that is due; returns whether it has stopped accepting connections."""
-        if time.monotonic() >= self._ask_at:
+        now = time.monotonic()
+        if now >= self._ask_at:
             try:
                 _touch(self.address, ANSWER_SECONDS)
-                self._silences = 0
+                self._silent_since = None
             except OSError:
-                self._silences += 1
+                self._silent_since = self._silent_since or now
             self._ask_at = time.monotonic() + ASK_SECONDS
-        return self._silences >= MAX_SILENCES
+        return self._silent_since is not None and now - self._silent_since >= LOST_SECONDS
 
 
 def _refuse_open(ray: Any, engine: RayEngine) -> None:
