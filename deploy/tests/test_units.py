@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from apex.cloud.host import journal_upload
 from apex.cloud.host.command import make_parser
 from apex.cloud.host.key_exchange import CHANGED, KeyEntry
 from apex.cloud.host.role import host_command
@@ -175,11 +174,6 @@ def test_a_lost_learner_host_costs_less_than_five_minutes_of_updates():
     (pause,), (accuracy,) = (values(UNITS / "apex-upload.timer", key) for key in ("OnUnitInactiveSec", "AccuracySec"))
     pauses = CheckpointConfig().period_seconds + float(pause) + float(accuracy)
     assert 300 - pauses >= 2 * 25  # seconds of an upload
-
-
-def test_the_log_of_every_unit_of_a_cluster_is_sent_to_cloudwatch():
-    followed = {word.removeprefix("--unit=") for word in journal_upload.command(["%i"]) if word.startswith("--unit=")}
-    assert followed == {path.name.replace("apex@", "apex@%i") for path in SERVICES if path.stem != "apex-idle@"}
 
 
 def test_every_unit_is_started_by_a_role_a_timer_or_a_script():

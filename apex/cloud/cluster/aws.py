@@ -24,11 +24,6 @@ class Aws:
         self.region = region
         self._client = cache(client)
 
-    def call(self, service: str, operation: str, **arguments: Any) -> Item:
-        """Calls an operation of a service and returns the answer. Raises AwsError."""
-        answer: Item = _translate(service, operation, lambda: getattr(self._client(service), operation)(**arguments))
-        return answer
-
     def pages(self, service: str, operation: str, key: str, **arguments: Any) -> Iterator[Item]:
         """Yields the entries under `key` in all pages of an answer. Raises AwsError."""
         pages = iter(self._client(service).get_paginator(operation).paginate(**arguments))

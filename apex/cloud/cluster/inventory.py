@@ -92,8 +92,9 @@ def _group(aws: Aws, item: Item) -> AutoScalingGroup:
 
 def _trouble(aws: Aws, group: str) -> str:
     """Returns why the group's newest activity failed, as for missing spot capacity or a quota; "" if it succeeded."""
-    answer = aws.call("autoscaling", "describe_scaling_activities", AutoScalingGroupName=group, MaxRecords=1)
-    for activity in answer["Activities"]:
+    newest = {"MaxItems": 1, "PageSize": 1}
+    arguments = {"AutoScalingGroupName": group, "PaginationConfig": newest}
+    for activity in aws.pages("autoscaling", "describe_scaling_activities", "Activities", **arguments):
         if activity["StatusCode"] in ("Failed", "Cancelled"):
             return str(activity.get("StatusMessage") or activity.get("Description") or "")
     return ""

@@ -28,9 +28,6 @@ class Client:
     def __init__(self, error):
         self._error = error
 
-    def describe_volumes(self, **arguments):
-        raise self._error
-
     def get_paginator(self, operation):
         return self
 
@@ -55,7 +52,7 @@ def refusal(code, message="no"):
 )
 def test_a_refusal_names_its_code_and_its_subject(error, named):
     with pytest.raises(AwsError, match=named):
-        Aws("us-east-1", lambda service: Client(error)).call("ec2", "describe_volumes")
+        list(Aws("us-east-1", lambda service: Client(error)).pages("ec2", "describe_volumes", "Volumes"))
 
 
 def test_a_refused_page_follows_the_pages_before_it():
@@ -91,4 +88,4 @@ def test_an_unknown_profile_is_refused(no_account):
 
 def test_calls_without_credentials_are_refused(no_account):
     with pytest.raises(AwsError, match="credentials"):
-        open_aws("us-east-1").call("ec2", "describe_volumes")
+        list(open_aws("us-east-1").pages("ec2", "describe_volumes", "Volumes"))

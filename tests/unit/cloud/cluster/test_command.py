@@ -1,4 +1,4 @@
-"""`apex cluster` against a fake AWS that records calls. deploy/tests has whole clusters on an emulated AWS."""
+"""`apex cluster` against a fake AWS. deploy/tests has whole clusters on an emulated AWS."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -16,25 +16,17 @@ DENIED = AwsError("AWS denies ec2:DescribeInstances")
 
 
 class FakeAws(Aws):
-    """Answers each operation from `answers`, else with nothing. Calls callables and raises exceptions."""
+    """Answers each operation from `answers`, else with nothing. Raises exceptions."""
 
     def __init__(self, **answers):
         super().__init__("us-east-1", lambda service: pytest.fail(f"reached for {service}"))
-        self.answers = {"describe_scaling_activities": {"Activities": []}, **answers}
-
-    def _answer(self, operation, arguments, default):
-        answer = self.answers.get(operation, default)
-        if callable(answer):
-            answer = answer(**arguments)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def call(self, service, operation, **arguments):
-        return self._answer(operation, arguments, {})
+        self.answers = answers
 
     def pages(self, service, operation, key, **arguments):
-        yield from self._answer(operation, arguments, [])
+        answer = self.answers.get(operation, [])
+        if isinstance(answer, Exception):
+            raise answer
+        yield from answer
 
 
 def tags(role="learner", cluster="pong"):
@@ -103,7 +95,7 @@ def test_clusters_are_found_by_hosts_groups_and_networks():
             instance(LaunchTime=NOW), instance("replay", "terminated"), instance("evaluator", PublicIpAddress="1.2.3.4")
         ),
         describe_auto_scaling_groups=[group_item(num_in_service=2)],
-        describe_scaling_activities={"Activities": [{"StatusCode": "Failed", "StatusMessage": "no Spot capacity"}]},
+        describe_scaling_activities=[{"StatusCode": "Failed", "StatusMessage": "no Spot capacity"}],
         describe_vpcs=[{"Tags": tags("network", "half")}],
     )
     clusters = find_clusters(aws)
