@@ -140,15 +140,17 @@ def test_neither_newer_images_nor_a_scaled_group_is_a_change(cluster: Cluster) -
 
 
 def test_both_images_are_of_one_commit(cluster: Cluster, tmp_path: Path) -> None:
-    """A newer CPU image that was built alone is not used, not even for hosts that are replaced later."""
+    """A newer CPU image that was built alone is not used, nor a GPU image that is not available."""
     ec2 = emulator.client("ec2", cluster.endpoint)
-    (alone,) = emulator.register_images(cluster.endpoint, "fedcba9", ("cpu",))
+    newer = emulator.register_images(cluster.endpoint, "fedcba9")
+    ec2.disable_image(ImageId=newer[1])
     fresh = cluster.terraform.copy(tmp_path / "fresh")
     (fresh.folder / "terraform.tfstate").unlink()
     try:
         plan = fresh.plan()
     finally:
-        ec2.deregister_image(ImageId=alone)
+        for image in newer:
+            ec2.deregister_image(ImageId=image)
     templates = [item for item in resources(plan["planned_values"]) if item["type"] == "aws_launch_template"]
     used = [item["values"]["image_id"] for item in templates]
     images = ec2.describe_images(ImageIds=used)["Images"]

@@ -40,6 +40,7 @@ WRONG = {
     "replay_instance_type": "t3.medium",
     "num_actors": 3,
     "ssh_key_name": "nobody-has-made-it",
+    "instance_profiles": {"evaluator": "nobody-has-made-it"},
     "bucket": "apex-test-elsewhere",
 }
 REFUSALS = (
@@ -52,6 +53,7 @@ REFUSALS = (
     "a host with 5723 MiB of memory, but the host of the replay server has 4096 MiB",
     "num_actors = 3, but 3 actor hosts run 96 actors",
     "data.aws_key_pair.ssh",
+    'data.aws_iam_instance_profile.given["evaluator"]',
     "The bucket apex-test-elsewhere is not in us-east-1.",
     "x86-64 instance types, such as c7i.2xlarge. Others: c7gn.4xlarge.",
 )

@@ -22,13 +22,24 @@ def test_the_resources_of_terraform_are_listed(
     assert curves.endswith(" " + cluster.terraform.run("output", "-raw", "tensorboard_url").stdout)
 
 
-def test_without_a_learner_the_cluster_moves_to_the_next_zone(cluster: Cluster) -> None:
-    scaling = emulator.client("autoscaling", cluster.endpoint)
-    scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-learner", DesiredCapacity=0)
-    plan = cluster.terraform.plan()
-    assert changes(plan)["aws_subnet.this[0]"]["availability_zone"] == ("us-east-1a", "us-east-1b")
-    replaced = [item["type"] for item in plan["resource_changes"] if item["change"]["actions"] == ["delete", "create"]]
-    assert (replaced.count("aws_autoscaling_group"), replaced.count("aws_autoscaling_schedule")) == (3, 3)
+def test_an_apply_without_capacity_fails_and_the_next_one_moves_to_another_zone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with learner_spot: a plan after an apply that did not wait would move the zone too."""
+    cluster.terraform.edit("hosts.tf", '"10m"', '"5s"')
+    scaling, ec2 = (emulator.client(service, cluster.endpoint) for service in ("autoscaling", "ec2"))
+    group = f"apex-{NAME}-learner"
+    scaling.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=0)
+    types = ("g6.2xlarge", "g5.2xlarge")
+    monkeypatch.setattr(emulator, "NO_CAPACITY", {(each, "us-east-1b") for each in types})
+    apply = ("apply", "-auto-approve", "-var=learner_spot=true")
+    assert "timeout while waiting" in cluster.terraform.run(*apply, may_fail=True).stderr
+    (subnet,) = ec2.describe_subnets(Filters=[{"Name": "tag:Cluster", "Values": [NAME]}])["Subnets"]
+    assert subnet["AvailabilityZone"] == "us-east-1b"
+    cluster.terraform.run(*apply)
+    (found,) = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])["AutoScalingGroups"]
+    assert [host["AvailabilityZone"] for host in found["Instances"]] == ["us-east-1c"]
+    assert changes(cluster.terraform.plan("-var=learner_spot=true")) == {}
 
 
 def test_destroy_removes_everything_except_the_bucket(cluster: Cluster) -> None:

@@ -92,7 +92,9 @@ resource "aws_autoscaling_group" "host" {
   health_check_type         = "EC2"
   health_check_grace_period = 120
   capacity_rebalance        = each.key == "actor" && each.value.spot # There must never be two learners.
-  wait_for_capacity_timeout = each.key == "learner" && !each.value.spot ? "10m" : "0"
+
+  # Spot hosts too: until the learner's host exists, a plan chooses another zone.
+  wait_for_capacity_timeout = each.key == "learner" ? "10m" : "0"
 
   ignore_failed_scaling_activities = true # Without it, the wait ends at the first failure, and the group tries on.
 

@@ -17,6 +17,12 @@ data "aws_key_pair" "ssh" { # Makes terraform plan fail if the key pair does not
   key_name = var.ssh_key_name
 }
 
+data "aws_iam_instance_profile" "given" { # The same for the profiles.
+  for_each = var.instance_profiles
+
+  name = each.value
+}
+
 locals {
   here       = "${local.region}:${data.aws_caller_identity.this.account_id}"
   aws        = "arn:${data.aws_partition.this.partition}"

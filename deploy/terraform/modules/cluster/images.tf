@@ -6,10 +6,10 @@ data "aws_ami_ids" "gpu" {
   owners = ["self"]
 
   dynamic "filter" {
-    for_each = { Project = local.tags.Project, Role = "gpu" }
+    for_each = { "tag:Project" = local.tags.Project, "tag:Role" = "gpu", state = "available" }
 
     content {
-      name   = "tag:${filter.key}"
+      name   = filter.key
       values = [filter.value]
     }
   }
@@ -32,10 +32,10 @@ data "aws_ami_ids" "image" {
   owners = ["self"]
 
   dynamic "filter" {
-    for_each = { Project = local.tags.Project, Role = each.key, Commit = local.run.commit }
+    for_each = { "tag:Project" = local.tags.Project, "tag:Role" = each.key, "tag:Commit" = local.run.commit, state = "available" }
 
     content {
-      name   = "tag:${filter.key}"
+      name   = filter.key
       values = [filter.value]
     }
   }

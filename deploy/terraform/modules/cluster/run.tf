@@ -56,7 +56,7 @@ locals {
     length(distinct([for type in local.offered.actor : data.aws_ec2_instance_type.of[type].default_vcpus])) <= 1 ? "" : "actor_instance_types must all have the same number of cores, as in c7i.2xlarge and m7i.2xlarge: every host runs the same number of streams.",
     local.actor_mib <= local.memory_mib.actor ? "" : "An actor host needs about ${local.actor_mib} MiB of memory for ${local.streams_per_host} streams, but the smallest of actor_instance_types has ${local.memory_mib.actor} MiB. Choose larger types, or a lower streams_per_core.",
     local.replay_mib <= local.memory_mib[local.kind_of["replay"]] ? "" : "The replay memory needs a host with ${local.replay_mib} MiB of memory, but the host of the replay server has ${local.memory_mib[local.kind_of["replay"]]} MiB. Choose a larger ${var.replay_host == "own" ? "replay_instance_type" : "type in learner_instance_types"}, or set a lower settings.replay.capacity or max_bytes.",
-    var.num_actors == 0 || var.num_actors > (var.actor_hosts - 1) * local.streams_per_host ? "" : "num_actors = ${var.num_actors}, but ${var.actor_hosts} actor hosts run ${var.actor_hosts * local.streams_per_host} actors: some hosts would cost money and do nothing. Choose a larger num_actors or fewer actor_hosts.",
+    var.num_actors == 0 || var.num_actors > (var.actor_hosts - 2) * local.streams_per_host ? "" : "num_actors = ${var.num_actors}, but ${var.actor_hosts} actor hosts run ${var.actor_hosts * local.streams_per_host} actors: more than one host would cost money and wait. Choose a larger num_actors or fewer actor_hosts.",
   ])
 }
 

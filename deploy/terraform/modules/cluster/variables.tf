@@ -217,7 +217,7 @@ variable "vpc_cidr" {
 }
 
 variable "instance_profiles" {
-  description = "Names of existing instance profiles by kind of host: learner, replay, evaluator, actor. The output host_policies has the permissions that each needs. Other kinds get a role of their own."
+  description = "Names of existing instance profiles by kind of host: learner, replay, evaluator, actor; the id of a profile that the same configuration creates. The output host_policies has the permissions that each needs. Other kinds get a role of their own."
   type        = map(string)
   default     = {}
 

@@ -94,7 +94,7 @@ run "accepts_what_is_not_the_default" {
 
   variables {
     admin_cidrs       = ["203.0.113.0/24", "198.51.100.7/32"]
-    num_actors        = 3072
+    num_actors        = 256
     budget_usd        = 50
     budget_email      = "somebody@example.org"
     replay_host       = "own"
@@ -111,8 +111,10 @@ run "accepts_what_is_not_the_default" {
     error_message = "Two networks reach SSH on four kinds of hosts, and TensorBoard."
   }
 
+  expect_failures = [check.ladder] # One host is spare: it waits until another one leaves.
+
   assert {
-    condition     = local.run.num_actors == 3072 && strcontains(local.toml.learner, "num_actors = 3072")
+    condition     = local.run.num_actors == 256 && strcontains(local.toml.learner, "num_actors = 256")
     error_message = "num_actors is N."
   }
 
