@@ -7,6 +7,9 @@
 #   install.sh VENV package FOLDER    installs these wheels
 #
 # Environment: TORCH_INDEX, the package index of PyTorch without CUDA; empty: PyTorch with CUDA.
+#
+# Versions are pinned, but not hashes: one constraints.txt serves PyTorch with and without CUDA and several versions of Python,
+# which have different files of the same version.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$1
@@ -27,8 +30,12 @@ for requirement in sum((known[name] for name in wanted), own["dependencies"] + l
     if not requirement.startswith("apexreplay="):
         print(requirement)
 PYTHON
-  "${pip[@]}" install --constraint "$root/constraints.txt" --requirement "$venv/requirements.txt" \
-    ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
+  # Only PyTorch comes from its index: with two indexes at once, pip may take any package from either (dependency confusion).
+  if [[ ${TORCH_INDEX:-} ]]; then
+    "${pip[@]}" install --no-deps --index-url "$TORCH_INDEX" --constraint "$root/constraints.txt" torch
+  fi
+  # Keeps PyTorch X+cpu, which satisfies the constraint ==X, and installs what it needs.
+  "${pip[@]}" install --constraint "$root/constraints.txt" --requirement "$venv/requirements.txt"
   ;;
 wheels) "${pip[@]}" wheel --no-deps --wheel-dir "$3" "$root/apexreplay" "$root" ;;
 package)

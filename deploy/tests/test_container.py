@@ -34,7 +34,8 @@ SHARED = {
     WHEELS: WHEELS,
     Path("~/.cache/pip").expanduser(): "/mnt/pip",
 }
-PIP = {"cert": "/mnt/certificates", "cache-dir": "/mnt/pip", "constraint": "/dev/null"}
+PIP = {"cert": "/mnt/certificates", "cache-dir": "/mnt/pip", "constraint": "/dev/null", "find-links": ""}
+TORCH_INDEX = "/mnt/torch"  # of such a machine, in the build
 # Starts a program like a container engine: as process 1, with memory files, processes and a network of its own.
 START = """
 mount --make-rprivate /; mount -t proc proc {root}/proc
@@ -95,10 +96,14 @@ def build(folder: Path) -> Image:
         shutil.rmtree(Path(system, name))  # The image bookworm-slim has none of them.
     buildah("commit", "--quiet", "--rm", base, "base")
     (folder / "pip.conf").write_text(pip_settings(PIP))
+    (folder / "index/torch").mkdir(parents=True)
+    links = [f'<a href="file://{wheel}">{wheel.name}</a>' for wheel in WHEELS.glob("torch-*")]
+    (folder / "index/torch/index.html").write_text("\n".join(links))
+    shared = {**SHARED, folder / "index": TORCH_INDEX}
     buildah(
         *("build", "--isolation=chroot", "--tag=apex", f"--secret=id=pip,src={folder}/pip.conf"),
-        *("--build-arg=BASE=localhost/base", *["--build-arg=TORCH_INDEX="] * WHEELS.exists()),
-        *(f"--volume={place}:{at}" for place, at in SHARED.items() if place.exists()),
+        *("--build-arg=BASE=localhost/base", *[f"--build-arg=TORCH_INDEX=file://{TORCH_INDEX}"] * bool(links)),
+        *(f"--volume={place}:{at}" for place, at in shared.items() if place.exists()),
         str(ROOT),
     )
     config = json.loads(buildah("inspect", "--type=image", "apex"))["OCIv1"]["config"]
@@ -121,14 +126,16 @@ def test_the_image_has_no_more_than_a_run_needs(image):
 
 @pytest.mark.build
 def test_the_image_has_the_tested_versions(image):
-    found = json.loads(image.run("list", "--format", "json", entrypoint=("python", "-m", "pip")))
+    packages = json.loads(image.run("list", "--format", "json", entrypoint=("python", "-m", "pip")))
+    found = {package["name"].lower(): package["version"] for package in packages}
     tested = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text().lower(), re.M))
     wrong = {
         name: version
-        for name, version in ((one["name"].lower(), one["version"].partition("+")[0]) for one in found)
-        if name not in ("pip", "apex-zeromq", "apexreplay") and tested.get(name) != version
+        for name, version in found.items()
+        if name not in ("pip", "apex-zeromq", "apexreplay") and tested.get(name) != version.partition("+")[0]
     }
     assert wrong == {}
+    assert found["torch"].endswith("+cpu"), "the build with CUDA has replaced it"
 
 
 @pytest.mark.build

@@ -189,7 +189,7 @@ def check_gpu(device: str, cuda: Cuda, torch_version: str) -> Check:
         remedy = "update the driver: no build of torch fits it and this GPU"
         if build := next(builds, ""):
             torch = f"torch=={torch_version.partition('+')[0]}+{build}"
-            remedy = f"pip install {torch} --extra-index-url https://download.pytorch.org/whl/{build}"
+            remedy = f"pip install {torch} --index-url https://download.pytorch.org/whl/{build}"
     want = int(device == "auto" and bool(cuda.gpus))
     note, remedy = f"--device {device}: {note}", f"{remedy}; or use --device cpu"
     return Check("GPU", int(cuda.usable), int(device == "cuda"), want, note=note, remedy=remedy)
