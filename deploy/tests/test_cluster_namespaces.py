@@ -63,6 +63,7 @@ def preset_settings(**learner: Any) -> dict[str, dict[str, Any]]:
         if value != default[name] and name not in NO_SETTINGS:
             settings.setdefault(section, {})[setting] = value
     settings["learner"] |= learner
+    settings.setdefault("checkpoint", {})["period_seconds"] = 20  # as often as the hosts upload here
     return settings
 
 
