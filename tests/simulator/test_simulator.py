@@ -4,6 +4,7 @@
 """
 
 from collections import Counter
+from itertools import chain
 
 import pytest
 
@@ -16,6 +17,8 @@ pytestmark = [pytest.mark.no_cover, pytest.mark.timeout(600)]
 
 PART = 100
 PARTS = range(0, 300, PART)
+# Seeds in which a fault is noticed, tried before all others, because a search takes up to 34 s of CPU time.
+NOTICED = {"fence_is_not_written": [107], "damage_is_not_looked_for": [53], "manifests_precede_their_files": [62]}
 HAPPENS = (  # in each part
     "acknowledged", "stored", "evicted", "drawn", "attached", "restored", "created", "snapshots",
     "a server crashed during an insert", "a server lost its memory", "a snapshot process crashed", "a disk was full",
@@ -38,7 +41,8 @@ def test_promises_are_kept_in_simulated_histories(first):
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_noticed(plant, monkeypatch):
     plant(monkeypatch)
-    failure = next(filter(None, (simulate(seed).failure for seed in range(300))))
+    seeds = chain(NOTICED.get(plant.__name__, []), range(300))
+    failure = next(filter(None, (simulate(seed).failure for seed in seeds)))
     assert "Traceback" not in failure  # A promise was broken; the plant is no mistake of its own.
 
 
