@@ -1,5 +1,8 @@
 """`python -m bench device`: checks on this machine's GPU what the tests check with fakes, and measures a step.
 
+Flips each switch of `GpuSwitches` alone, and compares the step with the present one. If the speed is above 1, flip the
+switch in `GPU_SWITCHES`.
+
 Each check runs in its own child process, because CUDA stays unusable after an error. On a CPU most checks are trivial,
 but they run, so that a rehearsal shows that they work.
 """
@@ -11,17 +14,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from apex.algorithms.gradient_step import DeviceBatch, Update
-from apex.algorithms.graph_update import GraphUpdate, place
+from apex.algorithms.graph_update import GPU_SWITCHES, GpuSwitches, GraphUpdate, place
 from apex.algorithms.optimizers import make_optimizer
 from apex.algorithms.parameters import flatten
 from apex.config import Config
+from apex.config.presets import preset
+from apex.dpg.algorithm import DpgAlgorithm
+from apex.dpg.networks import ActorCritic
 from apex.dqn.autograd_update import EagerUpdate, make_update
 from apex.dqn.networks import make_network
 from apex.environments.factory import describe
@@ -34,7 +40,8 @@ from bench.harness.command import Figures, make_parser, measure_in_child, read_c
 from bench.harness.report import ReportRow, print_rows
 from bench.learner import Nowhere, Resident, make_bench_trainer
 
-STEPS = 20  # updates of each check
+STEPS = 20  # updates of each check; even, because two buffers take turns
+ROUNDS = 9  # in which a flipped step and the present one are timed by turns; one on a CPU, which ignores switches
 BAD_STEPS = (7, 8)  # updates with non-finite returns; they come after the capture
 # relative to the movement of the parameters: sums have another order, and Adam's first steps depend on signs only
 MOST_DIFFERENCE = 0.1
@@ -47,12 +54,21 @@ LINES = [
     ReportRow("leaves_out_rmsprop", "skipped updates change nothing: RMSProp", "", digits=0, bar=1),
     ReportRow("waits_for_nothing", "no step waits for the GPU", "", digits=0, bar=1),
     ReportRow("goes_on_without_a_graph", "a network that waits is trained", "", digits=0, bar=1),
+    *(
+        ReportRow(f"same_step_{name}", f"{name} flipped: steps agree", "", digits=0, bar=1)
+        for name in GpuSwitches._fields
+    ),
+    *(ReportRow(f"speed_{name}", f"{name} flipped: speed", "x", digits=3) for name in GpuSwitches._fields),
     ReportRow("kernels_per_step", "kernels and copies per step", "", digits=0, less_is_better=True),
     ReportRow("device_us_per_step", "device time per step", "us", digits=0, less_is_better=True),
     ReportRow("publish_us", "trainer time per publication", "us", digits=0, less_is_better=True),
     ReportRow("snapshot_ms", "trainer time per checkpoint", "ms", digits=2, less_is_better=True),
     ReportRow("snapshot_ready_ms", "time until the copy is on the host", "ms", digits=2, less_is_better=True),
 ]
+CONTROL = Schema(
+    frame_shape=(17,), frame_dtype="float32", stack=1, num_actions=0, n_step=3, codec="raw", action_size=6, masked=False
+)
+CPU = torch.device("cpu")
 MUST_HOLD = [line.name for line in LINES if line.bar == 1]
 
 
@@ -90,6 +106,7 @@ def measure(config: Config, folder: Path, stop: Stop) -> Figures:
         ("survives_a_failed_lock", check_locks),
         ("same_step_adam", partial(check_step, optimizer="adam")),
         ("same_step_rmsprop", partial(check_step, optimizer="rmsprop")),
+        *((f"same_step_{name}", partial(check_switch, switch=name)) for name in GpuSwitches._fields),
         ("waits_for_nothing", check_waits),
         ("goes_on_without_a_graph", check_fallback),
         ("publish_us", time_copies),
@@ -131,16 +148,15 @@ def check_step(
     config: Config, schema: Schema, device: torch.device, *, optimizer: Literal["adam", "rmsprop"]
 ) -> Figures:
     """Compares the learner's step with the same step in eager mode; two of the updates are skipped."""
-    if device.type == "cuda":  # The results must be equal, apart from rounding.
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
+    _use_full_precision(device)
     learner = replace(config.learner, optimizer=optimizer, bfloat16="off", learning_rate=1e-4)
     online = place(make_network(config.network, schema, seed=1), device)
     target = place(make_network(config.network, schema, seed=2), device).requires_grad_(False)
     twin, start = copy.deepcopy(online), flatten(online)
     own, other = (make_optimizer(learner, network.parameters()) for network in (online, twin))
     step: Update = make_update(learner, online, target, own, device)
-    plain = EagerUpdate(learner, twin, target, other, one_pass=device.type == "cuda")
+    one_pass = device.type == "cuda" and not GPU_SWITCHES.two_passes
+    plain = EagerUpdate(learner, twin, target, other, one_pass=one_pass)
     kept = True
     for number, batch in enumerate(_batches(schema, learner.batch_size, device)):
         if number in BAD_STEPS:
@@ -160,6 +176,75 @@ def check_step(
         f"difference_{optimizer}": difference,
         f"leaves_out_{optimizer}": float(kept),
     }
+
+
+class _Step(NamedTuple):
+    """A step, the network that it updates, and the two buffers that its batches are in by turns."""
+
+    update: Update
+    online: nn.Module
+    buffers: list[DeviceBatch]
+
+    def run(self, device: torch.device) -> float:
+        """Makes STEPS updates; returns the seconds."""
+        began = time.perf_counter()
+        for number in range(STEPS):
+            self.update(self.buffers[number % 2])
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+
+def check_switch(config: Config, schema: Schema, device: torch.device, *, switch: str) -> Figures:
+    """Compares the step with `switch` flipped with the present step: its speed, then its result in float32."""
+    flipped = GPU_SWITCHES._replace(**{switch: not getattr(GPU_SWITCHES, switch)})
+    make = make_dpg_step if switch == "delayed_graphs" else make_dqn_step
+    present, other = (make(config, schema, device, switches) for switches in (GPU_SWITCHES, flipped))
+    for step in (present, other):  # Captures the graphs.
+        step.run(device)
+    ratios = [present.run(device) / other.run(device) for _ in range(ROUNDS if device.type == "cuda" else 1)]
+    _use_full_precision(device)
+    exact = replace(config, learner=replace(config.learner, optimizer="adam", bfloat16="off", learning_rate=1e-4))
+    present, other = (make(exact, schema, device, switches) for switches in (GPU_SWITCHES, flipped))
+    start = flatten(present.online)
+    for step in (present, other):
+        step.run(device)
+    moved = (flatten(present.online) - start).norm()
+    difference = float((flatten(other.online) - flatten(present.online)).norm() / moved)
+    graphs = [step.update for step in (present, other) if isinstance(step.update, GraphUpdate)]
+    same = float(moved) > 0 and difference < MOST_DIFFERENCE and all(map(_is_recorded, graphs))
+    return {
+        f"speed_{switch}": float(np.median(ratios)),
+        f"same_step_{switch}": float(same),
+        f"difference_{switch}": difference,
+    }
+
+
+def make_dqn_step(config: Config, schema: Schema, device: torch.device, switches: GpuSwitches) -> _Step:
+    """Returns the step of DQN."""
+    online, target = (place(make_network(config.network, schema, seed=seed), device, switches) for seed in (1, 2))
+    optimizer = make_optimizer(config.learner, online.parameters())
+    update = make_update(config.learner, online, target.requires_grad_(False), optimizer, device, switches=switches)
+    batches = _batches(schema, config.learner.batch_size, device)
+    return _Step(update, online, [next(batches), next(batches)])
+
+
+def make_dpg_step(config: Config, schema: Schema, device: torch.device, switches: GpuSwitches) -> _Step:
+    """Returns the step of preset `control` for HalfCheetah's sizes, without its noise."""
+    control = preset("control")
+    learner = replace(control.learner, learning_rate=config.learner.learning_rate, num_threads=1)
+    control = replace(control, learner=learner, dpg=replace(control.dpg, target_noise=0.0))
+    algorithm = DpgAlgorithm(control, CONTROL)
+    online, target = (cast(ActorCritic, place(algorithm.make_network(), device)) for _ in range(2))
+    update = algorithm.make_update(online, target, algorithm.make_optimizer(online), CPU)  # without graphs
+    if device.type == "cuda" and switches.delayed_graphs:
+        update = GraphUpdate(update, cycle=control.dpg.policy_period)
+    rng, size, buffers = np.random.default_rng(1), learner.batch_size, []
+    for _ in range(2):
+        rows = rng.normal(size=(2, size, 1, *CONTROL.frame_shape)), rng.uniform(-1, 1, (size, CONTROL.action_size))
+        others = rng.normal(size=size), np.full(size, 0.97), rng.uniform(0.1, 1, size)
+        buffers.append(DeviceBatch(*(torch.from_numpy(row.astype(np.float32)).to(device) for row in (*rows, *others))))
+    return _Step(update, online, buffers)
 
 
 def check_waits(config: Config, schema: Schema, device: torch.device) -> Figures:
@@ -242,6 +327,13 @@ def _batches(schema: Schema, batch_size: int, device: torch.device) -> Iterator[
         weights = rng.uniform(0.1, 1, batch_size).astype(np.float32)
         rows = (*arrays, resident.discount[order], weights)
         yield DeviceBatch(*(torch.from_numpy(np.ascontiguousarray(row)).to(device) for row in rows))
+
+
+def _use_full_precision(device: torch.device) -> None:
+    """Lets float32 products differ by rounding only."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
 
 
 def _contents(network: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:

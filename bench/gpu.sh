@@ -94,7 +94,7 @@ PYTHON
 }
 
 if [[ ${1:-} == check || ${1:-} == --rehearse ]]; then
-  measure device 120 device || failed+=(device)
+  measure device 180 device || failed+=(device)
 elif [[ ${1:-} == loaders ]]; then
   for number in 1 3 5 8; do
     measure "learner-loaders-$number" 75 learner --learner.num-loaders "$number" --seconds 20 || failed+=("$number loaders")

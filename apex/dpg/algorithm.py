@@ -10,7 +10,7 @@ from torch import nn
 from apex.algorithms.exploration import add_noise, noise_ladder
 from apex.algorithms.exported import Exported
 from apex.algorithms.gradient_step import Update
-from apex.algorithms.graph_update import GraphUpdate
+from apex.algorithms.graph_update import GPU_SWITCHES, GraphUpdate
 from apex.algorithms.interface import Decision, Mask
 from apex.algorithms.optimizers import make_optimizer
 from apex.config import Config
@@ -97,8 +97,8 @@ class DpgAlgorithm:
     def make_update(
         self, online: nn.Module, target: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
     ) -> Update:
-        """Returns the gradient step: on a GPU a CUDA graph, unless only some updates change the policy."""
-        config = self.config
+        """Returns the gradient step: on a GPU as CUDA graphs, see `GpuSwitches.delayed_graphs`."""
+        config, period = self.config, self.config.dpg.policy_period
         update = DpgUpdate(
             config.learner,
             config.dpg,
@@ -108,4 +108,5 @@ class DpgAlgorithm:
             # The modules of a custom network may not be made for two threads.
             in_background=device.type == "cpu" and config.learner.num_threads > 1 and not config.network.factory,
         )
-        return GraphUpdate(update) if device.type == "cuda" and config.dpg.policy_period == 1 else update
+        is_graph = device.type == "cuda" and (period == 1 or GPU_SWITCHES.delayed_graphs)
+        return GraphUpdate(update, cycle=period) if is_graph else update

@@ -126,11 +126,13 @@ class DpgUpdate(Update):
         gradient = slope * weights[:, None] / -len(weights)
         norm = differentiate(action, self._policy_parameters, self._learner.max_gradient_norm, gradient)
         loss = -(weights * value.detach()).mean()
-        self._policy_figures = {
+        figures = {
             "policy_loss": loss,
             "policy_gradient_norm": norm,
             "action_saturation": (played.detach().abs() > SATURATED).float().mean(),
         }
+        for name, figure in figures.items():  # In place, because the graph of a step without the policy reads them too.
+            self._policy_figures.setdefault(name, torch.empty_like(figure)).copy_(figure)
         return loss, norm
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from apex.algorithms.gradient_step import DeviceBatch, Update, Updated
-from apex.algorithms.graph_update import GraphUpdate
+from apex.algorithms.graph_update import GPU_SWITCHES, GpuSwitches, GraphUpdate
 from apex.algorithms.losses import mean_loss
 from apex.algorithms.optimizers import center_gradients, clip_gradients, step_where_finite
 from apex.config import LearnerConfig
@@ -66,7 +66,7 @@ class EagerUpdate(Update):
         self._rule = TargetRule(config.target, rescaled)
         self._one_pass = one_pass
         self._config = config
-        self._networks = [online, *(_twin(online) for _ in range(num_parts - 1))]
+        self._networks = [online, *(make_twin(online) for _ in range(num_parts - 1))]
         self._parameters = [list(network.parameters()) for network in self._networks]
         self._target_network = target
         self._target = TargetForward(self._rule, self._target_q, in_background=target_in_background)
@@ -139,7 +139,7 @@ class EagerUpdate(Update):
         return torch.cat([q, next_q])
 
 
-def _twin(network: nn.Module) -> nn.Module:
+def make_twin(network: nn.Module) -> nn.Module:
     """Returns a copy of the network that shares its parameters' memory but has separate gradients."""
     twin = copy.deepcopy(network)
     for own, shared in zip(twin.parameters(), network.parameters(), strict=True):
@@ -155,6 +155,7 @@ def make_update(
     device: torch.device,
     *,
     rescaled: bool = False,
+    switches: GpuSwitches = GPU_SWITCHES,
 ) -> Update:
     """Returns the step for this device. The process that runs it must call torch.set_num_threads(torch_threads).
 
@@ -162,7 +163,7 @@ def make_update(
     """
     make_eager = partial(EagerUpdate, config, online, target, optimizer, rescaled=rescaled)
     if device.type == "cuda":
-        return GraphUpdate(make_eager(one_pass=True))
+        return GraphUpdate(make_eager(one_pass=not switches.two_passes), per_buffer=switches.graph_per_buffer)
     threads = max(1, config.num_threads)
     small = config.batch_size < MOST_PARTS * SMALLEST_PART
     if has_manual_backward(online, bfloat16=config.bfloat16 == "on") and (threads == 1 or small):

@@ -17,17 +17,29 @@ def scale(observation: Tensor) -> Tensor:
     """Scales uint8 0 ... 255 to 0 ... 1 in the dtype of the first layer; returns other dtypes unchanged."""
     if observation.dtype is not torch.uint8:
         return observation
+    return observation.to(_dtype(observation)).mul_(1 / 255)  # One copy, scaled in place: a batch of 512 takes 58 MB.
+
+
+def _dtype(observation: Tensor) -> torch.dtype:
     device = observation.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-    return observation.to(dtype).mul_(1 / 255)  # One copy, scaled in place: a batch of 512 takes 58 MB.
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
 
 
 class PixelConvolution(nn.Conv2d):
-    """A convolution that first scales uint8 to 0 ... 1."""
+    """A convolution that first scales uint8 to 0 ... 1.
+
+    With `scales_weights`, torch scales the weights instead of the pixels, which it copies only once, to channels-last.
+    """
+
+    scales_weights = False
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 or float32 [B, C, H, W] -> [B, outputs, ...]; the memory format of the result may vary."""
         weight, bias = self.weight, self.bias
+        if self.scales_weights and images.dtype is torch.uint8:
+            pixels = images.to(_dtype(images), memory_format=torch.channels_last)
+            out: Tensor = self._conv_forward(pixels, weight * (1 / 255), bias)
+            return out
         if bias is None or not self._supports(images):
             return super().forward(scale(images))
         if torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad):

@@ -11,6 +11,7 @@ from support.dpg import CPU, SCHEMA, B, K, Twin, contents, make_batch
 from support.dpg import make_step as make_step_of
 from torch import nn
 
+from apex.algorithms.graph_update import GpuSwitches
 from apex.algorithms.optimizers import make_optimizer, set_learning_rate
 from apex.config import Config, DpgConfig, LearnerConfig, NetworkConfig
 from apex.dpg.algorithm import DpgAlgorithm
@@ -131,6 +132,27 @@ def test_a_custom_network_is_run_by_one_thread():
     networks = algorithm.make_network(), algorithm.make_network()
     update = algorithm.make_update(*networks, algorithm.make_optimizer(networks[0]), CPU)
     assert update.torch_threads == 2
+
+
+def test_figures_of_the_policy_stay_in_place_for_graphs():
+    """The graph of a step without the policy shows the figures of the last step with it, whose memory it read."""
+    update, *_ = make_step(policy_period=2)
+    first, second, third = (update(make_batch(seed)).figures for seed in range(3))
+    for name in ("policy_loss", "policy_gradient_norm", "action_saturation"):
+        assert len({figures[name].data_ptr() for figures in (first, second, third)}) == 1
+    alone, *_ = make_step(policy_period=2)
+    values = [float(alone(make_batch(seed)).figures["policy_loss"]) for seed in range(3)]
+    assert values[0] == values[1] != values[2] == float(third["policy_loss"])
+
+
+@pytest.mark.parametrize(("period", "switch"), [(1, False), (2, False), (2, True)])
+def test_a_delayed_policy_has_a_graph_for_each_step_if_switched(period, switch, monkeypatch):
+    monkeypatch.setattr("apex.dpg.algorithm.GPU_SWITCHES", GpuSwitches(delayed_graphs=switch))
+    algorithm = DpgAlgorithm(Config(dpg=DpgConfig(policy_period=period)), SCHEMA)
+    online = algorithm.make_network()
+    parts = online, algorithm.make_network(), algorithm.make_optimizer(online)
+    update = algorithm.make_update(*parts, torch.device("cuda"))
+    assert getattr(update, "_cycle", None) == (None if period == 2 and not switch else period)
 
 
 def test_losses_of_policy_and_critics_do_not_mix():

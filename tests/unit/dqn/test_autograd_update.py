@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from apex.algorithms.gradient_step import DeviceBatch, Updated
-from apex.algorithms.graph_update import WARM_UP_STEPS, GraphUpdate, place
+from apex.algorithms.graph_update import WARM_UP_STEPS, GpuSwitches, GraphUpdate, place
+from apex.algorithms.kernels.pixel_convolution import PixelConvolution
 from apex.algorithms.optimizers import clip_gradients, make_optimizer, step_if
 from apex.algorithms.parameters import flatten_parameters
 from apex.config import LearnerConfig, NetworkConfig
@@ -117,6 +118,21 @@ def test_one_pass_of_both_states_gives_the_same_step(optimizer):
         torch.testing.assert_close(gradient(one_network), gradient(plain_network), rtol=1e-3, atol=1e-6)
     assert passes == [2 * B] * 2
     assert all(parameter.grad is None for parameter in target.parameters())
+
+
+@pytest.mark.parametrize("switch", ["one pass", "scaled weights"])
+def test_switches_change_errors_and_gradients_by_rounding_only(switch):
+    plain, plain_network, _ = make_step()
+    switched, network, target = make_step()
+    if switch == "one pass":
+        switched._one_pass = True
+    else:
+        for module in (*network.modules(), *target.modules()):
+            module.scales_weights = True  # Only a `PixelConvolution` reads it.
+    batch = make_batch()
+    expected, got = plain(batch), switched(batch)
+    for one, other in ((got.td_errors, expected.td_errors), (gradient(network), gradient(plain_network))):
+        assert float((one - other).norm() / other.norm()) <= 1e-5
 
 
 def test_halves_on_two_threads_give_the_same_step(monkeypatch):
@@ -227,6 +243,15 @@ def test_graph_and_one_pass_are_used_on_gpus_only(device):
     assert getattr(step, "_update", step)._one_pass == (device == "cuda")
 
 
+@pytest.mark.parametrize("switch", [False, True])
+def test_switches_choose_passes_and_graphs_on_a_gpu(switch):
+    network, switches = nn.Linear(1, 1), GpuSwitches(two_passes=switch, graph_per_buffer=not switch)
+    parts = LearnerConfig(batch_size=B), network, network, torch.optim.SGD(network.parameters())
+    step = make_update(*parts, torch.device("cuda"), switches=switches)
+    assert (step._update._one_pass, step._per_buffer) == (not switch, not switch)
+    assert not make_update(*parts, CPU, switches=switches)._one_pass
+
+
 @pytest.mark.parametrize(("device", "cached"), [("cpu", True), ("cuda", False)])
 def test_autocast_caches_weights_on_a_cpu_only(monkeypatch, device, cached):
     calls = []
@@ -280,6 +305,14 @@ def test_only_image_weights_get_channels_last_on_a_gpu():
     assert place(network, CPU) is network
 
 
+@pytest.mark.parametrize("switch", [False, True])
+def test_the_first_layer_scales_weights_only_if_switched_on_a_gpu(switch):
+    switches = GpuSwitches(scaled_weights=switch)
+    network = place(Video(PixelConvolution(4, 8, 8, 4), nn.Conv2d(8, 4, 3)), torch.device("cuda"), switches)
+    assert network[0].scales_weights is switch
+    assert place(PixelConvolution(4, 8, 8, 4), CPU, switches).scales_weights is False
+
+
 # --- CUDA graphs, with a fake that records and replays ----------------------------------------------------------------
 
 
@@ -289,8 +322,8 @@ class Recorder:
     torch_threads = 1
 
     def __init__(self):
-        self.calls, self.total, self.recording = 0, torch.zeros(()), False
-        self.tape = []
+        self.calls, self.total = 0, torch.zeros(())
+        self.tape = None  # of the graph that is captured now
 
     def __call__(self, batch):
         self.calls += 1
@@ -300,7 +333,7 @@ class Recorder:
             self.total += batch.weights[0]
             result.td_errors.copy_(batch.weights)
 
-        if self.recording:
+        if self.tape is not None:
             self.tape.append(run)
         else:
             run()
@@ -312,17 +345,20 @@ def recorder(monkeypatch):
     recorder = Recorder()
 
     class Graph:
+        def __init__(self):
+            self.tape = []
+
         def replay(self):
-            for run in recorder.tape:
+            for run in self.tape:
                 run()
 
     @contextmanager
     def record(graph, stream, capture_error_mode):
-        recorder.recording = True
+        recorder.tape = graph.tape
         try:
             yield
         finally:
-            recorder.recording = False
+            recorder.tape = None
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", record)
@@ -343,6 +379,50 @@ def test_graph_learns_from_every_batch_once(recorder):
     assert (step.ready, step.recorded) == (True, True)
 
 
+def test_graphs_read_each_buffer_in_place(recorder):
+    step, buffers, ready = GraphUpdate(recorder, per_buffer=True), (make_batch(), make_batch()), []
+    for number in range(1, 11):
+        batch = buffers[number % 2]
+        batch.weights.fill_(float(number))
+        assert float(step(batch).td_errors[0]) == number
+        assert float(recorder.total) == number * (number + 1) / 2
+        ready.append(step.ready)
+    assert recorder.calls == WARM_UP_STEPS + 2
+    assert ready == [False] * 4 + [True] * 6
+
+
+class Delayed(Recorder):
+    """An update that does something else in every second step, as DPG's; `fails`: in these steps, a capture fails."""
+
+    def __init__(self, recorder, fails=()):
+        super().__init__()
+        self.recorder, self.fails, self.count, self.done = recorder, fails, 0, []
+
+    def __call__(self, batch):
+        kind = self.count % 2
+        if self.recorder.tape is not None and kind in self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.count += 1
+        if self.recorder.tape is None:
+            self.done.append(kind)
+        else:
+            self.recorder.tape.append(lambda: self.done.append(kind))
+        return self.recorder(batch)
+
+
+@pytest.mark.parametrize("fails", [(), (0,), (1,)])
+def test_steps_keep_their_order_with_a_graph_for_each_kind(recorder, fails):
+    update = Delayed(recorder, fails)
+    step = GraphUpdate(update, cycle=2)
+    for number in range(1, 11):
+        batch = make_batch()._replace(weights=torch.full((B,), float(number)))
+        assert float(step(batch).td_errors[0]) == number
+    assert update.done == [0, 1] * 5
+    assert float(recorder.total) == 55
+    assert (step.ready, step.recorded) == (True, not fails)
+    assert update.count == (10 if fails else WARM_UP_STEPS + 2)
+
+
 def test_graph_needs_the_threads_of_its_update():
     step, _, _ = make_step(num_threads=2)
     assert GraphUpdate(step).torch_threads == step.torch_threads
@@ -353,7 +433,7 @@ def test_step_that_cannot_be_captured_runs_normally(recorder, caplog):
 
     class Waiting(Recorder):
         def __call__(self, batch):
-            if recorder.recording:
+            if recorder.tape is not None:
                 recorder.calls += 1
                 raise torch.AcceleratorError("operation not permitted when stream is capturing\nand more")
             return recorder(batch)

@@ -140,8 +140,7 @@ def test_nothing_is_published_before_the_update_is_ready():
         trainer.step(0.0)
     assert not trainer.ready
     assert tape.published == []
-    trainer._update._num_steps, trainer._update._graph = 4, object()  # As if the capture had been tried.
-    trainer._update.ready = True
+    trainer._update._graphs[0, 0] = object(), None  # As if a capture had failed.
     trainer.step(0.0)
     assert [parameters.version for parameters in tape.published] == [4]
 

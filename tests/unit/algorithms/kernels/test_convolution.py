@@ -104,6 +104,27 @@ def test_gradients_equal_the_formula(batch, channels, height, width, outputs, or
     torch.testing.assert_close(layer.bias.grad.double(), bias, **TOLERANCE)
 
 
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_scaled_weights_give_what_scaled_pixels_give(bfloat16):
+    """In bfloat16, whole pixels are exact, so that scaled weights are at least as near to the formula."""
+    images, outputs, gradients = make_images(), {}, {}
+    for scales in (False, True):
+        layer = make_layer()
+        layer.scales_weights = scales
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            out = layer(images).float()
+        out.backward(torch.linspace(-1, 1, out.numel()).reshape(out.shape))
+        outputs[scales], gradients[scales] = out.detach(), (layer.weight.grad, layer.bias.grad)
+        assert not scales or out.is_contiguous(memory_format=torch.channels_last)
+    exact = convolve_naively(layer, images)
+    error = {scales: float((out.double() - exact).abs().max()) for scales, out in outputs.items()}
+    assert error[True] < (0.02 if bfloat16 else 1e-5)
+    assert error[True] <= 1.5 * error[False] + 1e-6
+    most = 0.02 if bfloat16 else 1e-5
+    for got, expected in zip(gradients[True], gradients[False], strict=True):
+        assert float((got - expected).norm() / expected.norm()) < most
+
+
 def test_gradients_add_up_over_several_calls():
     layer, twin = make_layer(), make_layer()
     images = [make_images(seed=seed) for seed in (1, 2)]
