@@ -27,6 +27,7 @@ BENCHES = {  # name of the benchmark -> module, whose main(argv) measures
     "sequences": "bench.sequences",
     "snapshots": "bench.snapshots",
     "system": "bench.system",
+    "threads": "bench.threads",
 }
 
 
