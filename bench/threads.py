@@ -134,18 +134,21 @@ def measure(config: Config, schema: Schema, seconds: float, stop: Stop) -> Figur
     ways = {way: update for way, (update, _) in make_ways(config, schema).items()}
     rates: dict[str, list[float]] = {way: [] for way in ways}
     cpu: dict[str, list[float]] = {way: [] for way in ways}
-    torch.set_flush_denormal(True)  # as in the trainer
-    for number in range(ROUNDS + 1):
-        for way in sorted(ways, reverse=bool(number % 2)):
-            began, used, count = time.perf_counter(), time.process_time(), 0
-            while time.perf_counter() - began < seconds / (ROUNDS + 1) / len(ways) or not count:
-                if stop.poll():
-                    raise KeyboardInterrupt
-                ways[way](rows)
-                count += 1
-            if number:  # The first round warms up.
-                rates[way].append(count / (time.perf_counter() - began))
-                cpu[way].append(1e3 * (time.process_time() - used) / count)
+    torch.set_flush_denormal(True)  # as in the trainer, and only here
+    try:
+        for number in range(ROUNDS + 1):
+            for way in sorted(ways, reverse=bool(number % 2)):
+                began, used, count = time.perf_counter(), time.process_time(), 0
+                while time.perf_counter() - began < seconds / (ROUNDS + 1) / len(ways) or not count:
+                    if stop.poll():
+                        raise KeyboardInterrupt
+                    ways[way](rows)
+                    count += 1
+                if number:  # The first round warms up.
+                    rates[way].append(count / (time.perf_counter() - began))
+                    cpu[way].append(1e3 * (time.process_time() - used) / count)
+    finally:
+        torch.set_flush_denormal(False)
     figures: Figures = {"batch_size": float(config.learner.batch_size), "network_width": config.network.width}
     for way in ways:
         ratios = [one / other for one, other in zip(rates[way], rates["autograd"], strict=True)]
