@@ -48,9 +48,9 @@ class GraphUpdate(Update):
         self._per_buffer = per_buffer
         self._num_steps = 0
         self._inputs: DeviceBatch | None = None
-        # By position in the cycle and address of the batch: a graph, and the tensors that its replays overwrite.
+        # By position in the cycle and addresses of the batch: a graph, and the tensors that its replays overwrite.
         # A graph is kept after a failed capture, because torch's allocator uses it.
-        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Updated | None]] = {}
+        self._graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Updated | None]] = {}
 
     @property
     def recorded(self) -> bool:
@@ -61,7 +61,7 @@ class GraphUpdate(Update):
         """Updates the online network. The batch may be overwritten once the stream has copied or used it."""
         if not self._per_buffer:
             batch = self._copy(batch)
-        key = self._num_steps % self._cycle, batch.stacks.data_ptr()
+        key = self._num_steps % self._cycle, *(tensor.data_ptr() for tensor in batch.tensors)
         self._num_steps += 1
         failed = bool(self._graphs) and not self.recorded
         if self._num_steps > WARM_UP_STEPS and key not in self._graphs and not failed:

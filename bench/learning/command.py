@@ -9,7 +9,7 @@ python -m bench learning tables
 `run` starts the command as a user does, `apex train` with TensorBoard and live view (plain lines without a terminal),
 and measures the time until it exits. Then full games on seeds that were not used before give the score.
 docs/results/learning/TASK/ gets SYSTEM-seed-K.json and .csv. A run that was stopped or has failed is not recorded.
-`untuned` records those runs of the first table in docs/learning.md that are missing, as many as end within the hours.
+`untuned` records the missing runs of the first table in docs/learning.md; it starts none that may end after the hours.
 `tables` rewrites the results in docs/learning.md and draws docs/results/learning/TASK.png.
 """
 
@@ -31,7 +31,7 @@ from msgspec import Meta
 
 from apex.config.arguments import Parser, positive_float, value_of
 from apex.evaluation.episodes import Episode, summarize
-from apexreplay.errors import FINISHED, require
+from apexreplay.errors import FAILED, FINISHED, require
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop, reports_errors, stop_on_signals
 from apexreplay.process.spawn import spawn
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
@@ -47,7 +47,7 @@ from bench.learning.records import (
 from bench.learning.runs import ROOT, ApexSystem, PeerSystem, RunError, System
 from bench.learning.tables import write
 from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED_RUNS, VARIANTS
-from bench.learning.untuned import missing_runs
+from bench.learning.untuned import CORES, missing_runs
 
 MAX_SEED = 999_999
 # added to a run's seed for the games that count, so that neither training nor evaluator uses these seeds
@@ -55,7 +55,7 @@ FRESH = 1_000_000
 GRACE_SECONDS = 300.0  # time beyond its limit in which a run starts and ends
 KILL_SECONDS = 20.0  # time for a command to end after SIGTERM
 EVALUATE_SECONDS = 3_600.0  # time limit of the last games
-GAMES_SECONDS = 240.0  # usual time of 100 games of Atari
+GAMES_SECONDS = 900.0  # time that 100 games of Atari may take
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2  # file descriptors
 
 
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     _run(options, further, stop)
                 else:
                     require(not further, "untuned accepts no arguments after --: its settings are fixed")
-                    _run_untuned(options, stop)
+                    return _run_untuned(options, stop)
     except (OSError, subprocess.SubprocessError) as error:
         raise RunError(str(error)) from error
     return FINISHED
@@ -105,41 +105,37 @@ def _make_parser() -> Parser:
     untuned = commands.add_parser("untuned", help="record the missing runs of games that no setting was tuned on")
     text = "time for all of them (default: no limit)"
     untuned.add_argument("--hours", type=positive_float, default=math.inf, metavar="H", help=text)
-    for command in (run, untuned):
-        _add_circumstances(command)
-    return parser
-
-
-def _add_circumstances(run: argparse.ArgumentParser) -> None:
-    """Adds the options that say with which cores and interpreters a run is made."""
     cores = len(os.sched_getaffinity(0))
     some = value_of(Annotated[int, Meta(ge=1, le=cores)])
     run.add_argument(
         "--cores", type=some, default=cores, metavar="N", help=f"cores that the run may use (default: all {cores})"
     )
-    run.add_argument("--peer-python", type=Path, default=ROOT / ".peer-sb3/bin/python", metavar="PYTHON")
-    run.add_argument(
-        "--python", default=sys.executable, metavar="PYTHON", help="interpreter with apex (default: this one)"
-    )
+    peer, text = ROOT / ".peer-sb3/bin/python", "interpreter with apex (default: this one)"
+    for command in (run, untuned):
+        command.add_argument("--peer-python", type=Path, default=peer, metavar="PYTHON")
+        command.add_argument("--python", default=sys.executable, metavar="PYTHON", help=text)
+    return parser
 
 
-def _run_untuned(options: argparse.Namespace, stop: Stop) -> None:
-    """Records one missing run after the other, in their fixed order, until the time is over."""
-    began = time.monotonic()
-    missing = missing_runs(read_records(options.root))
-    for done, (task, system, seed) in enumerate(missing):
+def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
+    """Records one missing run after the other, in their fixed order, until the time is over; returns the status."""
+    PeerSystem(options.peer_python, "sb3")  # refused now rather than after the first run
+    began, failed = time.monotonic(), False
+    for task, system, seed in missing_runs(read_records(options.root)):
         seconds = 60 * TASKS[task].minutes + GAMES_SECONDS
-        if time.monotonic() - began + seconds > 3_600 * options.hours:
-            missing = missing[done:]
+        if stop.poll() or time.monotonic() - began + seconds > 3_600 * options.hours:
             break
-        _run(
-            argparse.Namespace(**vars(options) | {"task": task, "system": system, "seed": seed, "minutes": None}),
-            (),
-            stop,
-        )
-    else:
-        missing = []
-    print(f"learning: {len(missing)} of {len(UNTUNED_RUNS)} runs are missing", file=sys.stderr)
+        run = {"task": task, "system": system, "seed": seed, "minutes": None, "cores": CORES}
+        try:
+            _run(argparse.Namespace(**vars(options) | run), (), stop)
+        except RunError as error:  # The other runs do not depend on it.
+            if stop.poll():
+                raise
+            failed = True
+            print(f"learning: {task}, {system}, seed {seed}: {error}", file=sys.stderr)
+    missing = len(missing_runs(read_records(options.root)))
+    print(f"learning: {missing} of {len(UNTUNED_RUNS)} runs are missing", file=sys.stderr)
+    return FAILED if failed else FINISHED
 
 
 def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> None:
@@ -151,6 +147,11 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         not there.exists(),
         f"{there.relative_to(options.root)} exists, and records are not replaced by luckier runs: take "
         "another seed, or remove it (git rm) and say why",
+    )
+    is_fixed = (options.task, options.system, options.seed) in UNTUNED_RUNS
+    require(
+        not is_fixed or (not further and options.minutes is None),
+        f"seed {options.seed} of {options.task} has fixed settings: leave out --minutes and options after --",
     )
     system: System
     if options.system.startswith("apex"):

@@ -102,7 +102,7 @@ def render(records: Sequence[Record], folder: Path, compare: Callable[[Group], s
             lines += [*("", comparison) * bool(comparison), "", *_provenance(own)]
     machines = {f"{record.machine['cpu']}, {record.machine['memory_bytes'] / 2**30:.1f} GiB" for record in records}
     dates = sorted(record.date[:10] for record in records)
-    lines += ["", "## All tasks in one table", "", *render_summary(records), ""]
+    lines += ["", "## Tasks that settings were tuned on", "", *render_summary(records), ""]
     lines += [f"Measured from {dates[0]} to {dates[-1]} on: {'; '.join(sorted(machines))}."]
     return "\n".join(lines)
 
@@ -157,6 +157,8 @@ def _seconds(task: LearningTask, group: Group) -> str:
 def _scores(group: Group) -> str:
     """Returns the medians over the seeds of the mean scores: of the final policies if all have one, and of the best."""
     finals = [record.final_score.mean for record in group if record.final_score is not None]
+    if TASKS[group[0].task].final_only:
+        return f"{statistics.median(finals):.1f}"
     best = f"best {statistics.median(record.score.mean for record in group):.1f}"
     return f"{statistics.median(finals):.1f}; {best}" if len(finals) == len(group) else best
 

@@ -57,8 +57,8 @@ class LearningTask(NamedTuple):
     limit_seconds: float  # from the start of the command to its exit
     minutes: float  # after which the run is ended; longer than the limit if the bar is hard to reach
     num_seeds: int  # seeds that must all reach the bar; 0: only a curve, no claim
-    equal_steps: int = 0  # minutes after which scores are compared too; 0: only at the end
-    equal_minutes: float = 0.0  # steps after which scores are compared too; 0: only at the end
+    equal_steps: int = 0  # steps after which scores are compared too; 0: only at the end
+    equal_minutes: float = 0.0  # minutes after which scores are compared too; 0: only at the end
     peer_seeds: int = 0  # seeds that the strongest other system needs; 0: `num_seeds`
     final_only: bool = False  # whether the score is that of the policy at the end, and no other policy is scored
 
@@ -79,7 +79,7 @@ class LearningTask(NamedTuple):
         gpu = ", GPU" if "cuda" in self.options else ""
         if self.is_ablation:
             return f"{self.game}, {int(self.options[self.options.index('--max-updates') + 1]):,} updates"
-        if self.num_seeds:
+        if self.num_seeds or self.final_only:
             return self.game + gpu
         preset = self.options[self.options.index("--preset") + 1]
         return f"{self.game}, preset {preset}{gpu}"
@@ -100,7 +100,8 @@ UNTUNED = {
 }
 _UNTUNED_OPTIONS = (
     *("--environment.sticky-actions", "0.25", "--environment.full-action-space"),
-    *("--environment.no-life-loss-terminates", "--environment.max-episode-frames", "18000"),
+    *("--environment.no-life-loss-terminates", "--environment.no-fire-after-life-loss"),
+    *("--environment.max-episode-frames", "18000"),
 )
 # Fixed before the first run. A seed is run for every game before the next seed, so that an unfinished table is fair.
 UNTUNED_RUNS = [
@@ -120,8 +121,7 @@ TASKS = {
         None,
         1_140.0,
         19.0,
-        3,
-        peer_seeds=2,
+        0,
         final_only=True,
     )
     for task, game in UNTUNED.items()

@@ -1,4 +1,4 @@
-"""The first table of the results: games that no setting was tuned on, with intervals over games and seeds.
+"""The first table of the results: games that no setting was tuned on, with intervals over the seeds of these games.
 
 Interquartile means and probabilities of improvement with stratified bootstrap: Agarwal et al. 2021, "Deep reinforcement
 learning at the edge of the statistical precipice".
@@ -6,15 +6,18 @@ learning at the edge of the statistical precipice".
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from apex.runs.history import Floats
-from bench.learning.comparison import values_of_seeds
+from bench.learning.comparison import processor_of, values_of_seeds
+from bench.learning.processor_time import OTHERS_SHARE
 from bench.learning.records import Record
 from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS
+from bench.learning.verdicts import SAME_TIME
 from bench.plots.untuned import draw_untuned
 
 if TYPE_CHECKING:
@@ -29,9 +32,17 @@ RANDOM_AND_HUMAN = {
     "qbert": (163.9, 13_455.0),
 }
 RESAMPLES = 20_000
+CORES = 2  # of each run
 COLUMNS = ("apex", "sb3-ppo", "sb3")
 
 Scores = Sequence[Floats]  # for each game, in the order of UNTUNED: scores of the seeds, [..., seeds]
+
+
+def counts(record: Record) -> bool:
+    """Whether the run had two cores for itself, all of its time and committed code."""
+    time = SAME_TIME * TASKS[record.task].limit_seconds
+    alone = record.others_share is not None and record.others_share <= OTHERS_SHARE
+    return record.machine["cores"] == CORES and record.seconds >= time and alone and record.dirty is False
 
 
 def missing_runs(records: Sequence[Record]) -> list[tuple[str, str, int]]:
@@ -47,8 +58,8 @@ def normalize(task: str, scores: Floats) -> Floats:
 
 
 def scores_of(records: Sequence[Record], system: str) -> list[Floats]:
-    """Returns the mean scores of the table's runs of a system that have a record: for each game those of its seeds."""
-    means = {(record.task, record.system, record.seed): record.score.mean for record in records}
+    """Returns the mean scores of the table's runs of a system that count: for each game those of its seeds."""
+    means = {(record.task, record.system, record.seed): record.score.mean for record in records if counts(record)}
     there = [run for run in UNTUNED_RUNS if run[1] == system and run in means]
     return [np.array([means[run] for run in there if run[0] == task]) for task in UNTUNED]
 
@@ -60,12 +71,12 @@ def interquartile_mean(scores: Floats) -> Floats:
     return kept
 
 
-def mean_of_games(games: Scores) -> Floats:
+def interquartile_mean_of_games(games: Scores) -> Floats:
     """Returns the interquartile mean of all seeds of all games."""
     return interquartile_mean(np.concatenate(games, axis=-1))
 
 
-def chance_of_improvement(ours: Scores, theirs: Scores) -> Floats:
+def probability_of_improvement(ours: Scores, theirs: Scores) -> Floats:
     """Returns the mean over games of the chance that a seed of ours scores higher than one of theirs; a tie is a half.
 
     Each game has an array of shape [..., seeds].
@@ -86,7 +97,9 @@ def interval(statistic: Callable[..., Floats], *systems: Scores) -> tuple[float,
 
 def render_untuned(records: Sequence[Record]) -> list[str]:
     """Returns the lines of the table in Markdown. A figure that needs missing runs is "-"."""
-    missing = missing_runs(records)
+    own = [record for record in records if (record.task, record.system, record.seed) in UNTUNED_RUNS]
+    counted = list(filter(counts, own))
+    missing = missing_runs(counted)
     raw = {system: scores_of(records, system) for system in COLUMNS}
     normalized = {system: list(map(normalize, UNTUNED, games)) for system, games in raw.items()}
     unfinished = {system for _, system, _ in missing}
@@ -94,18 +107,22 @@ def render_untuned(records: Sequence[Record]) -> list[str]:
     def cell(statistic: Callable[..., Floats], *systems: str) -> str:
         if unfinished.intersection(systems):
             return "-"
-        own = [normalized[system] for system in systems]
-        low, high = interval(statistic, *own)
-        return f"{100 * float(statistic(*own)):.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+        scores = [normalized[system] for system in systems]
+        low, high = interval(statistic, *scores)
+        return f"{100 * float(statistic(*scores)):.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
     lines = [f"| mean (each seed) | {' | '.join(SYSTEMS[system] for system in COLUMNS)} |", "|---" * 4 + "|"]
     for number, task in enumerate(UNTUNED):
         seeds = [values_of_seeds(raw[system][number].tolist()) or "-" for system in COLUMNS]
         lines.append(f"| {TASKS[task].game} | {' | '.join(seeds)} |")
-    means = [cell(mean_of_games, system) for system in COLUMNS]
-    better = [cell(chance_of_improvement, "apex", system) for system in COLUMNS[1:]]
+    means = [cell(interquartile_mean_of_games, system) for system in COLUMNS]
+    better = [cell(probability_of_improvement, "apex", system) for system in COLUMNS[1:]]
     lines.append(f"| interquartile mean, human-normalized | {' | '.join(means)} |")
-    lines.append(f"| chance that a run of Ape-X scores higher | | {' | '.join(better)} |")
+    lines.append(f"| probability that a run of Ape-X scores higher | | {' | '.join(better)} |")
+    processors = Counter(f"{SYSTEMS[record.system]} on {processor_of(record)}" for record in counted)
+    lines += ["", f"Runs: {', '.join(f'{number} of {name}' for name, number in sorted(processors.items()))}."] * bool(
+        counted
+    )
     if missing:
         named = [
             f"{TASKS[task].game} {', '.join(f'{system} {seed}' for name, system, seed in missing if name == task)}"
@@ -113,6 +130,8 @@ def render_untuned(records: Sequence[Record]) -> list[str]:
             if any(name == task for name, _, _ in missing)
         ]
         lines += ["", f"{len(missing)} of {len(UNTUNED_RUNS)} runs (system and seed) are missing: {'; '.join(named)}."]
+    if refused := [f"{record.task} {record.name}" for record in own if not counts(record)]:
+        lines += ["", f"These runs do not count, because of other programs, cores, time or code: {', '.join(refused)}."]
     return lines
 
 

@@ -33,8 +33,6 @@ def goal(task: LearningTask) -> str:
 
 def verdict(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
     """Returns whether a system's seeds reached the goal; groups: those of all systems."""
-    if task.final_only:
-        return ""
     if task.bar is None:
         return _comparison(task, group, groups)
     met = sum(bool(task.reached(record.score.mean, record.seconds)) for record in group)

@@ -48,7 +48,7 @@ def train(options: argparse.Namespace) -> int:
 
     torch.set_num_threads(options.threads or options.cores)
     model = _make_model(options.algorithm, task, options.env, options.seed)
-    if task.is_fitted:
+    if task.is_untuned:
         _follow_the_clock(model, lambda: clock() / (60 * options.minutes))
 
     num_plays = 0
@@ -90,7 +90,7 @@ def train(options: argparse.Namespace) -> int:
         "evaluation_seconds": round(watch.evaluation_seconds, 2),
         "settings": {
             **task.settings,
-            "num_steps": "until the time limit" if task.is_fitted else task.num_steps,
+            "num_steps": "until the time limit" if task.is_untuned else task.num_steps,
             "torch_threads": torch.get_num_threads(),
         },
         "versions": _describe_versions(),
@@ -127,7 +127,7 @@ def _make_model(algorithm: str, task: Task, environment: str, seed: int, **chang
     from stable_baselines3.common.noise import NormalActionNoise
 
     games = _make_environments(task, environment, task.num_envs, seed=seed, is_training=True)
-    num_steps = FOREVER if task.is_fitted else task.num_steps
+    num_steps = FOREVER if task.is_untuned else task.num_steps
     settings = {name: _schedule(value, num_steps) for name, value in task.settings.items()} | changes
     if "exploration_fraction" in settings:
         # This is a fraction of all steps, and there are more here than in the zoo: the schedule ends at the same step.
@@ -177,12 +177,12 @@ def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int
         environment,
         num_envs,
         seed=seed,
-        env_kwargs=UNTUNED_OPTIONS if task.is_fitted else ATARI_OPTIONS,
+        env_kwargs=UNTUNED_OPTIONS if task.is_untuned else ATARI_OPTIONS,
         wrapper_class=AtariWrapper,
         # The zoo evaluates with the wrapper of the training: after a lost life it presses FIRE, without which Breakout
         # does
         # not continue. Scores are those of full games, and raw, because Monitor counts them below the wrapper.
-        wrapper_kwargs={"terminal_on_life_loss": not task.is_fitted, "clip_reward": is_training},
+        wrapper_kwargs={"terminal_on_life_loss": not task.is_untuned, "clip_reward": is_training},
     )
     return VecFrameStack(games, 4)
 

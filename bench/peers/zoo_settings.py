@@ -23,7 +23,7 @@ class Task(NamedTuple):
     num_envs: int = 1  # n_envs of the zoo
     is_sampled: bool = False  # whether evaluated actions are drawn from the policy, as the zoo does for Atari
     noise: float = 0.0  # standard deviation of the normal noise on actions: noise_std of the zoo
-    is_fitted: bool = False  # Atari: the schedules end with the time limit; the rules of the games are UNTUNED_OPTIONS
+    is_untuned: bool = False  # Atari: schedules end with the time limit, UNTUNED_OPTIONS, no information about lives
 
 
 # All numbers are from rl_zoo3 2.9.2 (the release of stable-baselines3 2.9.2), hyperparams/dqn.yml, section "atari".
@@ -130,8 +130,8 @@ _ATARI_GAMES = ("ALE/Pong-v5", "ALE/Breakout-v5", "ALE/SpaceInvaders-v5", "ALE/S
 # The same with schedules for the time that they get: exploration and learning rate as shares of the run instead of
 # 10 million steps, and DQN learns after 10,000 steps, 5 % of what it makes in 19 minutes on two cores.
 _UNTUNED_GAMES = ("ALE/BattleZone-v5", "ALE/DoubleDunk-v5", "ALE/NameThisGame-v5", "ALE/Phoenix-v5", "ALE/Qbert-v5")
-_DQN_FITTED = ATARI._replace(settings=ATARI.settings | {"learning_starts": 10_000}, is_fitted=True)
-_PPO_FITTED = PPO_ATARI._replace(is_fitted=True)
+_DQN_FITTED = ATARI._replace(settings=ATARI.settings | {"learning_starts": 10_000}, is_untuned=True)
+_PPO_FITTED = PPO_ATARI._replace(is_untuned=True)
 TASKS = {
     "dqn": _DQN | dict.fromkeys(_ATARI_GAMES, ATARI) | dict.fromkeys(_UNTUNED_GAMES, _DQN_FITTED),
     "ppo": dict.fromkeys(_ATARI_GAMES, PPO_ATARI) | dict.fromkeys(_UNTUNED_GAMES, _PPO_FITTED),
