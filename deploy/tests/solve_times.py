@@ -1,6 +1,6 @@
 """Measures how long CartPole takes to its score on this machine: locally, and by the files for each engine, by turns.
 
-    cd deploy/tests && PYTHONPATH=../.. python solve_times.py --rounds 3 local pods slurm image
+    cd deploy/tests && PYTHONPATH=../.. python solve_times.py --rounds 4 local pods slurm image
 
 Needs root, except for local; Slurm (APEX_SLURM, see slurm_cluster.py); for image buildah, and minutes for a build.
 """
@@ -8,6 +8,7 @@ Needs root, except for local; Slurm (APEX_SLURM, see slurm_cluster.py); for imag
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from statistics import median
 from namespaces import wait_until
 from pods import Jobs
 from slurm_cluster import SlurmCluster
+from test_container import ROOT
 from test_container import build as build_image
 from test_kubernetes import HEAD, VALUES, build, make_secrets
 from test_slurm import submit
@@ -38,7 +40,8 @@ def local(folder: Path, _: ExitStack) -> Solve:
 
     def solve(name: str) -> Path:
         command = [sys.executable, "-m", "apex", "train", "--preset", "cartpole", "--name", name]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=SECONDS)
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, timeout=SECONDS)
         return folder / "runs" / name
 
     return solve
@@ -53,7 +56,7 @@ def pods(folder: Path, _: ExitStack) -> Solve:
             jobs.apply(*make_secrets(place), *build(place / "manifests", EIGHT | {"NAME": name}))
             jobs.reconcile()
             head = jobs.pods[HEAD]
-            jobs.wait_until(lambda: head.process.poll() == 0, "the end of the run", SECONDS)
+            jobs.wait_until(lambda: head.process.poll() is not None, "the end of the run", SECONDS)
             return head.folder / "work/runs" / name
 
     return solve
@@ -89,7 +92,7 @@ def main() -> None:
     """Measures, and prints the seconds of each run and their median."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engines", nargs="+", choices=ENGINES)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
     seconds: dict[str, list[float]] = {name: [] for name in options.engines}
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
@@ -102,6 +105,7 @@ def main() -> None:
                 started = time.monotonic()
                 folder = solve(f"cartpole-{number}")
                 seconds[name].append(time.monotonic() - started)
+                print(f"{name}: {seconds[name][-1]:.1f} s", flush=True)
                 assert RunFolder.open(folder).end == EndReason("score", 475.0)
     for name, found in seconds.items():
         print(f"{name}: {', '.join(f'{one:.1f}' for one in found)} s; median {median(found):.1f} s")

@@ -24,7 +24,7 @@ from apex.cloud.host.metadata import Metadata
 from apex.cloud.host.settings import HostSettings, read_settings
 from apex.cloud.host.shutdown import end_cluster
 from apex.transport.curve.key_store import Keys, public_digits
-from apexreplay.errors import FINISHED, UsageError
+from apexreplay.errors import FAILED, FINISHED, UsageError
 from apexreplay.process.lifecycle import Stop
 from apexreplay.transport.curve.key_store import create_pair
 
@@ -220,11 +220,16 @@ def test_the_journal_arrives_in_cloudwatch_by_time(aws):
     for _ in range(2):  # A restarted machine finds its stream.
         journal_upload.make_stream(logs, "/apex/pong/actor", "i-1")
     now = int(time.time() * 1_000)  # CloudWatch refuses old lines.
-    lines = (line(now + 1), line(now, list(b"bytes\xff")), "{")
+    null = line(now).replace('"hello"', "null")
+    lines = (line(now + 1), line(now + 1, "again"), line(now, list(b"bytes\xff")), "{", null)
     for batch in journal_upload.batches(filter(None, map(journal_upload.parse, lines))):
         journal_upload.put(logs, "/apex/pong/actor", "i-1", batch)
     found = logs.get_log_events(logGroupName="/apex/pong/actor", logStreamName="i-1", startFromHead=True)["events"]
-    assert [event["message"] for event in found] == ["apex@actor: bytes\ufffd", "apex@actor: hello"]
+    assert [event["message"] for event in found] == [
+        "apex@actor: bytes\ufffd",
+        "apex@actor: hello",
+        "apex@actor: again",
+    ]
 
 
 def test_a_call_respects_the_limits_of_cloudwatch():
@@ -360,6 +365,18 @@ def test_the_journal_continues_after_the_last_sent_line(aws, tmp_path, monkeypat
     first, second = record.read_text().splitlines()
     assert "--after-cursor" not in first
     assert f"--after-cursor=c{now + 1}" in second
+
+
+def test_a_cursor_that_journalctl_refuses_is_forgotten(aws, tmp_path, monkeypatch):
+    aws("logs").create_log_group(logGroupName="/apex/pong/actor")
+    settings, stop = machine(tmp_path, "actor"), Stop()
+    stop.request()
+    replace_program(monkeypatch, tmp_path, "journalctl", "exit 1")
+    with metadata_service() as metadata:
+        assert host_command.logs(settings, aws, metadata, stop) == FINISHED  # No unit has written yet.
+        (settings.home / "logs.cursor").write_text("")
+        assert host_command.logs(settings, aws, metadata, stop) == FAILED
+        assert host_command.logs(settings, aws, metadata, stop) == FINISHED
 
 
 @pytest.mark.parametrize("damage", ["cluster.env", "actor.toml"])

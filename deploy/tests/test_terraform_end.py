@@ -22,7 +22,7 @@ def test_the_resources_of_terraform_are_listed(
     assert curves.endswith(" " + cluster.terraform.run("output", "-raw", "tensorboard_url").stdout)
 
 
-def test_an_apply_without_capacity_fails_and_the_next_one_moves_to_another_zone(
+def test_an_apply_without_capacity_fails_and_the_next_changes_the_zone(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with learner_spot: a plan after an apply that did not wait would move the zone too."""

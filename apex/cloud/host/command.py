@@ -174,8 +174,8 @@ def upload(settings: HostSettings, client: Client, metadata: Metadata, stop: Sto
 def logs(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
     """Sends the journal to CloudWatch until `stop` is requested; begins after the last line sent before."""
     group, place = f"{settings.parameters}/{settings.role}", settings.home / "logs.cursor"
-    journal_upload.follow(client("logs"), group, metadata.instance_id(), place, stop)
-    return FINISHED
+    is_over = journal_upload.follow(client("logs"), group, metadata.instance_id(), place, stop)
+    return FINISHED if is_over else FAILED
 
 
 def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:

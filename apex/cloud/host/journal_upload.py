@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from apexreplay.files.atomic_files import replace_file
 from apexreplay.process.lifecycle import Stop, sleep
 
-# The pattern matches units that are in the journal when journalctl starts.
-JOURNAL = ("journalctl", "--output=json", "--quiet", "--unit=apex*")
+# A unit without a line yet is found at the next look. Without --all, a message above 4 KB is null.
+JOURNAL = ("journalctl", "--output=json", "--all", "--quiet", "--unit=apex*")
 MAX_EVENTS = 1_000  # events in one call; CloudWatch allows 10,000
 MAX_BYTES = 900_000  # bytes in one call; CloudWatch allows 1 MiB
 MAX_MILLISECONDS = 23 * 3_600_000  # time between first and last event of a call; CloudWatch allows 24 h
@@ -29,8 +30,11 @@ class Entry(NamedTuple):
     cursor: str
 
 
-def follow(logs: Any, group: str, stream: str, place: Path, stop: Stop) -> None:
-    """Sends the units' log until `stop` is requested, then the last lines. `place`: file with the last cursor sent."""
+def follow(logs: Any, group: str, stream: str, place: Path, stop: Stop) -> bool:
+    """Sends the units' log until `stop` is requested, then the last lines. `place`: file with the last cursor sent.
+
+    Returns False if journalctl refuses the cursor, which is then forgotten.
+    """
     make_stream(logs, group, stream)
     while True:
         is_last = stop.poll()
@@ -39,9 +43,15 @@ def follow(logs: Any, group: str, stream: str, place: Path, stop: Stop) -> None:
             assert journal.stdout is not None
             for batch in batches(entry for line in journal.stdout if (entry := parse(line)) is not None):
                 put(logs, group, stream, batch)
-                place.write_text(batch[-1].cursor)
+                replace_file(place, batch[-1].cursor.encode())
+        if journal.returncode and after:
+            log.error(
+                "journalctl ended with status %d after %s; all lines are sent again", journal.returncode, after[0]
+            )
+            place.unlink()
+            return False
         if is_last:
-            return
+            return True
         sleep(LOOK_SECONDS, stop)
 
 
@@ -50,6 +60,8 @@ def parse(line: str) -> Entry | None:
     try:
         found = json.loads(line)
         message, unit = found["MESSAGE"], str(found.get("_SYSTEMD_UNIT", found.get("UNIT", "")))
+        if message is None:
+            return None
         if isinstance(message, list):  # journalctl prints messages that are not UTF-8 as lists of byte values.
             message = bytes(message).decode(errors="replace")
         text = f"{unit.removesuffix('.service')}: {message}".encode()[:MAX_TEXT].decode(errors="ignore")
@@ -84,5 +96,6 @@ def make_stream(logs: Any, group: str, stream: str) -> None:
 
 def put(logs: Any, group: str, stream: str, batch: list[Entry]) -> None:
     """Sends a group of entries in order of time, as CloudWatch requires."""
-    events = [{"timestamp": entry.milliseconds, "message": entry.text or " "} for entry in sorted(batch)]
+    ordered = sorted(batch, key=lambda entry: entry.milliseconds)  # keeps the order of lines of a millisecond
+    events = [{"timestamp": entry.milliseconds, "message": entry.text or " "} for entry in ordered]
     logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=events)

@@ -92,7 +92,7 @@ class Fleet:
 
     def end(self) -> None:
         """Ends all programs: first the actors, then the head, which saves the run."""
-        if self._service.is_lost():  # Nobody tells when they have ended.
+        if self._service.is_lost() or self._service.is_silent:  # Nobody tells when they have ended.
             for member in (*self._actors, self._head):
                 member.request_stop()
             return

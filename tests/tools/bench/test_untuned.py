@@ -73,7 +73,7 @@ def test_scores_are_shares_of_the_way_from_random_play_to_a_human():
     assert normalize("qbert", np.array([163.9, 13_455.0, 6_809.45])) == pytest.approx([0.0, 1.0, 0.5])
 
 
-def test_the_table_has_figures_of_complete_systems_and_names_what_is_missing():
+def test_the_table_has_figures_of_complete_systems_and_names_missing_runs():
     apex = [run for run in UNTUNED_RUNS if run[1] == "apex"]
     lines = render_untuned(make_records(apex))
     assert lines[-6].startswith("| interquartile mean, human-normalized | 100.0 % (100.0 to 100.0) | - | - |")
