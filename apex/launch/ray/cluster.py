@@ -25,7 +25,7 @@ PROBE_SECONDS = 5.0
 CONNECT_SECONDS = 5.0  # Ray itself would wait minutes for an address at which nothing listens
 # Ray itself would kill this process 60 s after the loss of its control service.
 ASK_SECONDS, ANSWER_SECONDS = 1.0, 0.5  # pause between connections to the service, and time for each
-LOST_SECONDS = 6.0  # time without an answer after which the service counts as lost
+LOST_SECONDS = 3.5  # time without an answer after which the service counts as lost
 CLUSTER_FILE = Path("~/ray_bootstrap_config.yaml")  # JSON, which `ray up` leaves on the cluster's head node
 # By default Ray kills the children of a worker that loses its driver, before they can save the run and remove its keys.
 UNIT_ENVIRONMENT = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
