@@ -379,6 +379,18 @@ def test_a_cursor_that_journalctl_refuses_is_forgotten(aws, tmp_path, monkeypatc
         assert host_command.logs(settings, aws, metadata, stop) == FINISHED
 
 
+def test_a_journal_that_the_stop_of_the_unit_ends_keeps_its_cursor(aws, tmp_path, monkeypatch):
+    aws("logs").create_log_group(logGroupName="/apex/pong/actor")
+    settings, stop = machine(tmp_path, "actor"), Stop()
+    stop.request()
+    cursor = settings.home / "logs.cursor"
+    cursor.write_text("c1")
+    replace_program(monkeypatch, tmp_path, "journalctl", "kill -TERM $$")
+    with metadata_service() as metadata:
+        assert host_command.logs(settings, aws, metadata, stop) == FINISHED
+    assert cursor.read_text() == "c1"
+
+
 @pytest.mark.parametrize("damage", ["cluster.env", "actor.toml"])
 def test_a_refused_configuration_is_status_2_which_ends_the_unit(tmp_path, capsys, damage):
     (tmp_path / "cluster.env").write_text(ENV.replace("=learner,replay", "=actor", 1))

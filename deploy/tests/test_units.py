@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 from apex.cloud.host.command import make_parser
+from apex.cloud.host.journal_upload import JOURNAL
 from apex.cloud.host.key_exchange import CHANGED, KeyEntry
 from apex.cloud.host.role import host_command
 from apex.cloud.host.settings import HostSettings
@@ -174,6 +176,11 @@ def test_a_lost_learner_host_costs_less_than_five_minutes_of_updates():
     (pause,), (accuracy,) = (values(UNITS / "apex-upload.timer", key) for key in ("OnUnitInactiveSec", "AccuracySec"))
     pauses = CheckpointConfig().period_seconds + float(pause) + float(accuracy)
     assert 300 - pauses >= 2 * 25  # seconds of an upload
+
+
+def test_the_log_of_every_unit_is_sent_to_cloudwatch():
+    (pattern,) = [word.removeprefix("--unit=") for word in JOURNAL if word.startswith("--unit=")]
+    assert [path.name for path in SERVICES if not fnmatch(path.name, pattern)] == []
 
 
 def test_every_unit_is_started_by_a_role_a_timer_or_a_script():

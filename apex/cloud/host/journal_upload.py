@@ -44,7 +44,7 @@ def follow(logs: Any, group: str, stream: str, place: Path, stop: Stop) -> bool:
             for batch in batches(entry for line in journal.stdout if (entry := parse(line)) is not None):
                 put(logs, group, stream, batch)
                 replace_file(place, batch[-1].cursor.encode())
-        if journal.returncode and after:
+        if journal.returncode > 0 and after:  # A signal is the stop of this unit, after which the last lines are sent.
             log.error(
                 "journalctl ended with status %d after %s; all lines are sent again", journal.returncode, after[0]
             )

@@ -118,7 +118,8 @@ class ControlService:
                 _touch(self.address, ANSWER_SECONDS)
                 self._silent_since = None
             except OSError:
-                self._silent_since = now if self._silent_since is None else self._silent_since
+                if self._silent_since is None:
+                    self._silent_since = now
             self._ask_at = time.monotonic() + ASK_SECONDS
         return self._silent_since is not None and now - self._silent_since >= LOST_SECONDS
 

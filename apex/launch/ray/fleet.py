@@ -25,6 +25,7 @@ from apex.runtime.supervisor import REST_SECONDS, CrashBudget
 from apex.types import Role
 from apex.version import VERSION
 from apexreplay.errors import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED
+from apexreplay.process.lifecycle import POLL_SECONDS
 
 PENDING_SECONDS = 5.0  # time a unit may wait for a node before a message names what it waits for
 AGAIN_SECONDS = 1.0  # time between two requests to a unit that Ray is restarting
@@ -92,7 +93,9 @@ class Fleet:
 
     def end(self) -> None:
         """Ends all programs: first the actors, then the head, which saves the run."""
-        if self._service.is_lost() or self._service.is_silent:  # Nobody tells when they have ended.
+        while not (lost := self._service.is_lost()) and self._service.is_silent:  # One missing answer decides nothing.
+            time.sleep(POLL_SECONDS)
+        if lost:  # Nobody tells when they have ended.
             for member in (*self._actors, self._head):
                 member.request_stop()
             return

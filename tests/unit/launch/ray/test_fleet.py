@@ -332,6 +332,15 @@ def test_units_have_the_names_of_run_and_role_and_ask_for_memory(tmp_path, monke
     assert actors == (4, 4 * (ACTOR_PROCESS_BYTES + envs * ENVIRONMENT_BYTES), 0)
 
 
+def test_a_service_that_answers_again_does_not_hurry_the_end(training, monkeypatch):
+    answers = iter([True, True, False])
+    monkeypatch.setattr(ControlService, "is_silent", property(lambda service: next(answers)))
+    training.answer(0, "run", (FINISHED, "", []))
+    training.fleet.end()
+    assert all(handle.killed for handle in training.handles)
+    assert training.ray.removed == ["the head's group"]
+
+
 def test_a_lost_control_service_ends_the_run_without_a_call_that_blocks(training, monkeypatch):
     monkeypatch.setattr(ControlService, "lost", True)
     ending = training.check()
