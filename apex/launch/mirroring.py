@@ -76,7 +76,6 @@ class Mirroring:
         used.
         """
         self._mirror = _mirror(run, folder.path)
-        self._folder = folder
         self._stop = stop
         self._writer = _writer()
         self._over = threading.Event()
@@ -95,7 +94,7 @@ class Mirroring:
         self._over.set()
 
     def finish(self, ending: Ending) -> Ending:
-        """Uploads what is missing, and returns how the run has ended. Curves are uploaded completely after a limit."""
+        """Uploads what is missing, and returns how the run has ended."""
         self.close()
         stop = Stop(self._stop.tick)  # A stop was requested already, and this upload is still to be made.
         while self._thread.is_alive():
@@ -104,9 +103,7 @@ class Mirroring:
         try:
             if self._fenced is not None:
                 raise self._fenced
-            end = self._folder.end
-            whole = end is not None and end.is_limit
-            _repeat(self._mirror, lambda: self._mirror.upload(self._writer, whole=whole), stop, always=True)
+            _repeat(self._mirror, lambda: self._mirror.upload(self._writer), stop, always=True)
         except (FencedError, MirrorError, UsageError) as error:
             if ending.failure is None:
                 failure = Failure(role="launcher", kind="error", detail=str(error))
@@ -139,7 +136,7 @@ class Mirroring:
 
 def upload_ended(run: RunConfig, folder: RunFolder, stop: Stop) -> Ending:
     """Uploads what an earlier start of a run that is over could not upload."""
-    if run.mirror and _mirror(run, folder.path).only_here(whole=True):
+    if run.mirror and _mirror(run, folder.path).only_here():
         return Mirroring(run, folder, stop).finish(Ending(FINISHED))
     return Ending(FINISHED)
 

@@ -111,7 +111,7 @@ def _score(status: RunStatus, folder: Path, init_from: str) -> str:
 def _count_evaluations(folder: Path) -> int:
     """Returns the number of evaluations in the run's curves; 0 if these are on another host."""
     with suppress(OSError):
-        return (folder / "curves" / "evaluator.jsonl").read_bytes().count(b"\n")
+        return sum(path.read_bytes().count(b"\n") for path in (folder / "curves").glob("evaluator*.jsonl"))
     return 0
 
 

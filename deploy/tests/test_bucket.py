@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import emulator
 import pytest
+from terraform_program import ROOT
 from test_host import BEGUN, ENV, machine, metadata_service
 
 from apex.cloud.host import command as host_command
@@ -40,24 +42,35 @@ def write(home: Path, name: str, text: str = "x", mode: str = "w") -> None:
 
 def make_run(home: Path) -> None:
     write(home, "manifest.json", "{}")
-    write(home, "checkpoints/000000001/learner.safetensors", "w")
-    write(home, "checkpoints/000000001/manifest.json", "{}")
-    note_newest(home / "runs/pong/checkpoints", 1)
+    save(home, 1)
     write(home, "curves/learner.jsonl", json.dumps({"steps": 1}) + "\n", mode="a")
+
+
+def save(home: Path, updates: int) -> None:
+    write(home, f"checkpoints/{updates:09d}/learner.safetensors", "w")
+    write(home, f"checkpoints/{updates:09d}/manifest.json", "{}")
+    note_newest(home / "runs/pong/checkpoints", updates)
 
 
 def objects(s3: Any) -> set[str]:
     return {item["Key"].removeprefix("pong/") for item in s3.list_objects_v2(Bucket="weights").get("Contents", [])}
 
 
-def test_all_checkpoints_but_the_last_of_a_run_may_expire(s3: Any, tmp_path: Path) -> None:
+def test_superseded_checkpoints_and_old_versions_of_curves_expire(s3: Any, tmp_path: Path) -> None:
+    def kinds(name: str) -> list[str]:
+        tags = s3.get_object_tagging(Bucket="weights", Key=f"pong/{name}")["TagSet"]
+        return [tag["Value"] for tag in tags if tag["Key"] == "Kind"]
+
     make_run(tmp_path)
     copy = copy_of(s3, tmp_path)
-    key = "pong/checkpoints/000000001/learner.safetensors"
-    for whole, expected in ((False, [{"Key": "Kind", "Value": "checkpoint"}]), (True, [])):
-        copy.upload("i-1", whole=whole)
-        assert s3.get_object_tagging(Bucket="weights", Key=key)["TagSet"] == expected
-    assert s3.get_object_tagging(Bucket="weights", Key="pong/manifest.json")["TagSet"] == []
+    copy.upload("i-1")
+    first, second = (f"checkpoints/00000000{number}/learner.safetensors" for number in (1, 2))
+    assert (kinds(first), kinds("manifest.json"), kinds("curves/learner.jsonl")) == ([], [], ["curve"])
+    save(tmp_path, 2)
+    copy.upload("i-1")
+    assert (kinds(first), kinds(second)) == (["checkpoint"], [])
+    rules = re.findall(r'key += "Kind".*\n +value = "(.*)"', (ROOT / "bucket/bucket.tf").read_text())
+    assert rules == ["checkpoint", "curve"]
 
 
 @pytest.fixture(params=["bucket", "fsspec"])
@@ -92,9 +105,7 @@ def test_a_new_host_restores_the_run(store: Objects, tmp_path: Path) -> None:
     for name in ("checkpoints/000000001/learner.safetensors", "curves/learner.jsonl", "checkpoints/newest.json"):
         assert (tmp_path / "new/runs/pong" / name).read_bytes() == (tmp_path / "old/runs/pong" / name).read_bytes()
     assert new.upload("i-2") == 0
-    write(tmp_path / "new", "checkpoints/000000002/learner.safetensors", "v")
-    write(tmp_path / "new", "checkpoints/000000002/manifest.json", "{}")
-    note_newest(tmp_path / "new/runs/pong/checkpoints", 2)
+    save(tmp_path / "new", 2)
     assert new.upload("i-2") == 3
     assert store.has("checkpoints/000000001/manifest.json") == isinstance(store, BucketObjects)
     with pytest.raises(RuntimeError, match="i-2"):

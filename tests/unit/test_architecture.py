@@ -27,7 +27,6 @@ WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime
 TIMESTAMPS = {  # Modules that may record the time of an event, or derive a number from the time.
     "apex.launch.trackers.tracker": {"time.time"},  # compared with the times of rows and files
     "apex.launch.mirroring": {"datetime.now"},
-    "apex.runs.mirror.mirror": {"time.time_ns"},
     "apex.cloud.cluster.command": {"datetime.now"},
     "apex.runs.metrics.writer": {"time.time", "time.time_ns"},
     "apex.learning.coordinator.metric_rows": {"time.time"},

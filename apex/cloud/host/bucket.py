@@ -3,14 +3,16 @@
 Does not use fsspec: a host of a cluster may not delete objects, and may list only those of its cluster.
 """
 
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from apex.cloud.host.settings import HostSettings
-from apex.runs.mirror.mirror import Mirror
+from apex.runs.mirror.mirror import GROWING, THREADS, Mirror
 
-EXPIRES = "Kind=checkpoint"  # tag of checkpoints that the bucket deletes after some days (deploy/terraform/bucket)
+# Tags for the lifecycle rules of deploy/terraform/bucket.
+EXPIRES = {"Key": "Kind", "Value": "checkpoint"}  # The bucket deletes the object after some days.
+REPLACED_OFTEN = "Kind=curve"  # The bucket deletes old versions of the object after a day.
 SENT = "sent.json"  # file in HOME: the state of the mirror
 
 
@@ -27,12 +29,9 @@ class BucketObjects:
 
     def names(self) -> list[str]:
         """See `Objects`."""
-        return list(self._names())
-
-    def _names(self) -> Iterator[str]:
         prefix = self._key("")
-        for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
-            yield from (item["Key"].removeprefix(prefix) for item in page.get("Contents", []))
+        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+        return [item["Key"].removeprefix(prefix) for page in pages for item in page.get("Contents", [])]
 
     def has(self, name: str) -> bool:
         """See `Objects`. Lists, because S3 answers "forbidden" for a missing object to a host that may not list all."""
@@ -48,10 +47,10 @@ class BucketObjects:
         """See `Objects`."""
         self._s3.put_object(Bucket=self._bucket, Key=self._key(name), Body=data)
 
-    def upload(self, path: Path, name: str, *, expires: bool) -> None:
+    def upload(self, path: Path, name: str) -> None:
         """See `Objects`."""
-        extra = {"ExtraArgs": {"Tagging": EXPIRES}} if expires else {}
-        self._s3.upload_file(str(path), self._bucket, self._key(name), **extra)
+        extra = {"Tagging": REPLACED_OFTEN} if name.startswith(GROWING) else None
+        self._s3.upload_file(str(path), self._bucket, self._key(name), ExtraArgs=extra)
 
     def download(self, name: str, path: Path) -> None:
         """See `Objects`."""
@@ -59,6 +58,11 @@ class BucketObjects:
 
     def delete(self, names: list[str]) -> None:
         """See `Objects`. The bucket deletes objects with the tag by age."""
+        with ThreadPoolExecutor(THREADS) as pool:  # A new host names all checkpoints that the bucket still has.
+            list(pool.map(self._expire, names))
+
+    def _expire(self, name: str) -> None:
+        self._s3.put_object_tagging(Bucket=self._bucket, Key=self._key(name), Tagging={"TagSet": [EXPIRES]})
 
     def _key(self, name: str) -> str:
         return f"{self._cluster}/{name}"

@@ -36,7 +36,7 @@ def end_cluster(client: Client, settings: HostSettings, own: str, copy: Mirror, 
     def set_to_zero(role: Role) -> None:
         scaling.set_desired_capacity(AutoScalingGroupName=settings.group(role), DesiredCapacity=0, HonorCooldown=False)
 
-    upload = partial(copy.upload, own, whole=True)
+    upload = partial(copy.upload, own)
     is_kept = _try("the last upload", upload)
     others = [role for role in PROGRAMS if role not in settings.roles]
     zero = "setting the desired capacity of the {} group to 0"

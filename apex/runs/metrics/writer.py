@@ -30,7 +30,8 @@ from apexreplay.wire.histogram import Histogram
 from apexreplay.wire.json_codec import encode_json
 
 FLUSH_SECONDS = 1.0  # interval at which `accept` flushes
-MAX_FILE_BYTES = 1 << 26  # length from which the next file of a curve, or of events, is begun
+# Length from which the next file of a curve, or of events, is begun. A mirror uploads the last file each minute.
+MAX_FILE_BYTES = 1 << 22
 MAX_ROW_BYTES = 1 << 16  # more than a row with all its histograms and texts has
 CUT = "cut"  # subfolder of `curves` for rows of steps that are repeated
 
@@ -138,20 +139,25 @@ class MetricsWriter:
         self._events.append(b"".join(parts))
 
 
-def read_curve(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
+def read_curve(path: Path, last_bytes: float = math.inf) -> list[dict[str, Any]]:
     """Returns the rows of `curves/ROLE.jsonl` and the files that follow it, [] without a file.
 
     Omits a line that is incomplete after a crash. `last_bytes`: returns only the rows that are whole in so many bytes
-    at the end of each file; None: all rows.
+    at the end of the curve.
     """
-    rows = []
-    for part in _parts(path):
+    texts: list[bytes] = []  # of the files, the newest first
+    for part in reversed(_parts(path)):
         with suppress(FileNotFoundError), part.open("rb") as file:
-            if last_bytes is not None:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
-            for line in file.read().split(b"\n"):
-                with suppress(ValueError):
-                    rows.append(json.loads(line))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(int(max(0, size - last_bytes)))
+            texts.append(file.read())
+            last_bytes -= size
+        if last_bytes <= 0:
+            break
+    rows = []
+    for line in b"\n".join(reversed(texts)).split(b"\n"):
+        with suppress(ValueError):
+            rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
 
 

@@ -26,8 +26,8 @@ class Objects(Protocol):
     def write(self, name: str, data: bytes) -> None:
         """Creates or replaces an object."""
 
-    def upload(self, path: Path, name: str, *, expires: bool) -> None:
-        """Creates or replaces an object from a file. `expires`: the store may delete the object after some days."""
+    def upload(self, path: Path, name: str) -> None:
+        """Creates or replaces an object from a file."""
 
     def download(self, name: str, path: Path) -> None:
         """Writes an object to a file."""
@@ -67,7 +67,7 @@ class FolderObjects:
             self._root.mkdir(mode=0o700)  # A user who could read the run id in the manifest could join the run.
         replace_file(self._root / name, data)
 
-    def upload(self, path: Path, name: str, *, expires: bool) -> None:
+    def upload(self, path: Path, name: str) -> None:
         """See `Objects`."""
         self.write(name, path.read_bytes())
 
@@ -125,7 +125,7 @@ class FsspecObjects:
         except FileNotFoundError as error:
             raise UsageError(f"{self._url}: this bucket does not exist", "create it, or use another one") from error
 
-    def upload(self, path: Path, name: str, *, expires: bool) -> None:
+    def upload(self, path: Path, name: str) -> None:
         """See `Objects`."""
         self._files.put_file(str(path), self._root + name)
 

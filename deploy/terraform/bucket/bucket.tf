@@ -104,13 +104,29 @@ resource "aws_s3_bucket_lifecycle_configuration" "checkpoints" {
 
     filter {
       tag {
-        key   = "Kind" # the tag that apex/cloud/host/bucket.py sets
+        key   = "Kind" # the tags that apex/cloud/host/bucket.py sets
         value = "checkpoint"
       }
     }
 
     expiration {
       days = var.keep_checkpoint_days
+    }
+
+    noncurrent_version_expiration {
+      noncurrent_days = 1
+    }
+  }
+
+  rule {
+    id     = "curves" # hosts replace these each minute
+    status = "Enabled"
+
+    filter {
+      tag {
+        key   = "Kind"
+        value = "curve"
+      }
     }
 
     noncurrent_version_expiration {

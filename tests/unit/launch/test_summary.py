@@ -126,7 +126,8 @@ def test_a_run_too_short_for_an_update_names_the_setting(tmp_path):
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_score_of_the_final_policy_and_the_number_of_evaluations(tmp_path, count):
     (tmp_path / "curves").mkdir()
-    (tmp_path / "curves" / "evaluator.jsonl").write_text("{}\n" * count)
+    for path, rows in (("evaluator.jsonl", 1), ("evaluator-0001.jsonl", count - 1)):
+        (tmp_path / "curves" / path).write_text("{}\n" * rows)
     status = replace(STATUS, updates=300)
     score = summarize(tmp_path, status=status)["score"]
     assert "300" not in score  # It is that of the final policy.

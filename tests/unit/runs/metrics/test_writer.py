@@ -5,6 +5,7 @@ import math
 import shutil
 import struct
 import time
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from tensorboardX.record_writer import masked_crc32c
 from apex.runs.metrics.append_file import MAX_PENDING_BYTES
 from apex.runs.metrics.writer import MetricRow, MetricsWriter, cut_curves, read_curve
 from apexreplay.wire.histogram import Histogram
+from apexreplay.wire.json_codec import encode_json
 
 
 def make_row(steps=100, **changes):
@@ -245,6 +247,9 @@ def test_a_long_curve_and_its_events_continue_in_other_files(tmp_path, monkeypat
     assert len(list((tmp_path / "tensorboard" / tmp_path.name).iterdir())) > 3
     rows = read_curve(tmp_path / "curves" / "learner.jsonl")
     assert [row["steps"] for row in rows] == list(range(14))
-    assert read_curve(tmp_path / "curves" / "learner.jsonl", 300)[-1]["steps"] == 13
+    lengths = [len(encode_json(row)) + 1 for row in rows]
+    for last_bytes in (0, 50, 300, sum(lengths)):
+        num_whole = sum(length <= last_bytes for length in accumulate(reversed(lengths)))
+        assert read_curve(tmp_path / "curves" / "learner.jsonl", last_bytes) == rows[len(rows) - num_whole :]
     assert cut_curves(tmp_path / "curves", 2, 0) == 11
     assert [row["steps"] for row in read_curve(tmp_path / "curves" / "learner.jsonl")] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""The mirror of a run: its contents, its cost, and the restore on another host."""
+"""The mirror of a run: its contents, the order of uploads, and the restore on another host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MemoryObjects:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.uploads: list[tuple[str, int]] = []  # name and number of bytes
+        self.uploads: list[str] = []
 
     def names(self) -> list[str]:
         return sorted(self.objects)
@@ -45,9 +45,9 @@ class MemoryObjects:
 
     def write(self, name: str, data: bytes) -> None:
         self.objects[name] = data
-        self.uploads.append((name, len(data)))
+        self.uploads.append(name)
 
-    def upload(self, path: Path, name: str, *, expires: bool) -> None:
+    def upload(self, path: Path, name: str) -> None:
         self.write(name, path.read_bytes())
 
     def download(self, name: str, path: Path) -> None:
@@ -119,15 +119,20 @@ def test_the_run_goes_to_the_mirror_and_stays_there(store: Objects, tmp_path: Pa
     copy = copy_of(store, tmp_path)
     assert len(copy.only_here()) == 7
     copy.upload("i-1")
-    whole = {"manifest.json", "epoch.json", "checkpoints/newest.json"}
-    whole |= {f"checkpoints/000000001/{name}" for name in ("manifest.json", "learner.safetensors")}
-    assert {name for name in set(store.names()) if not name.startswith("parts/")} == whole
-    growing = {"parts/curves/learner.jsonl", "parts/tensorboard/pong/events"}
-    assert {name.rpartition("/")[0] for name in set(store.names()) - whole} == growing
-    assert copy.upload("i-1") == 0
+    copied = {
+        "manifest.json",
+        "epoch.json",
+        "checkpoints/newest.json",
+        "curves/learner.jsonl",
+        "tensorboard/pong/events",
+    }
+    copied |= {f"checkpoints/000000001/{name}" for name in ("manifest.json", "learner.safetensors")}
+    assert set(store.names()) == copied
+    assert {name: store.read(name) for name in copied}.items() <= files(tmp_path).items()
+    assert (copy.upload("i-1"), copy.only_here()) == (0, [])
     (tmp_path / "runs/pong/checkpoints/000000001/learner.safetensors").unlink()
     assert copy.upload("i-1") == 0
-    assert set(store.names()) >= whole
+    assert set(store.names()) == copied
     write(tmp_path, "tensorboard/pong/events", "more", mode="a")
     checkpoint(tmp_path, 2)
     assert set(copy.only_here()) == {
@@ -142,8 +147,8 @@ def test_the_newest_checkpoint_is_recorded_only_after_its_files(tmp_path: Path) 
     class Slow(MemoryObjects):
         """A checkpoint is written during the first upload."""
 
-        def upload(self, path: Path, name: str, *, expires: bool) -> None:
-            super().upload(path, name, expires=expires)
+        def upload(self, path: Path, name: str) -> None:
+            super().upload(path, name)
             if not (tmp_path / "runs/pong/checkpoints/000000002").exists():
                 checkpoint(tmp_path, 2)
 
@@ -154,9 +159,11 @@ def test_the_newest_checkpoint_is_recorded_only_after_its_files(tmp_path: Path) 
     copy = begun(store, tmp_path)
     assert store.newest() == 1
     store.uploads.clear()
+    write(tmp_path, "curves/learner.jsonl", row(2), mode="a")
     copy.upload("i-1")
     assert store.newest() == 2
-    assert [name for name, _ in store.uploads if not name.startswith("parts/")] == [
+    assert store.uploads == [
+        "curves/learner.jsonl",
         "checkpoints/000000002/learner.safetensors",
         "checkpoints/000000002/manifest.json",
         "checkpoints/newest.json",
@@ -168,18 +175,6 @@ def test_the_newest_checkpoint_is_recorded_only_after_its_files(tmp_path: Path) 
     checkpoint(tmp_path, 4)
     copy.upload("i-1")
     assert store.newest() == 4
-
-
-def test_the_mirror_equals_the_run_folder_at_the_end(store: Objects, tmp_path: Path) -> None:
-    make_run(tmp_path)
-    copy = copy_of(store, tmp_path)
-    copy.upload("i-1")
-    copy.upload("i-1", whole=True)
-    assert copy.only_here() == []
-    kept = {name: data for name, data in files(tmp_path).items() if name in set(store.names())}
-    assert {"curves/learner.jsonl", "tensorboard/pong/events", "manifest.json"} <= set(kept)
-    for name, data in kept.items():
-        assert store.read(name) == data
 
 
 def restored(store: Objects, home: Path) -> Mirror:
@@ -282,8 +277,8 @@ def test_a_checkpoint_is_deleted_after_the_newer_one_is_recorded(tmp_path: Path)
 
 def test_a_writer_replaced_during_an_upload_records_no_checkpoint(tmp_path: Path) -> None:
     class Replaced(MemoryObjects):
-        def upload(self, path: Path, name: str, *, expires: bool) -> None:
-            super().upload(path, name, expires=expires)
+        def upload(self, path: Path, name: str) -> None:
+            super().upload(path, name)
             if name == "checkpoints/000000002/manifest.json":
                 copy_of(self, tmp_path / "new").begin(BEGUN, "i-2")
 
@@ -343,12 +338,32 @@ def test_a_host_that_continues_after_another_uploads_its_own_files(tmp_path: Pat
     other = restored(store, tmp_path / "b")
     checkpoint(tmp_path / "b", 2)
     write(tmp_path / "b", "curves/learner.jsonl", row(1_000) * 3, mode="a")
+    write(tmp_path / "b", "epoch.json", "b")
     other.upload("i-2")
     first.begin(BEGUN, "i-1")
     first.upload("i-1")
     restored(store, tmp_path / "look")
-    assert files(tmp_path / "look", "curves/") == files(tmp_path / "a", "curves/")
+    assert files(tmp_path / "look", "curves/", "epoch.json") == files(tmp_path / "a", "curves/", "epoch.json")
     assert (tmp_path / "look/runs/pong/checkpoints/000000003/learner.safetensors").exists()
+
+
+def test_the_same_host_uploads_a_checkpoint_again_that_its_next_start_deleted(tmp_path: Path) -> None:
+    class Outage(FolderObjects):
+        def upload(self, path: Path, name: str) -> None:
+            if name == "checkpoints/000000002/manifest.json":
+                raise OSError("network")
+            super().upload(path, name)
+
+    begun(FolderObjects(tmp_path / "mirror/pong"), tmp_path)
+    checkpoint(tmp_path, 2)
+    with pytest.raises(OSError, match="network"):
+        copy_of(Outage(tmp_path / "mirror/pong"), tmp_path).upload("i-1")
+    for _ in range(2):  # The first of the two starts is killed.
+        copy = copy_of(FolderObjects(tmp_path / "mirror/pong"), tmp_path)
+        copy.begin(BEGUN, "i-1")
+    copy.upload("i-1")
+    restored(FolderObjects(tmp_path / "mirror/pong"), tmp_path / "new")
+    assert files(tmp_path / "new", "checkpoints/000000002/") == files(tmp_path, "checkpoints/000000002/")
 
 
 def test_a_checkpoint_whose_upload_was_killed_is_deleted_by_the_next_start(store: Objects, tmp_path: Path) -> None:
@@ -379,14 +394,6 @@ def test_the_end_of_a_run_that_goes_on_leaves_the_mirror(tmp_path: Path) -> None
     assert not store.has("end.json")
 
 
-def test_curves_that_are_not_whole_in_the_mirror_are_only_here(tmp_path: Path) -> None:
-    copy = begun(MemoryObjects(), tmp_path)
-    assert copy.only_here() == []
-    assert {"curves/learner.jsonl", "tensorboard/pong/events"} <= set(copy.only_here(whole=True))
-    copy.upload("i-1", whole=True)
-    assert copy.only_here(whole=True) == []
-
-
 def test_an_incomplete_checkpoint_is_not_restored(tmp_path: Path) -> None:
     store = MemoryObjects()
     begun(store, tmp_path / "old")
@@ -395,27 +402,25 @@ def test_an_incomplete_checkpoint_is_not_restored(tmp_path: Path) -> None:
         restored(store, tmp_path / "new")
 
 
-def test_the_uploads_of_a_day_are_little_more_than_the_stored_bytes(tmp_path: Path) -> None:
-    """24 hours with all sizes divided by 1,000: 12 MB of events and 5 MB of rows per hour, checkpoints of 100 MB."""
+def test_curves_in_parts_of_an_earlier_version_are_not_restored(tmp_path: Path) -> None:
     store = MemoryObjects()
-    make_run(tmp_path)
-    copy = copy_of(store, tmp_path)
-    for minute in range(0, 24 * 60, 10):
-        write(tmp_path, "tensorboard/pong/events", "e" * 2000, mode="a")
-        for role in ("learner", "replay", "actor"):
-            write(tmp_path, f"curves/{role}.jsonl", "r" * 277 + "\n", mode="a")
-        write(tmp_path, "elapsed.json", f"{minute}")
-        if minute % 60 == 0:
-            write(tmp_path, "checkpoints/best.safetensors", f"{minute:027000d}")
-        checkpoint(tmp_path, minute + 10, size=100_000)
-        # The run keeps three checkpoints.
-        shutil.rmtree(tmp_path / f"runs/pong/checkpoints/{minute - 20:09d}", ignore_errors=True)
-        copy.upload("i-1")
-    copy.upload("i-1", whole=True)
-    curves = sum(map(len, files(tmp_path, *GROWING).values()))
-    assert curves > 400_000
-    assert sum(size for _, size in store.uploads) <= 2 * sum(map(len, store.objects.values()))
-    assert sum(size for name, size in store.uploads if name.removeprefix("parts/").startswith(GROWING)) <= 2 * curves
+    begun(store, tmp_path / "old")
+    store.write("parts/curves/learner.jsonl/000000000000001-000000000000000", b"")
+    with pytest.raises(UsageError, match="parts/") as error:
+        restored(store, tmp_path / "new")
+    assert "commit" in error.value.remedy
+    assert not (tmp_path / "new/runs").exists()
+
+
+def test_a_file_of_a_curve_is_uploaded_until_the_next_one_begins(tmp_path: Path) -> None:
+    store = MemoryObjects()
+    copy = begun(store, tmp_path)
+    store.uploads.clear()
+    for number in (1, 2):
+        for steps in range(3):
+            write(tmp_path, f"curves/learner-{number:04d}.jsonl", row(steps), mode="a")
+            copy.upload("i-1")
+    assert store.uploads == [*3 * ["curves/learner-0001.jsonl"], *3 * ["curves/learner-0002.jsonl"]]
 
 
 def test_a_full_disk_of_the_run_folder_is_named_in_a_restore(tmp_path: Path) -> None:
