@@ -188,7 +188,7 @@ def _repeat(mirror: Mirror, step: Callable[[], _Result], stop: Stop, *, always: 
             if not always and _is_lasting(error, mirror):
                 remedy = "choose another run.mirror, or permit this user to write there"
                 raise UsageError(f"cannot use the mirror {mirror}: {_cause(error)}", remedy) from error
-            if time.monotonic() + PAUSE_SECONDS > until:
+            if time.monotonic() + PAUSE_SECONDS > until and not stop.poll():
                 raise MirrorError(f"cannot use the mirror {mirror}: {_cause(error)}") from error
             log.warning("cannot use the mirror %s; trying again: %s", mirror, _cause(error))
             sleep(PAUSE_SECONDS, stop)
