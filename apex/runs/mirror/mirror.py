@@ -33,7 +33,7 @@ NEWEST = "checkpoints/newest.json"
 END = "end.json"  # why the run ended; the run has it only while it does not train
 STATE = "mirror.json"  # file in the run folder that records what this host has uploaded
 GROWING = ("curves/", "tensorboard/")  # folders of files that grow while the run trains
-THREADS = 16  # parallel downloads of a restore
+THREADS = 16  # parallel requests
 
 _LEFT_OUT = ("logs/", "keys/", "checkpoints/replay/", "run.lock", STATE, BEGUN)
 _LASTING = (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
@@ -49,7 +49,7 @@ class Mirror:
         self._objects = objects
         self._run = run
         self._state_file = state_file
-        self._sent: dict[str, list[int]] = {}  # mark of each file that the mirror has; see `_mark`
+        self._sent: dict[str, list[int]] = {}  # `_mark` of each file in the mirror; []: another host has sent it
         self._writer = ""  # the last writer that this host has registered
         self.restored: int | None = None  # update of the checkpoint with which this host's run folder was restored
         with suppress(OSError, ValueError, KeyError, TypeError):  # If the file is unreadable, uploads everything.
@@ -86,12 +86,13 @@ class Mirror:
         has_run, owner = self.has_run, self.owner()
         is_own = not has_run or owner.get("begun") == begun
         require(is_own, f"{self} has another run of this name", remedy="choose another name, or move that run")
-        if not has_run or owner.get("host") != self._writer:
-            self._sent = {}  # Another host may have replaced what this one sent.
         self._objects.write(BEGUN, json.dumps({"begun": begun, "host": writer}).encode())
+        names = self._objects.names()
+        if not has_run or owner.get("host") != self._writer:
+            # Another host may have replaced what this one sent, and added curves that this one lacks.
+            self._sent = {name: [] for name in names if name.startswith(GROWING)}
         self._writer = writer
-        if has_run:
-            self._keep_only(self.newest_update(), self._objects.names())
+        self._keep_only(self.newest_update(), names)
         return has_run
 
     def owner(self) -> dict[str, Any]:
@@ -121,9 +122,12 @@ class Mirror:
                     count += 1
             if self._sent.get(NEWEST) == newest_mark:
                 self._keep_only(number, list(self._sent))
-            if END in self._sent and not (self._run / END).exists():  # The run goes on.
-                self._objects.delete([END])
-                del self._sent[END]
+            # The end of a run that goes on, and curves that only another host has.
+            others = [name for name, mark in self._sent.items() if name == END or not mark]
+            gone = [name for name in others if not (self._run / name).exists()]
+            self._objects.delete(gone)
+            for name in gone:
+                del self._sent[name]
         finally:
             self._write_state()
         return count

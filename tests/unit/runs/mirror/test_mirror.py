@@ -331,13 +331,14 @@ def test_another_mirror_gets_the_whole_run(tmp_path: Path) -> None:
 
 
 def test_a_host_that_continues_after_another_uploads_its_own_files(tmp_path: Path) -> None:
-    store = MemoryObjects()
+    store = FolderObjects(tmp_path / "mirror/pong")
     first = begun(store, tmp_path / "a")
     checkpoint(tmp_path / "a", 3)
     write(tmp_path / "a", "curves/learner.jsonl", row(3), mode="a")  # This host loses its network.
     other = restored(store, tmp_path / "b")
     checkpoint(tmp_path / "b", 2)
     write(tmp_path / "b", "curves/learner.jsonl", row(1_000) * 3, mode="a")
+    write(tmp_path / "b", "curves/learner-0001.jsonl", row(2_000))
     write(tmp_path / "b", "epoch.json", "b")
     other.upload("i-2")
     first.begin(BEGUN, "i-1")
