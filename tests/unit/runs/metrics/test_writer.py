@@ -235,11 +235,11 @@ def test_curve_without_late_rows_is_unchanged(tmp_path):
 
 
 def test_a_long_curve_and_its_events_continue_in_other_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("apex.runs.metrics.writer.MAX_FILE_BYTES", 200)
+    monkeypatch.setattr("apex.runs.metrics.writer.MAX_FILE_BYTES", 150)  # three rows
     for first in (0, 7):  # The second writer continues the files of the first.
         writer = MetricsWriter(tmp_path)
         for steps in range(first, first + 7):
-            writer.accept(MetricRow("learner", steps, {"learner/loss": steps}))
+            writer.accept(make_row(steps))
             writer.flush()
         writer.close()
     names = sorted(path.name for path in (tmp_path / "curves").iterdir())
