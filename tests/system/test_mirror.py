@@ -27,8 +27,12 @@ def test_the_same_command_continues_a_run_whose_host_was_lost(programs):
         newest = mirror / "mine/checkpoints/newest.json"
         return json.loads(newest.read_text())["num_updates"] if newest.exists() else 0
 
+    def has_stored():
+        rows = read_curve(mirror / "mine/curves/replay.jsonl")
+        return bool(rows) and rows[-1]["scalars"]["replay/num_inserted"] > 0
+
     programs.start("first", *command)
-    until(lambda: saved() > 0 and (mirror / "mine/manifest.json").exists(), "a run in the mirror", seconds=120.0)
+    until(lambda: has_stored() and saved() > 0 and (mirror / "mine/manifest.json").exists(), "a run", seconds=120.0)
     first = RunFolder.open(folder)
     programs.running["first"].send_signal(signal.SIGKILL)
     until(lambda: not running_in(programs.folder), "end of the first start", seconds=60.0)
