@@ -4,6 +4,7 @@ It is a child process of the learner, so that programs get answers even during a
 """
 
 import asyncio
+import gc
 import logging
 import os
 import time
@@ -46,6 +47,7 @@ def run_coordinator(
 ) -> None:
     """Runs the coordinator in the child process, until training has ended or the trainer has closed its pipe."""
     trainer_end.close()  # The child's copy would keep the pipe open after the trainer's death.
+    gc.freeze()  # Collections would examine all objects of the trainer's modules.
     coordinator = Coordinator(folder, epoch=epoch)
     try:
         asyncio.run(CoordinatorServer(coordinator, folder, pipe, stop, LearnerMeter(has_gpu)).run())

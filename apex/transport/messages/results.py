@@ -1,6 +1,5 @@
 """Scores of games: those that actors finish, and the results of evaluations."""
 
-import math
 from itertools import islice
 from typing import Annotated, NamedTuple
 
@@ -68,10 +67,9 @@ class ScoreSums:
     def add(self, scores: Scores) -> None:
         """Adds scores to those that wait."""
         self._faults += scores.faults
-        for actor_id, games, score, length in scores.actors:
-            _, more_games, more_score, more_length = self._actors.get(actor_id, (actor_id, 0, 0.0, 0))
-            total = math.nan if score is None or more_score is None else score + more_score
-            self._actors[actor_id] = ActorScores(actor_id, games + more_games, total, length + more_length)
+        for more in scores.actors:
+            before = self._actors.get(more.actor_id)
+            self._actors[more.actor_id] = more if before is None else _sum(before, more)
         for name, (games, total) in scores.metrics.items():
             if name in self._metrics or len(self._metrics) < MAX_METRICS:
                 before = self._metrics.get(name, MetricSum(0, 0.0))
@@ -86,3 +84,8 @@ class ScoreSums:
         for actor in scores.actors:
             del self._actors[actor.actor_id]
         return scores
+
+
+def _sum(one: ActorScores, other: ActorScores) -> ActorScores:
+    score = None if one.score is None or other.score is None else one.score + other.score
+    return ActorScores(one.actor_id, one.games + other.games, score, one.length + other.length)

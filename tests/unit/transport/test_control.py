@@ -229,7 +229,7 @@ def test_scores_add_up_until_they_are_taken():
     first, second = sums.take(1), sums.take()
     assert (first.actors, first.faults) == ([(0, 3, 8.0, 35)], 3)
     ((actor_id, games, score, length),) = second.actors
-    assert (actor_id, games, math.isnan(score), length, second.faults) == (3, 2, True, 5, 0)
+    assert (actor_id, games, score, length, second.faults) == (3, 2, None, 5, 0)
     assert sums.take() is None
     sums.add(Scores([], faults=1))
     assert sums.take() == Scores([], faults=1)
