@@ -9,6 +9,7 @@ from apexreplay.errors import FINISHED, UsageError
 from apexreplay.process.lifecycle import reports_errors
 
 BENCHES = {  # name of the benchmark -> module, whose main(argv) measures
+    "acting": "bench.acting",
     "actor": "bench.actor",
     "compare": "bench.compare",
     "confirmation": "bench.confirmation",

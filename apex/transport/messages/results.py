@@ -67,9 +67,9 @@ class ScoreSums:
     def add(self, scores: Scores) -> None:
         """Adds scores to those that wait."""
         self._faults += scores.faults
-        for more in scores.actors:
-            before = self._actors.get(more.actor_id)
-            self._actors[more.actor_id] = more if before is None else _sum(before, more)
+        for actor in scores.actors:
+            known = self._actors.get(actor.actor_id)
+            self._actors[actor.actor_id] = actor if known is None else _sum(known, actor)
         for name, (games, total) in scores.metrics.items():
             if name in self._metrics or len(self._metrics) < MAX_METRICS:
                 before = self._metrics.get(name, MetricSum(0, 0.0))

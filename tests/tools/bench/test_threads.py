@@ -28,12 +28,7 @@ def make_batch(schema):
     return DeviceBatch(*map(torch.from_numpy, arrays), weights)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS], ids=["images", "vectors"])

@@ -33,13 +33,7 @@ def without_manual_backward(monkeypatch):
     monkeypatch.setattr(autograd_update, "has_manual_backward", lambda network, bfloat16: False)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums of several threads would differ in their last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make_batch(seed=0):
