@@ -16,6 +16,9 @@ from apexreplay.store.layout import BLOB_ALIGNMENT, fixed_bytes
 
 # Atari steps/s of one core: 764 with 1 stream, 2,300 with 16, 2,500 with 32. More than 16 mainly delay segments.
 ENVS_PER_PROCESS = 16
+# With the paper's network for images, whose Q-values take as long as the environments (ADR 52). Each actor then makes
+# about as many steps/s as one of the paper's.
+WIDE_ENVS_PER_PROCESS, WIDE = 64, 1.0
 # CPU time of an actor step divided by that of a learner sample: 1.1 ms / 0.45 ms for Pong on two cores.
 SAMPLES_PER_STEP = 2.5
 # The replay memory must hold at least about one game of Pong from each actor. In the paper it held 5,500 transitions.
@@ -87,7 +90,7 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Sized:
         "--device cuda, but PyTorch finds no GPU on this host",
         "use --device cpu, or run `apex doctor`",
     )
-    actor = _size_actors(config, machine)
+    actor = _size_actors(config, machine, schema)
     learner, cause = _size_learner(config, actor, machine, schema)
     replay = replace(config.replay, max_bytes=config.replay.max_bytes or _frame_bytes(config, machine, schema))
     tables, there = table_bytes(config, schema), _replay_memory(config, machine)
@@ -136,17 +139,18 @@ def table_bytes(config: Config, schema: Schema) -> int:
     return config.replay.num_shards * fixed_bytes(config.replay.per_shard().capacity, schema.table)
 
 
-def _size_actors(config: Config, machine: Machine) -> ActorConfig:
+def _size_actors(config: Config, machine: Machine, schema: Schema) -> ActorConfig:
     """Returns the settings of the actors: N = processes x environments per process, or at least N if N is given."""
     actor = config.actor
     processes, envs, num_actors = actor.num_processes, actor.envs_per_process, actor.num_actors
     if config.run.head:  # By default, each actor host starts one process per core.
         return replace(actor, num_processes=0, envs_per_process=envs or min(ENVS_PER_PROCESS, num_actors))
+    usual = WIDE_ENVS_PER_PROCESS if schema.has_images and config.network.width >= WIDE else ENVS_PER_PROCESS
     by_cores = max(1, _actor_cores(config, machine) // actor.num_threads)
     if not (processes or envs or num_actors):
-        num_actors = min(by_cores * ENVS_PER_PROCESS, max(1, config.replay.capacity // TRANSITIONS_PER_ACTOR))
+        num_actors = min(by_cores * usual, max(1, config.replay.capacity // TRANSITIONS_PER_ACTOR))
     if not envs:
-        envs = _divide_up(num_actors, processes or by_cores) if num_actors else ENVS_PER_PROCESS
+        envs = _divide_up(num_actors, processes or by_cores) if num_actors else usual
     if not processes:
         processes = _divide_up(num_actors, envs) if num_actors else by_cores
     return replace(actor, num_processes=processes, envs_per_process=envs, num_actors=num_actors or processes * envs)

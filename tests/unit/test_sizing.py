@@ -62,18 +62,18 @@ def layout(result):
         ("pong", 4, True, (2, 16, 32, 1, 1, 512)),
         ("pong", 16, True, (9, 16, 144, 1, 5, 512)),  # 16 - trainer - writer - 5 loaders
         ("pong", 64, True, (50, 4, 200, 1, 8, 512)),
-        ("atari", 1, False, (1, 16, 16, 1, 1, 512)),
-        ("atari", 2, False, (1, 16, 16, 1, 1, 512)),
-        ("atari", 4, False, (2, 16, 32, 2, 1, 512)),
-        ("atari", 16, False, (8, 16, 128, 6, 1, 512)),  # 16 - 8 - 2 for replay, loader and evaluator
-        ("atari", 64, False, (32, 16, 512, 24, 1, 512)),
+        ("atari", 1, False, (1, 64, 64, 1, 1, 512)),
+        ("atari", 2, False, (1, 64, 64, 1, 1, 512)),
+        ("atari", 4, False, (2, 64, 128, 2, 1, 512)),
+        ("atari", 16, False, (8, 64, 512, 6, 1, 512)),  # 16 - 8 - 2 for replay, loader and evaluator
+        ("atari", 64, False, (32, 32, 1_000, 24, 1, 512)),
         ("atari", 192, False, (91, 11, 1_000, 64, 1, 512)),
-        ("atari", 1, True, (1, 16, 16, 1, 1, 512)),
-        ("atari", 2, True, (1, 16, 16, 1, 1, 512)),
-        ("atari", 4, True, (2, 16, 32, 1, 1, 512)),
-        ("atari", 8, True, (4, 16, 64, 1, 2, 512)),
-        ("atari", 16, True, (9, 16, 144, 1, 5, 512)),
-        ("atari", 64, True, (54, 16, 864, 1, 8, 512)),
+        ("atari", 1, True, (1, 64, 64, 1, 1, 512)),
+        ("atari", 2, True, (1, 64, 64, 1, 1, 512)),
+        ("atari", 4, True, (2, 64, 128, 1, 1, 512)),
+        ("atari", 8, True, (4, 64, 256, 1, 2, 512)),
+        ("atari", 16, True, (9, 64, 576, 1, 5, 512)),
+        ("atari", 64, True, (53, 19, 1_000, 1, 8, 512)),
         ("atari", 192, True, (167, 6, 1_000, 1, 8, 512)),
         ("paper", 2, False, (1, 360, 360, 1, 1, 512)),
         ("paper", 16, True, (9, 40, 360, 1, 5, 512)),
@@ -117,7 +117,7 @@ def test_configured_actors_leave_no_process_idle(num_actors, cores, gpu):
         (16, {"num_actors": 5}, (5, 1, 5, 9)),
         (8, {"num_actors": 5}, (3, 2, 5, 4)),  # Four processes of two would leave one without an actor.
         (64, {"num_actors": 1024}, (32, 32, 1024, 24)),
-        (8, {"num_processes": 3}, (3, 16, 48)),
+        (8, {"num_processes": 3}, (3, 64, 192)),
         (8, {"envs_per_process": 5}, (4, 5, 20)),
         (8, {"num_processes": 3, "envs_per_process": 5}, (3, 5, 15)),
         (8, {"num_actors": 10, "num_processes": 3}, (3, 4, 10)),
@@ -134,8 +134,8 @@ def test_configured_sizes_stay_and_determine_the_others(cores, settings, expecte
 def test_threads_of_an_actor_process_count_as_cores():
     assert layout(sized(config(num_threads=0), machine(16)))[0] == 8
     tree = Config(actor=ActorConfig(num_threads=4))
-    assert layout(sized(tree, machine(16))) == (2, 16, 32, 6)
-    assert layout(sized(tree, machine(2))) == (1, 16, 16, 1)
+    assert layout(sized(tree, machine(16))) == (2, 64, 128, 6)
+    assert layout(sized(tree, machine(2))) == (1, 64, 64, 1)
 
 
 def test_configured_sizes_and_an_unused_gpu_are_respected():
@@ -188,7 +188,7 @@ def test_dpg_uses_at_most_two_threads(cores, algorithm, threads):
     assert sized(replace(tree, algorithm=algorithm), machine(cores), schema).learner.num_threads == threads
 
 
-@pytest.mark.parametrize(("capacity", "expected"), [(60_000, 60), (160_000, 128), (50_000, 50)])
+@pytest.mark.parametrize(("capacity", "expected"), [(60_000, 60), (600_000, 512), (50_000, 50)])
 def test_the_capacity_limits_the_number_of_actors(capacity, expected):
     assert layout(sized(config(replay={"capacity": capacity}), machine(16)))[2] == expected
 
@@ -294,7 +294,7 @@ def test_each_shard_has_tables_for_its_share():
 
 
 def test_each_shard_takes_cores_for_its_writer_and_samplers():
-    tree = replace(Config(), replay=replace(Config().replay, num_shards=4))
+    tree = replace(config(envs_per_process=16), replay=replace(Config().replay, num_shards=4))
     assert layout(sized(tree, machine(20, gpu=True)))[0] == 10  # Half, as 4 writers and 6 loaders would leave 9.
     assert layout(sized(tree, machine(64, gpu=True)))[0] == 64 - 1 - 8 - 4  # trainer, loaders, writers
     sockets = replace(tree, transport=replace(tree.transport, shared_memory=False))
