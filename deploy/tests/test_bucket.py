@@ -110,6 +110,7 @@ def test_a_new_host_restores_the_run(store: Objects, tmp_path: Path) -> None:
     assert store.has("checkpoints/000000001/manifest.json") == isinstance(store, BucketObjects)
     with pytest.raises(RuntimeError, match="i-2"):
         old.upload("i-1")
+    store.delete(["checkpoints/000000009/manifest.json"])  # has expired
 
 
 def test_a_bucket_that_does_not_exist_is_refused(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
