@@ -21,7 +21,7 @@ PATH="$(dirname "$PWD")/.venv/bin:$PATH"
 
 # The lanes run beside each other, and the parts of a lane one after the other: policy reads the plan of terraform, and
 # terraform and slurm lock the lists of apt.
-LANES=("shell namespaces kubernetes units cluster" "terraform policy slurm container")
+LANES=("shell namespaces kubernetes units" "terraform policy slurm container")
 read -ra PARTS <<<"${LANES[*]}"
 VENV="$PWD/.venv"
 SCRATCH="$(mktemp -d)"
@@ -116,10 +116,6 @@ part_images() {
   python -m pytest -q -rs -p no:cacheprovider tests/test_packer.py -m build
 }
 
-part_cluster() {
-  python -m pytest -q -rs -p no:cacheprovider tests/test_cluster_command.py
-}
-
 # A good build records the hashes of the files that decide whether a build succeeds: commit them with your change.
 part_container() {
   if environment compose tests/requirements-compose.txt; then
@@ -152,7 +148,7 @@ part_sky() {
 
 part_terraform() {
   if ! have terraform; then
-    skip "terraform: fmt, validate, test, apply, rules, mutations, first boot, destroy" "terraform is not installed"
+    skip "terraform: fmt, test, apply, rules, mutations, first boot, destroy" "terraform is not installed"
     return
   fi
   terraform fmt -check -diff -recursive terraform
@@ -160,7 +156,7 @@ part_terraform() {
   cloud_init="$(cloud_init || true)"
   if [[ -z $cloud_init ]]; then skip "cloud-init schema" "cloud-init is neither installed nor downloadable"; fi
   APEX_CLOUD_INIT="$cloud_init" APEX_KEEP_PLAN="$SCRATCH/plan.json" \
-    python -m pytest -q -p no:cacheprovider --numprocesses 3 --dist loadfile tests/test_terraform_*.py # 3: these tests mostly wait.
+    python -m pytest -q -p no:cacheprovider --numprocesses 3 --dist loadgroup tests/test_terraform_*.py # 3: these tests mostly wait.
 }
 
 part_policy() {

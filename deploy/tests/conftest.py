@@ -20,17 +20,15 @@ NAME = "pong-1"
 ADMINS = {"203.0.113.7/32", "198.51.100.0/24"}
 
 
-class Planned(NamedTuple):
-    """A plan that was not applied; takes seconds, whereas a cluster takes a minute."""
+class Cluster(NamedTuple):
+    """A cluster that was applied, which takes a minute."""
 
     terraform: Terraform
     endpoint: str
     first_plan: Plan
 
 
-Cluster = Planned  # the same plan, applied
-
-_client = cache(partial(boto3.client, region_name=emulator.REGION))  # A client takes long to create.
+aws_client = cache(partial(boto3.client, region_name=emulator.REGION))  # A client takes long to create.
 
 
 @pytest.fixture
@@ -39,7 +37,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "emulated")
     with mock_aws():
-        yield _client
+        yield aws_client
 
 
 @pytest.fixture(scope="session")
@@ -63,9 +61,16 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def planned(scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str) -> Planned:
+def new_terraform(installed: tuple[dict[str, str], Path], endpoint: str) -> Callable[..., Terraform]:
+    """Returns a function that copies a configuration, whose AWS is the emulator, into a folder."""
     settings, data = installed
-    terraform = Terraform(scratch / "cluster", {**settings, **emulator.environment(endpoint)}, data)
+    return partial(Terraform, environment={**settings, **emulator.environment(endpoint)}, data=data)
+
+
+@pytest.fixture(scope="session")
+def configured(scratch: Path, new_terraform: Callable[..., Terraform]) -> Terraform:
+    """The variables of the cluster, which tests change in copies only."""
+    terraform = new_terraform(scratch / "cluster")
     terraform.set(
         name=NAME,
         admin_cidrs=sorted(ADMINS),
@@ -76,15 +81,15 @@ def planned(scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str
             "run": {"stop_score": 18},
         },
     )
-    first_plan = terraform.plan()
-    if keep := os.environ.get("APEX_KEEP_PLAN"):  # for checkov
-        Path(keep).write_text(json.dumps(first_plan))
-    return Planned(terraform, endpoint, first_plan)
+    return terraform
 
 
 @pytest.fixture(scope="session")
-def cluster(planned: Planned) -> Cluster:
-    """The learner's first type has no capacity."""
+def cluster(configured: Terraform, endpoint: str) -> Cluster:
+    """Applied once. The learner's first type has no capacity."""
+    first_plan = configured.plan()
+    if keep := os.environ.get("APEX_KEEP_PLAN"):  # for checkov
+        Path(keep).write_text(json.dumps(first_plan))
     emulator.NO_CAPACITY.add(("g6.2xlarge", "us-east-1a"))
-    planned.terraform.run("apply", "test.tfplan")
-    return planned
+    configured.run("apply", "test.tfplan")
+    return Cluster(configured, endpoint, first_plan)

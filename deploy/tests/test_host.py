@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from cloud_beyond import metadata_handler
+from conftest import aws_client
 from emulator import REGION
-from test_cluster_command import hosts_of, launch
 
 from apex.cloud.host import command as host_command
 from apex.cloud.host import journal_upload, key_exchange
@@ -30,6 +30,7 @@ from apexreplay.transport.curve.key_store import create_pair
 
 BEGUN = "2026-01-02T03:04:05Z"
 ADDRESS = "10.77.0.9"
+ALL = {"learner": 1, "evaluator": 1, "actor": 3}  # hosts by role; the replay server shares the learner's host
 ENV = f"""\
 APEX_CLUSTER=pong
 APEX_ROLES=learner,replay
@@ -39,6 +40,31 @@ APEX_BEGUN={BEGUN}
 APEX_MAX_HOURS=12
 APEX_STALL_MINUTES=60
 """
+
+
+def launch() -> dict[str, str]:
+    """Creates the groups of a cluster, tagged like Terraform's; returns a host of each group."""
+    ec2, scaling = aws_client("ec2"), aws_client("autoscaling")
+    image, subnet = ec2.register_image(Name="apex")["ImageId"], ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    for role, size in ALL.items():
+        name, tags = f"apex-pong-{role}", {"Project": "apex-zeromq", "Cluster": "pong", "Role": role}
+        data = {"ImageId": image, "InstanceType": "c7i.2xlarge"}
+        ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
+        scaling.create_auto_scaling_group(
+            AutoScalingGroupName=name,
+            MinSize=0,
+            MaxSize=2 * size,
+            DesiredCapacity=size,
+            VPCZoneIdentifier=subnet,
+            LaunchTemplate={"LaunchTemplateName": name, "Version": "$Latest"},
+            Tags=[{"Key": key, "Value": value, "PropagateAtLaunch": True} for key, value in tags.items()],
+        )
+    return {role: hosts_of(role)[0] for role in ALL}
+
+
+def hosts_of(role: str) -> list[str]:
+    groups = aws_client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[f"apex-pong-{role}"])
+    return [item["InstanceId"] for item in groups["AutoScalingGroups"][0]["Instances"]]
 
 
 def machine(folder: Path, *roles: str, name: str = "", begun: str = BEGUN) -> HostSettings:
@@ -65,14 +91,6 @@ def listed(settings: HostSettings, role: str) -> set[str]:
     return {name.removeprefix(f"{role}.").removesuffix(".key") for name in names}
 
 
-def test_settings_of_the_first_boot_are_read(tmp_path):
-    (tmp_path / "cluster.env").write_text(ENV)
-    settings = read_settings(tmp_path, tmp_path)
-    assert (settings.cluster, settings.roles, settings.role) == ("pong", ("learner", "replay"), "learner")
-    assert settings.run == tmp_path / "runs/pong"
-    assert settings.group("actor") == "apex-pong-actor"
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("APEX_BUCKET", ""), ("APEX_ROLES", "king"), ("APEX_CLUSTER", "../x"), ("APEX_STALL_MINUTES", "-1")],
@@ -81,25 +99,6 @@ def test_invalid_settings_are_refused(tmp_path, name, value):
     (tmp_path / "cluster.env").write_text(re.sub(f"{name}=.*\n", f"{name}={value}\n" if value else "", ENV))
     with pytest.raises(UsageError, match=name):
         read_settings(tmp_path)
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_every_host_gets_the_keys_of_its_programs(aws, tmp_path, apart):
-    ssm = aws("ssm")
-    kinds = [("learner",), ("replay",)] if apart else [("learner", "replay")]
-    hosts = {roles[0]: machine(tmp_path, *roles) for roles in (*kinds, ("evaluator",), ("actor",))}
-    for name, settings in hosts.items():
-        now = boot(ssm, settings, f"i-{name}")
-    for settings in hosts.values():
-        assert look(ssm, settings, now) == ""
-        for role in settings.roles:
-            Keys(settings.keys, role)  # the package's own check of the folder
-    learner = hosts["learner"].keys
-    Keys(learner, "observer")  # for `apex status` on that host
-    assert Keys(hosts["actor"].keys, "actor").server_key("control") in Keys(learner, "observer").accepted("learner")
-    replay = hosts["replay" if apart else "learner"].keys
-    assert Keys(hosts["actor"].keys, "actor").server_key("experience") == Keys(replay, "replay").public
-    assert {key_exchange.learner_address(settings) for settings in hosts.values()} == {ADDRESS}
 
 
 def test_keys_are_created_once_and_only_public_ones_leave_a_machine(aws, tmp_path):
@@ -247,7 +246,7 @@ def metadata_service(notice: str = "", own: str = "i-1"):
     """Serves the metadata of an instance on loopback."""
     known = {"instance-id": own, "local-ipv4": ADDRESS} | ({"spot/instance-action": notice} if notice else {})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), metadata_handler(lambda address: known)) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         try:
             yield Metadata(f"http://127.0.0.1:{server.server_port}")
@@ -292,7 +291,7 @@ class Copy:
         return "s3://weights/pong"
 
 
-ALL, NONE = {"learner": 1, "evaluator": 1, "actor": 3}, {"learner": 0, "evaluator": 0, "actor": 0}
+NONE = dict.fromkeys(ALL, 0)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +304,7 @@ ALL, NONE = {"learner": 1, "evaluator": 1, "actor": 3}, {"learner": 0, "evaluato
 )
 def test_the_end_uploads_and_sets_all_groups_to_zero(aws, tmp_path, monkeypatch, roles, failures):
     monkeypatch.setattr(host_shutdown, "FIRST_WAIT_SECONDS", 0.01)
-    own, copy = launch("pong")["learner"], Copy(aws, failures)
+    own, copy = launch()["learner"], Copy(aws, failures)
     assert end_cluster(aws, machine(tmp_path, *roles), own, copy, Stop()) == (len(roles) == 2)
     assert copy.seen == [ALL] + failures * [{**NONE, "learner": 1}]
     assert sizes(aws) == NONE
@@ -315,21 +314,21 @@ def test_the_end_uploads_and_sets_all_groups_to_zero(aws, tmp_path, monkeypatch,
 def test_a_host_keeps_its_disk_if_the_last_upload_fails(aws, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(host_shutdown, "FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(host_shutdown, "TRY_SECONDS", 0.05)
-    own = launch("pong")["learner"]
+    own = launch()["learner"]
     assert not end_cluster(aws, machine(tmp_path, "learner", "replay"), own, Copy(aws, failures=99), Stop())
     assert sizes(aws) == NONE
     # Its group would terminate it with its disk.
-    assert (hosts_of("pong", "learner"), state(aws, own)) == ([], "running")
+    assert (hosts_of("learner"), state(aws, own)) == ([], "running")
     assert "a.safetensors" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("role", ["actor", "evaluator"])
 def test_a_host_that_leaves_its_group_is_not_replaced(aws, tmp_path, role):
-    leaver, settings = launch("pong")[role], machine(tmp_path, role)
+    leaver, settings = launch()[role], machine(tmp_path, role)
     with metadata_service(own=leaver) as metadata:
         assert host_command.end(settings, aws, metadata, Stop()) == FINISHED
     assert sizes(aws) == {**ALL, role: ALL[role] - 1}
-    assert leaver not in hosts_of("pong", role)
+    assert leaver not in hosts_of(role)
 
 
 def replace_program(monkeypatch, folder: Path, name: str, script: str) -> Path:
@@ -353,41 +352,39 @@ def test_a_spot_notice_stops_the_roles_and_removes_the_keys(aws, tmp_path, monke
     assert aws("ssm").get_parameters_by_path(Path="/apex/pong/", Recursive=True)["Parameters"] == []
 
 
-def test_the_journal_continues_after_the_last_sent_line(aws, tmp_path, monkeypatch):
+@pytest.fixture
+def send(aws, tmp_path, monkeypatch):
+    """Returns a function that sends what a replacement of journalctl prints, and returns status and arguments."""
     aws("logs").create_log_group(logGroupName="/apex/pong/actor")
-    settings, now, stop = machine(tmp_path, "actor"), int(time.time() * 1_000), Stop()
+    settings, stop = machine(tmp_path, "actor"), Stop()
     stop.request()  # What the journal has at the end is sent all the same.
-    record = replace_program(monkeypatch, tmp_path, "journalctl", f"echo '{line(now)}'; echo '{line(now + 1)}'")
-    with metadata_service() as metadata:
-        for _ in range(2):
-            assert host_command.logs(settings, aws, metadata, stop) == FINISHED
-    first, second = record.read_text().splitlines()
-    assert "--after-cursor" not in first
-    assert f"--after-cursor=c{now + 1}" in second
+
+    def send(script: str) -> tuple[int, str]:
+        record = replace_program(monkeypatch, tmp_path, "journalctl", script)
+        with metadata_service() as metadata:
+            status = host_command.logs(settings, aws, metadata, stop)
+        return status, record.read_text().splitlines()[-1]
+
+    return send
 
 
-def test_a_cursor_that_journalctl_refuses_is_forgotten(aws, tmp_path, monkeypatch):
-    aws("logs").create_log_group(logGroupName="/apex/pong/actor")
-    settings, stop = machine(tmp_path, "actor"), Stop()
-    stop.request()
-    replace_program(monkeypatch, tmp_path, "journalctl", "exit 1")
-    with metadata_service() as metadata:
-        assert host_command.logs(settings, aws, metadata, stop) == FINISHED  # No unit has written yet.
-        (settings.home / "logs.cursor").write_text("")
-        assert host_command.logs(settings, aws, metadata, stop) == FAILED
-        assert host_command.logs(settings, aws, metadata, stop) == FINISHED
+def test_the_journal_continues_after_the_last_sent_line(send):
+    now = int(time.time() * 1_000)
+    script = f"echo '{line(now)}'; echo '{line(now + 1)}'"
+    (first, arguments), (second, later) = send(script), send(script)
+    assert (first, second) == (FINISHED, FINISHED)
+    assert "--after-cursor" not in arguments
+    assert f"--after-cursor=c{now + 1}" in later
 
 
-def test_a_journal_that_the_stop_of_the_unit_ends_keeps_its_cursor(aws, tmp_path, monkeypatch):
-    aws("logs").create_log_group(logGroupName="/apex/pong/actor")
-    settings, stop = machine(tmp_path, "actor"), Stop()
-    stop.request()
-    cursor = settings.home / "logs.cursor"
+def test_only_a_cursor_that_journalctl_refuses_is_forgotten(send, tmp_path):
+    assert send("exit 1")[0] == FINISHED  # No unit has written yet.
+    cursor = tmp_path / "actor/logs.cursor"
     cursor.write_text("c1")
-    replace_program(monkeypatch, tmp_path, "journalctl", "kill -TERM $$")
-    with metadata_service() as metadata:
-        assert host_command.logs(settings, aws, metadata, stop) == FINISHED
+    assert send("kill -TERM $$")[0] == FINISHED  # The stop of the unit ends it.
     assert cursor.read_text() == "c1"
+    assert send("exit 1")[0] == FAILED
+    assert send("exit 1")[0] == FINISHED
 
 
 @pytest.mark.parametrize("damage", ["cluster.env", "actor.toml"])

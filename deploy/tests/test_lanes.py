@@ -17,7 +17,6 @@ part_shell() { skip shell "no shell"; }
 part_namespaces() { sleep 0.5; echo "slow $PPID"; false; echo unreachable; }
 part_kubernetes() { echo "after a failure"; }
 part_units() { :; }
-part_cluster() { :; }
 part_terraform() { echo planned >"$SCRATCH/plan.json"; }
 part_policy() { cat "$SCRATCH/plan.json"; }
 part_slurm() { :; }
@@ -72,7 +71,7 @@ def test_all_parts_are_shown_in_order_and_a_failed_one_fails_all(start, tmp_path
     script = start(PARTS)
     output, _ = script.communicate(timeout=SECONDS)
     shown = [line.removeprefix("== ") for line in output.splitlines() if line.startswith("== ")]
-    parts = ["shell", "namespaces", "kubernetes", "units", "cluster", "terraform", "policy", "slurm", "container"]
+    parts = ["shell", "namespaces", "kubernetes", "units", "terraform", "policy", "slurm", "container"]
     assert shown == [*parts, "1 skipped", "failed: namespaces"]
     for text in ("slow", "after a failure", "planned"):
         assert text in output

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from msgspec import to_builtins
-from test_cluster_command import hosts_of, launch
-from test_host import BEGUN, machine, metadata_service, replace_program
+from test_host import BEGUN, hosts_of, launch, machine, metadata_service, replace_program
 
 from apex.cloud.host import command as host_command
 from apex.cloud.host import stall
@@ -31,7 +30,7 @@ class Cluster:
 
     def __init__(self, aws: Callable[[str], Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         aws("s3").create_bucket(Bucket="weights")
-        launch("pong")
+        launch()
         self.client, self.clock = aws, 60.0
         monkeypatch.setenv("RUNTIME_DIRECTORY", str(folder))
         self._folder, self._record = folder, replace_program(monkeypatch, folder, "systemctl", "")
@@ -48,7 +47,7 @@ class Cluster:
 
     @property
     def host(self) -> str:
-        (host,) = hosts_of("pong", "learner")
+        (host,) = hosts_of("learner")
         return host
 
     def check(self, settings: HostSettings, after: float = 0.0) -> str:

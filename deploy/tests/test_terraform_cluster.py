@@ -1,4 +1,4 @@
-"""The configuration, applied by the real provider to an emulated AWS: its changes and its rules."""
+"""The configuration, applied by the real provider to an emulated AWS: its changes, its rules and its end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from conftest import ADMINS, NAME, Cluster
 from rules import violations
 from terraform_program import changes, resources, warnings
 
+from apex.cloud.cluster.command import main
+
+pytestmark = pytest.mark.xdist_group("cluster")  # They share one cluster, so one process runs them all.
 GROUP = 'aws_autoscaling_group.host["actor"]'
 
 MUTATIONS = {
@@ -50,16 +53,20 @@ MUTATIONS = {
 
 
 def test_a_second_plan_has_no_changes_and_keeps_every_rule(cluster: Cluster) -> None:
-    second = cluster.terraform.plan()
+    """Neither newer images nor a group of another size is a change."""
+    ec2, scaling = emulator.client("ec2", cluster.endpoint), emulator.client("autoscaling", cluster.endpoint)
+    newer = emulator.register_images(cluster.endpoint, "fedcba9")
+    scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-actor", DesiredCapacity=0)
+    try:
+        second = cluster.terraform.plan()
+    finally:
+        for image in newer:
+            ec2.deregister_image(ImageId=image)
+        scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-actor", DesiredCapacity=3)
+    assert newer[1] in str(second["prior_state"]), "Terraform does not see the newer image, so this test checks nothing"
     assert changes(second) == {}
     assert not second["applyable"], second.get("output_changes")
     assert violations(second, ADMINS) == []
-
-
-def test_more_actor_hosts_raise_only_the_maximum_of_the_group(cluster: Cluster) -> None:
-    plan = cluster.terraform.plan("-refresh=false", "-var=actor_hosts=24")
-    assert changes(plan) == {GROUP: {"max_size": (3, 24)}}
-    assert any("384" in message for message in warnings(plan))
 
 
 def test_ignored_changes_are_named(cluster: Cluster) -> None:
@@ -70,12 +77,34 @@ def test_ignored_changes_are_named(cluster: Cluster) -> None:
         assert any(f"{name} = {value} has no effect" in message for message in warnings(plan)), warnings(plan)
 
 
+def test_more_hosts_on_demand_for_more_hours_replace_nothing(cluster: Cluster) -> None:
+    plan = cluster.terraform.plan("-refresh=false", "-var=actor_hosts=24", "-var=spot=false", "-var=max_hours=48")
+    assert any("384" in message for message in warnings(plan))
+    found, kinds = changes(plan), {}
+    for address, names in found.items():
+        if address != GROUP:
+            kinds.setdefault(address.partition("[")[0], set()).update(names)
+    assert kinds == {
+        "aws_ssm_parameter.max_hours": {"value", "version"},  # The hosts read this value.
+        "aws_autoscaling_schedule.end": {"start_time"},
+        # for hosts that are created later
+        "aws_launch_template.host": {"default_version", "latest_version", "user_data"},
+        "aws_autoscaling_group.host": {"mixed_instances_policy"},  # version of the template
+    }
+    assert set(found[GROUP]) == {"max_size", "mixed_instances_policy", "capacity_rebalance"}
+    assert found[GROUP]["max_size"] == (3, 24)
+    before, after = (policy[0]["instances_distribution"][0] for policy in found[GROUP]["mixed_instances_policy"])
+    assert before["on_demand_percentage_above_base_capacity"] == 0
+    assert {**before, "on_demand_percentage_above_base_capacity": 100} == after
+    actions = {tuple(item["change"]["actions"]) for item in plan["resource_changes"] if item["mode"] == "managed"}
+    assert actions == {("no-op",), ("update",)}
+
+
 def test_the_module_refuses_another_region_of_the_provider(cluster: Cluster, tmp_path: Path) -> None:
     moved = cluster.terraform.copy(tmp_path / "moved")
     root = moved.folder / "main.tf"
     root.write_text(root.read_text().replace("region = terraform_data.region.input", 'region = "eu-west-1"'))
-    error = " ".join(moved.run("plan", may_fail=True).stderr.replace("│", " ").split())
-    assert "This cluster is in us-east-1, but the provider uses eu-west-1" in error
+    assert "This cluster is in us-east-1, but the provider uses eu-west-1" in moved.refusal("plan")
 
 
 def test_the_second_type_is_used_where_the_first_has_no_capacity(cluster: Cluster) -> None:
@@ -99,64 +128,6 @@ def test_actions_that_have_run_are_not_made_again(cluster: Cluster, tmp_path: Pa
     found = changes(later.plan("-refresh=false"))
     assert 'aws_launch_template.host["learner"]' in found, "the state has another begin, so this test checks nothing"
     assert not [address for address in found if address.startswith("aws_autoscaling_schedule")]
-
-
-def test_spot_changes_only_the_group(cluster: Cluster) -> None:
-    found = changes(cluster.terraform.plan("-refresh=false", "-var=spot=false"))
-    assert set(found) == {GROUP}
-    assert set(found[GROUP]) == {"mixed_instances_policy", "capacity_rebalance"}
-    before, after = (policy[0]["instances_distribution"][0] for policy in found[GROUP]["mixed_instances_policy"])
-    key = "on_demand_percentage_above_base_capacity"
-    assert (before[key], after[key]) == (0, 100)
-    assert {**before, key: 100} == after
-
-
-def test_more_hours_replace_nothing(cluster: Cluster) -> None:
-    plan = cluster.terraform.plan("-refresh=false", "-var=max_hours=48")
-    found = changes(plan)
-    assert "aws_ssm_parameter.max_hours" in found
-    assert {address.split(".")[0] for address in found} == {
-        "aws_ssm_parameter",  # The hosts read this value.
-        "aws_autoscaling_schedule",
-        "aws_launch_template",  # for hosts that are created later
-        "aws_autoscaling_group",  # version of the template
-    }
-    actions = {tuple(item["change"]["actions"]) for item in plan["resource_changes"] if item["mode"] == "managed"}
-    assert actions == {("no-op",), ("update",)}
-
-
-def test_neither_newer_images_nor_a_scaled_group_is_a_change(cluster: Cluster) -> None:
-    ec2, scaling = emulator.client("ec2", cluster.endpoint), emulator.client("autoscaling", cluster.endpoint)
-    newer = emulator.register_images(cluster.endpoint, "fedcba9")
-    scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-actor", DesiredCapacity=0)
-    try:
-        plan = cluster.terraform.plan()
-    finally:
-        for image in newer:
-            ec2.deregister_image(ImageId=image)
-        scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-actor", DesiredCapacity=3)
-    assert newer[1] in str(plan["prior_state"]), "Terraform does not see the newer image, so this test checks nothing"
-    assert changes(plan) == {}
-
-
-def test_both_images_are_of_one_commit(cluster: Cluster, tmp_path: Path) -> None:
-    """A newer CPU image that was built alone is not used, nor a GPU image that is not available."""
-    ec2 = emulator.client("ec2", cluster.endpoint)
-    newer = emulator.register_images(cluster.endpoint, "fedcba9")
-    ec2.disable_image(ImageId=newer[1])
-    fresh = cluster.terraform.copy(tmp_path / "fresh")
-    (fresh.folder / "terraform.tfstate").unlink()
-    try:
-        plan = fresh.plan()
-    finally:
-        for image in newer:
-            ec2.deregister_image(ImageId=image)
-    templates = [item for item in resources(plan["planned_values"]) if item["type"] == "aws_launch_template"]
-    used = [item["values"]["image_id"] for item in templates]
-    images = ec2.describe_images(ImageIds=used)["Images"]
-    tags = [{tag["Key"]: tag["Value"] for tag in image["Tags"]} for image in images]
-    assert {tag["Role"] for tag in tags} == {"cpu", "gpu"}
-    assert {tag["Commit"] for tag in tags} == {emulator.COMMIT}
 
 
 @pytest.fixture(scope="module")
@@ -185,3 +156,44 @@ def test_hosts_are_destroyed_before_their_way_to_the_bucket(cluster: Cluster) ->
     assert set(group["depends_on"]) == way
     values = [item["values"] for item in resources(cluster.first_plan["planned_values"]) if item["address"] == GROUP]
     assert not values[0]["force_delete"], "Terraform does not wait for the hosts' last upload"
+
+
+def test_the_resources_of_terraform_are_listed(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in emulator.environment(cluster.endpoint).items():
+        monkeypatch.setenv(name, value)
+    assert main(["list"]) == 0
+    head, found, curves = capsys.readouterr().out.splitlines()  # and no problem
+    assert head.split()[1:5] == ["learner", "replay", "actor", "evaluator"]
+    assert found.split()[:5] == [NAME, "1/1", "-", "3/3", "1/1"]
+    assert curves.endswith(" " + cluster.terraform.run("output", "-raw", "tensorboard_url").stdout)
+
+
+def test_an_apply_without_capacity_fails_and_the_next_changes_the_zone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with learner_spot: a plan after an apply that did not wait would move the zone too."""
+    cluster.terraform.edit("hosts.tf", '"10m"', '"5s"')
+    scaling, ec2 = (emulator.client(service, cluster.endpoint) for service in ("autoscaling", "ec2"))
+    group = f"apex-{NAME}-learner"
+    scaling.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=0)
+    types = ("g6.2xlarge", "g5.2xlarge")
+    monkeypatch.setattr(emulator, "NO_CAPACITY", {(each, "us-east-1b") for each in types})
+    apply = ("apply", "-auto-approve", "-var=learner_spot=true")
+    assert "timeout while waiting" in cluster.terraform.refusal(*apply)
+    (subnet,) = ec2.describe_subnets(Filters=[{"Name": "tag:Cluster", "Values": [NAME]}])["Subnets"]
+    assert subnet["AvailabilityZone"] == "us-east-1b"
+    cluster.terraform.run(*apply)
+    (found,) = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])["AutoScalingGroups"]
+    assert [host["AvailabilityZone"] for host in found["Instances"]] == ["us-east-1c"]
+    assert changes(cluster.terraform.plan("-var=learner_spot=true")) == {}
+
+
+def test_destroy_removes_everything_except_the_bucket(cluster: Cluster) -> None:
+    s3 = emulator.client("s3", cluster.endpoint)
+    s3.put_object(Bucket=emulator.BUCKET, Key=f"{NAME}/best/weights.safetensors", Body=b"weights")
+    assert emulator.left_of(NAME, cluster.endpoint), "nothing exists before, so this test checks nothing"
+    cluster.terraform.run("destroy", "-auto-approve", "-var=region=eu-west-1")  # has no effect
+    assert emulator.left_of(NAME, cluster.endpoint) == []
+    assert s3.list_objects_v2(Bucket=emulator.BUCKET)["KeyCount"] == 1

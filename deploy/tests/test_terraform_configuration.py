@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import emulator
-from conftest import Planned
 from setting_kinds import FILE, as_json
 from terraform_program import CLUSTER, ROOT, Terraform
 
-Installed = tuple[dict[str, str], Path]
 
-
-def test_the_tests_of_terraform_pass(installed: Installed, tmp_path: Path) -> None:
+def test_the_tests_of_terraform_pass(installed: tuple[dict[str, str], Path], tmp_path: Path) -> None:
     settings, data = installed
     nothing = {**settings, **emulator.environment("http://127.0.0.1:9")}
-    Terraform(tmp_path / "root", nothing, data).run("validate")
-    terraform = Terraform(tmp_path / "module", nothing, data, source=ROOT / CLUSTER)
-    terraform.run("validate")
-    output = terraform.run("test").stdout
+    output = Terraform(tmp_path / "module", nothing, data, source=ROOT / CLUSTER).run("test").stdout
     assert output.splitlines()[-1].startswith("Success!"), output
 
 
@@ -59,54 +54,37 @@ REFUSALS = (
 )
 
 
-def test_wrong_values_are_refused_at_plan(planned: Planned, tmp_path: Path) -> None:
-    s3 = emulator.client("s3", planned.endpoint, "eu-west-1")
+def test_wrong_values_are_refused_at_plan(configured: Terraform, endpoint: str, tmp_path: Path) -> None:
+    s3 = emulator.client("s3", endpoint, "eu-west-1")
     s3.create_bucket(Bucket=WRONG["bucket"], CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
-    wrong = fresh(planned, tmp_path)
+    wrong = configured.copy(tmp_path / "wrong")
     wrong.set(**{"name": "wrong", "admin_cidrs": ["203.0.113.7/32"], **WRONG})
-    error = words(wrong.run("plan", may_fail=True).stderr)
+    error = wrong.refusal("plan")
     assert [refusal for refusal in REFUSALS if refusal not in error] == [], error
 
 
-def test_a_missing_image_is_refused_with_the_command_that_builds_it(planned: Planned, tmp_path: Path) -> None:
-    error = words(fresh(planned, tmp_path).run("plan", "-var=image_commit=deadbee", may_fail=True).stderr)
+def test_a_missing_image_is_refused_with_the_command_that_builds_it(configured: Terraform) -> None:
+    error = configured.refusal("plan", "-var=image_commit=deadbee")
     for kind in ("cpu", "gpu"):
         assert (
             f"no {kind} image of commit deadbee in us-east-1. Build both images of this commit there with pack" in error
         )
 
 
-def fresh(planned: Planned, folder: Path) -> Terraform:
-    """Returns a copy without state."""
-    copy = planned.terraform.copy(folder / "fresh")
-    (copy.folder / "terraform.tfstate").unlink(missing_ok=True)
-    return copy
-
-
-def words(text: str) -> str:
-    """Returns the text without the frame and the line breaks of Terraform's messages."""
-    return " ".join(text.replace("│", " ").split())
-
-
-def test_a_missing_bucket_is_refused_at_plan(planned: Planned) -> None:
+def test_a_missing_bucket_is_refused_at_plan(configured: Terraform) -> None:
     options = ("-target=module.cluster.data.aws_s3_bucket.checkpoints", "-var=bucket=nobody-has-made-it")
-    done = planned.terraform.run("plan", *options, may_fail=True)
-    assert done.returncode == 1
-    assert "nobody-has-made-it" in done.stderr
+    assert "nobody-has-made-it" in configured.refusal("plan", *options)
 
 
-def test_the_bucket_is_made_once_and_resists_destroy(installed: Installed, endpoint: str, tmp_path: Path) -> None:
-    settings, data = installed
-    environment = {**settings, **emulator.environment(endpoint)}
-    bucket = Terraform(tmp_path / "bucket", environment, data, source=ROOT / "bucket")
+def test_the_bucket_is_made_once_and_resists_destroy(
+    new_terraform: Callable[..., Terraform], endpoint: str, tmp_path: Path
+) -> None:
+    bucket = new_terraform(tmp_path / "bucket", source=ROOT / "bucket")
     bucket.set(bucket="apex-weights-of-mine")
     parts = ("public_access_block", "versioning", "server_side_encryption_configuration", "policy")
     names = {"policy": "tls_only"}  # all but the lifecycle rules, for which the provider waits a minute
     targets = [f"-target=aws_s3_bucket_{part}.{names.get(part, 'checkpoints')}" for part in parts]
-    bucket.run("validate")
     bucket.run("apply", "-auto-approve", *targets)
-    done = bucket.run("destroy", "-auto-approve", may_fail=True)
-    assert done.returncode == 1
-    assert "prevent_destroy" in done.stderr
+    assert "prevent_destroy" in bucket.refusal("destroy", "-auto-approve")
     versioning = emulator.client("s3", endpoint).get_bucket_versioning(Bucket="apex-weights-of-mine")
     assert versioning["Status"] == "Enabled"

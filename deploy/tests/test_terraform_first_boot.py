@@ -1,4 +1,4 @@
-"""The user data of a host's first boot."""
+"""The images and the user data of a host's first boot."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import emulator
 import pytest
 import yaml
-from conftest import NAME, Planned
+from conftest import NAME, Cluster
 from rules import user_data
-from terraform_program import resources
+from terraform_program import Plan, resources
 
 from apex.cloud.host.settings import read_settings
 from apex.config import Config, load_toml
@@ -22,13 +23,31 @@ from apex.schema import Schema
 from apex.sizing import bytes_per_transition, size_to_machine
 from apex.transport.curve.key_store import lists_for
 
+pytestmark = pytest.mark.xdist_group("cluster")
 KINDS = {"learner": ("learner", "replay"), "evaluator": ("evaluator",), "actor": ("actor",)}
 TOML = {"learner", "actor"}  # roles with settings of their own
 
 
 @pytest.fixture(scope="module")
-def documents(planned: Planned) -> dict[str, str]:
-    return user_data(resources(planned.first_plan["planned_values"]))
+def documents(cluster: Cluster) -> dict[str, str]:
+    return user_data(resources(cluster.first_plan["planned_values"]))
+
+
+@pytest.fixture(scope="module")
+def apart(cluster: Cluster, scratch: Path) -> Plan:
+    """The plan of a new cluster whose replay server has its own host.
+
+    There are a newer CPU image that was built alone, and a newer GPU image that is not available.
+    """
+    ec2 = emulator.client("ec2", cluster.endpoint)
+    newer = emulator.register_images(cluster.endpoint, "fedcba9")
+    ec2.disable_image(ImageId=newer[1])
+    terraform = cluster.terraform.copy(scratch / "apart")
+    (terraform.folder / "terraform.tfstate").unlink()
+    plan = terraform.plan("-var=replay_host=own")
+    for image in newer:
+        ec2.deregister_image(ImageId=image)
+    return plan
 
 
 def files(text: str) -> dict[str, str]:
@@ -39,6 +58,14 @@ def config(role: str, documents: dict[str, str], folder: Path) -> Config:
     path = folder / f"{role}.toml"
     path.write_text(files(documents[role])[f"/etc/apex/{role}.toml"])
     return load_toml(path)
+
+
+def test_both_images_are_of_one_commit(cluster: Cluster, apart: Plan) -> None:
+    templates = [item for item in resources(apart["planned_values"]) if item["type"] == "aws_launch_template"]
+    used = {item["values"]["image_id"] for item in templates}
+    images = emulator.client("ec2", cluster.endpoint).describe_images(ImageIds=[*used])["Images"]
+    tags = [{tag["Key"]: tag["Value"] for tag in image["Tags"]} for image in images]
+    assert {(tag["Role"], tag["Commit"]) for tag in tags} == {("cpu", emulator.COMMIT), ("gpu", emulator.COMMIT)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,12 +120,10 @@ def test_learner_and_actors_have_the_requested_settings(documents: dict[str, str
 
 
 def test_the_replay_memory_is_sized_by_the_learners_host_or_by_its_own(
-    documents: dict[str, str], tmp_path: Path, planned: Planned
+    documents: dict[str, str], tmp_path: Path, apart: Plan
 ) -> None:
     assert config("learner", documents, tmp_path).replay.host_bytes == 0
-    apart = planned.terraform.copy(tmp_path / "own").plan("-var=replay_host=own")
-    own = user_data(resources(apart["planned_values"]))
-    learner = config("learner", own, tmp_path)
+    learner = config("learner", user_data(resources(apart["planned_values"])), tmp_path)
     assert learner.replay.host_bytes == 64 * 2**30  # an r7i.2xlarge; the learner's g6.2xlarge has half of its memory
     schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=4, n_step=3, codec="lz4")
     sized = size_to_machine(learner, Machine(cores=8, memory_bytes=2**30, gpu=True), schema).config
@@ -106,10 +131,10 @@ def test_the_replay_memory_is_sized_by_the_learners_host_or_by_its_own(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_host_may_read_needed_keys_and_write_only_its_own(kind: str, planned: Planned) -> None:
+def test_a_host_may_read_needed_keys_and_write_only_its_own(kind: str, cluster: Cluster) -> None:
     (policy,) = (
         item["values"]["policy"]
-        for item in resources(planned.first_plan["planned_values"])
+        for item in resources(cluster.first_plan["planned_values"])
         if item["type"] == "aws_iam_role_policy" and item.get("index") == kind
     )
     statements = {item["Sid"]: item["Resource"] for item in yaml.safe_load(policy)["Statement"]}
