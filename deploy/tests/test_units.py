@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
@@ -77,17 +76,6 @@ def test_the_package_accepts_every_command_of_the_units():
     assert others == scripts | {"/opt/apex/venv/bin/python", "/usr/bin/systemctl"}
 
 
-@pytest.mark.parametrize("role", ["replay", "actor", "evaluator"])
-def test_a_role_has_a_command_that_its_program_accepts(role, tmp_path):
-    command = host_command(settings(tmp_path, role), role, num_cores=8)
-    assert command[command.index("--learner") + 1] == "10.77.0.11"
-    program = "import sys; from apex.cli import main; sys.exit(main(sys.argv[1:]))"
-    found = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=100)
-    # The program has read its options and fails because there are no keys yet.
-    assert f"{tmp_path}/home/keys/{role}.key_secret" in found.stderr
-    assert "usage:" not in found.stderr
-
-
 def test_a_replay_server_on_its_own_host_keeps_snapshots_there(tmp_path):
     assert "--snapshots" not in host_command(settings(tmp_path, "learner", "replay"), "replay", num_cores=8)
     assert "--snapshots" in host_command(settings(tmp_path, "replay"), "replay", num_cores=8)
@@ -151,6 +139,7 @@ def test_the_kernel_reserves_the_ports_of_the_package():
 def test_a_role_is_restarted_unless_that_cannot_help():
     prevented = {int(word) for word in values(UNITS / "apex@.service", "RestartPreventExitStatus")[0].split()}
     assert prevented == {REFUSED, HOPELESS}
+    assert values(UNITS / "apex@.service", "Restart") == ["always"]
 
 
 def test_services_can_write_only_to_the_necessary_folders():
