@@ -18,7 +18,6 @@ from namespaces import Machine, Switch, wait_until
 from security_groups import METADATA, Passage, closed, opened, passages
 
 INIT = Path(__file__).with_name("machine_init.py")
-BUSY_SECONDS = 120.0  # deadline of a wait, measured by a Stopwatch
 ACTORS_NICE = 10  # In AWS an actor host has cores of its own; here the learner has priority.
 # environment that makes the hosts' programs use this AWS and this tree, beside their user data
 ENVIRONMENT = {
@@ -68,7 +67,7 @@ class Host(Machine):
     def end_cluster(self) -> None:
         """Ends the cluster, as systemctl does on request of a learner's host."""
         self.start("apex-end.service")
-        wait_until(lambda: self.ended("apex-end.service"), "the end of the cluster", BUSY_SECONDS)
+        wait_until(lambda: self.ended("apex-end.service"), "the end of the cluster")
 
     @property
     def is_up(self) -> bool:
@@ -122,6 +121,18 @@ class NamespacedCluster:
         """Returns the hosts of a role, by address."""
         return sorted((host for host in self.hosts.values() if host.role == role), key=lambda host: host.address)
 
+    @property
+    def learner(self) -> Host:
+        """Returns the learner's host, of which there is one at a time."""
+        (host,) = self.of("learner")
+        return host
+
+    def sizes(self) -> dict[str, int]:
+        """Returns the desired number of hosts of each kind."""
+        groups, prefix = self.client("autoscaling").describe_auto_scaling_groups(), f"apex-{self.name}-"
+        sizes = {group["AutoScalingGroupName"]: group["DesiredCapacity"] for group in groups["AutoScalingGroups"]}
+        return {name.removeprefix(prefix): size for name, size in sizes.items() if name.startswith(prefix)}
+
     def lose(self, host: Host) -> None:
         """Kills the host without a message; EC2 shows it as terminated."""
         self.switch.cut(host)
@@ -134,7 +145,7 @@ class NamespacedCluster:
         for host in new:
             host.boot()
         ssm, paths = self.client("ssm"), [f"/apex/{self.name}/keys/{host.role}/{host.id}" for host in new]
-        wait_until(lambda: not ssm.get_parameters(Names=paths)["InvalidParameters"], "the keys of hosts", BUSY_SECONDS)
+        wait_until(lambda: not ssm.get_parameters(Names=paths)["InvalidParameters"], "the keys of hosts")
         for host in self.hosts.values():
             if host.is_up:
                 host.start("apex-keys.service")
@@ -147,17 +158,16 @@ class NamespacedCluster:
         path.write_text(json.dumps(record))
         unit, before = "apex-stall.service", len(host.lines("log/ended"))
         host.start(unit)
-        wait_until(lambda: host.ended(unit, since=before), unit, BUSY_SECONDS)
+        wait_until(lambda: host.ended(unit, since=before), unit)
         found = self.client("autoscaling").describe_auto_scaling_instances(InstanceIds=[host.id])
         return str(found["AutoScalingInstances"][0]["HealthStatus"]).capitalize()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Ends everything; prints the logs after an error, and raises an exception if a process remains."""
-        if kind is not None:
-            print("".join(host.logs() for host in self.hosts.values()))
+    def __exit__(self, *_: object) -> None:
+        """Ends everything; prints the logs, which pytest shows after a failure, and raises if a process remains."""
+        print("".join(host.logs() for host in self.hosts.values()))
         with self._stack:
             for host in self.hosts.values():
                 host.process.kill()  # Stop all of them first, then wait for each.

@@ -10,9 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -20,8 +20,7 @@ from typing import TypeVar
 NEW_NETWORK = 0x4000_0000  # <linux/sched.h>
 TOOLS = ("ip", "unshare", "setpriv", "nsenter", "mount")
 LOOK_SECONDS = 0.2
-TICKS = os.sysconf("SC_CLK_TCK")  # ticks per second in /proc
-SECONDS = 60.0  # time for the kernel to create or remove a namespace
+SECONDS = 300.0  # deadline of a wait beside busy programs
 ATTEMPT = """
 ip link add bridge0 type bridge
 ip link add port0 type veth peer name eth0
@@ -32,7 +31,6 @@ mount -t overlay -o lowerdir=/opt,upperdir=/mnt/above,workdir=/mnt/work overlay 
 """
 
 Result = TypeVar("Result")
-_machines: set[int] = set()  # process namespaces of the machines of this process
 
 
 class Network:
@@ -77,24 +75,15 @@ class Network:
 
     def within(self, function: Callable[[], Result]) -> Result:
         """Calls `function` in a thread inside it. Its sockets and threads stay inside."""
-        results: list[Result] = []
-        errors: list[BaseException] = []
 
-        def call() -> None:
-            try:
-                libc = ctypes.CDLL(None, use_errno=True)
-                if libc.setns(self._descriptor, NEW_NETWORK):
-                    raise OSError(ctypes.get_errno(), "setns")
-                results.append(function())
-            except BaseException as error:
-                errors.append(error)
+        def call() -> Result:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(self._descriptor, NEW_NETWORK):
+                raise OSError(ctypes.get_errno(), "setns")
+            return function()
 
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(call).result()
 
     def kill(self) -> None:
         """Kills all its processes at once, like a power failure."""
@@ -165,7 +154,6 @@ class Machine(Network):
         made = Path(f"/proc/{self.pid}/ns/pid_for_children")
         wait_until(made.exists, "the first process of a machine")  # The link has no target before.
         self.processes = made.stat().st_ino
-        _machines.add(self.processes)
 
     @property
     def root(self) -> Path:
@@ -185,55 +173,23 @@ class Machine(Network):
 
 
 def process_namespaces() -> set[int]:
-    """Returns the process ids inside it."""
-    return {namespace for _, namespace in _processes()}
-
-
-class Stopwatch:
-    """Measures seconds since its start, without the share of the processors that programs outside the tests used."""
-
-    def __init__(self) -> None:
-        self._begin = time.monotonic()
-        self._all, self._ours = _processor_seconds()
-
-    def read(self) -> float:
-        """Returns the seconds, at least a tenth of the clock's, so that waits end on a busy machine."""
-        seconds, (now, ours) = time.monotonic() - self._begin, _processor_seconds()
-        own = sum(used - self._ours.get(namespace, 0.0) for namespace, used in ours.items())
-        return seconds * min(1.0, max(0.1, own / max(now - self._all, 1e-9)))
-
-
-def _processor_seconds() -> tuple[float, dict[int, float]]:
-    """Returns the CPU time of all programs, and that of this process and each machine by process namespace."""
-    own, ours = os.stat("/proc/self/ns/pid").st_ino, {}
-    for process, namespace in _processes():
-        with suppress(OSError):
-            if namespace in _machines or process == os.getpid():  # Other tests may have machines, too.
-                stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-                times = stat[11:13] if namespace == own else stat[11:15]  # includes ended children
-                ours[namespace] = ours.get(namespace, 0.0) + sum(map(int, times)) / TICKS
-    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
-    return (user + nice + system + irq + softirq) / TICKS, ours
-
-
-def _processes() -> Iterator[tuple[int, int]]:
-    """Returns the id and the process namespace of each process."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):  # The process has just ended.
-                yield int(entry.name), os.stat(entry / "ns/pid").st_ino
+    """Returns the namespaces of all processes."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/ns/pid"):
+        with suppress(OSError):  # The process has just ended.
+            found.add(link.stat().st_ino)
+    return found
 
 
 def wait_until(
     condition: Callable[[], object], what: str, seconds: float = SECONDS, why: Callable[[], object] = str
 ) -> None:
-    """Waits until the condition holds; fails after this number of seconds by a Stopwatch, with the text of `why`."""
-    deadline, watch = time.monotonic() + seconds, Stopwatch()
+    """Waits until the condition holds; fails after this number of seconds with the text of `why`."""
+    begin = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:  # Reading the stopwatch takes time.
-            assert watch.read() < seconds, f"waited {seconds:.0f} s for {what} {why()}"
+        assert time.monotonic() < begin + seconds, f"waited {seconds:.0f} s for {what} {why()}"
         time.sleep(LOOK_SECONDS)
-    print(f"{what} after {watch.read():.1f} s", file=sys.stderr)
+    print(f"{what} after {time.monotonic() - begin:.1f} s", file=sys.stderr)
 
 
 def missing() -> str:

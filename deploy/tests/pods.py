@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from namespaces import Machine, Switch, wait_until
+from namespaces import SECONDS, Machine, Switch, wait_until
 
 MOST_PODS = 12  # more: pods fail again and again
 OTHER = 1  # owner of volumes on this host: not the user of the containers, as with a kubelet
@@ -133,7 +133,7 @@ class Jobs:
     """The Jobs of a namespace and their pods, which end with the context."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._hosts = folder / "hosts"
         self._stack = ExitStack()
         self._objects: dict[str, Manifest] = {}
@@ -166,7 +166,7 @@ class Jobs:
     def _start(self, key: tuple[str, int], job: Manifest) -> Pod:
         self._num_pods += 1
         assert self._num_pods <= MOST_PODS, self.logs()
-        address, folder = f"10.78.0.{self._num_pods}", self._folder / f"{key[0]}-{key[1]}-{self._num_pods}"
+        address, folder = f"10.78.0.{self._num_pods}", self.folder / f"{key[0]}-{key[1]}-{self._num_pods}"
         pod = Pod(job, self._objects, address, folder)
         self._stack.callback(pod.kill)
         self._switch.plug(pod)
@@ -178,7 +178,7 @@ class Jobs:
         pod.send("start")
         return pod
 
-    def wait_until(self, condition: Callable[[], object], what: str, seconds: float) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
         """See namespaces.wait_until; keeps the pods running meanwhile."""
 
         def check() -> object:
@@ -189,12 +189,12 @@ class Jobs:
 
     def logs(self) -> str:
         """Returns the end of each pod's log."""
-        return "".join(f"\n-- {path.parent.name}\n{path.read_text()[-2000:]}" for path in self._folder.glob("*/log"))
+        return "".join(f"\n-- {path.parent.name}\n{path.read_text()[-2000:]}" for path in self.folder.glob("*/log"))
 
     def __enter__(self) -> Self:
         self._hosts.write_text("127.0.0.1 localhost\n")
-        (self._folder / "mirror").mkdir()
-        self._switch = Switch([], self._folder / "switch.log")
+        (self.folder / "mirror").mkdir()
+        self._switch = Switch([], self.folder / "switch.log")
         self._stack.callback(self._switch.kill)
         return self
 

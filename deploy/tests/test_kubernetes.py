@@ -1,7 +1,7 @@
 """The manifests of deploy/kubernetes: Kubernetes accepts them, and their containers train as written.
 
 There is one run, in which an actor pod is lost, another is drained, and then the head's pod is lost with its folder.
-Each test checks one property of it.
+The tests of it are its steps, in this order.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import namespaces
 import pytest
 import yaml
-from namespaced_run import Row, check_continuation, read_rows, renewed
-from namespaces import Stopwatch
+from namespaced_run import Memory, check_continuation, read_memory, read_rows, renewed
+from namespaces import SECONDS
 from pods import Jobs, decide
-from stored_streams import Memory, read_memory
 
 from apex.config import TransportConfig
 from apex.facts import EndReason
@@ -36,8 +35,8 @@ MANIFESTS = Path(__file__).parents[1] / "kubernetes"
 NAME, HEAD, ACTORS = "cartpole-1", ("apex-head", 0), [("apex-actors", 0), ("apex-actors", 1)]
 VALUES = {"NAME": NAME, "PRESET": "cartpole", "MIRROR": "/mnt/mirror", "ACTORS": "4", "PROCESSES": "1", "ENVS": "2"}
 PER_POD = 2
-LEASE_SECONDS = 45.0  # until the actor ids of a dead pod are leased again
-BUSY_SECONDS, RUN_SECONDS = 120.0, 400.0  # deadlines of waits, measured by a Stopwatch
+OFTEN = "\\1--checkpoint.period-seconds=2\n"
+LEASE_SECONDS = 45.0  # until the actor ids of a dead pod are free
 MISSING = namespaces.missing()
 GUIDE = (Path(__file__).parents[2] / "docs/guide/kubernetes.md").read_text()
 pytestmark = [
@@ -109,120 +108,111 @@ def make_secrets(folder: Path) -> list[dict[str, Any]]:
         words = shlex.split(line)
         is_secret = words[0] == "kubectl"
         command = [*words, "--dry-run=client", "-o", "yaml"] if is_secret else [sys.executable, "-m", *words]
-        done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=BUSY_SECONDS)
+        done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=SECONDS)
         secrets += [yaml.safe_load(done.stdout)] if is_secret else []
     return secrets
 
 
-class Seen(NamedTuple):
-    """What was observed of the run."""
+class Run:
+    """The run of the pods, which has no stop score at first."""
 
-    folder: Path  # the run at its end
-    probes: dict[str, bool]  # results of the head's probe, in the head's pod and in a pod without a learner
-    keys: dict[str, set[str]]  # names of the key files in each pod
-    before: Memory  # before the loss of an actor pod
-    after: Memory  # when its ids had new experience
-    seconds: float  # from the loss until all ids were leased again, by a Stopwatch
-    rows: list[Row]  # the learner's curve on the lost head
-    resumed_at: int  # update of the mirrored checkpoint
-    statuses: dict[tuple[str, int], list[int]]  # exit statuses of all pods
+    def __init__(self, folder: Path, jobs: Jobs) -> None:
+        self._folder, self._jobs = folder, jobs
+        jobs.apply(*make_secrets(folder), *build(folder / "first", VALUES, arguments=f"{OFTEN}\\1--stop-score=none\n"))
+        jobs.reconcile()
+        jobs.wait_until(lambda: jobs.pods[HEAD].probe("startupProbe"), "the startup probe")
+        jobs.wait_until(lambda: self.status().updates, "updates")  # The memory exists then.
+        jobs.wait_until(lambda: all(one.contiguous for one in self.memory().streams), "experience of all")
+
+    @property
+    def path(self) -> Path:
+        """Returns the run folder of the head."""
+        return self._jobs.pods[HEAD].folder / "work/runs" / NAME
+
+    def memory(self) -> Memory:
+        return read_memory(self._jobs.pods[HEAD].root, self.path)
+
+    def status(self) -> RunStatus:
+        head = self._jobs.pods[HEAD]
+        endpoint, keys = TransportConfig().endpoint("control", head.address), Keys(self._folder / "keys", "observer")
+        found = head.within(lambda: ask(endpoint, SECONDS, keys))
+        assert found is not None, self._jobs.logs()
+        return found
+
+    def are_leased(self) -> bool:
+        actors = self.status().actors
+        return actors.leased == actors.configured
+
+    def mirrored(self) -> int:
+        """Returns the update of the mirrored checkpoint."""
+        newest = self._folder / "mirror" / NAME / "checkpoints/newest.json"
+        return int(json.loads(newest.read_text())["num_updates"]) if newest.exists() else 0
+
+    def until_renewed(self, before: Memory) -> Memory:
+        """Waits until the streams of one pod have a new incarnation."""
+        self._jobs.wait_until(lambda: len(renewed(before, self.memory())) == PER_POD, "a new pod's experience")
+        return self.memory()
+
+    def go_on_to_the_score(self) -> None:
+        """Changes the manifests, which have an effect on new pods."""
+        self._jobs.apply(*build(self._folder / "second", VALUES, arguments=OFTEN))
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
-    """The whole run. Every wait has a deadline, and all pods end in any case."""
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     if MISSING:
         pytest.skip(MISSING)
-    folder = tmp_path_factory.mktemp("kubernetes")
-    with Jobs(folder) as jobs:
-        yield observe(folder, jobs)
+    with Jobs(tmp_path_factory.mktemp("kubernetes")) as jobs:
+        yield jobs
 
 
-def observe(folder: Path, jobs: Jobs) -> Seen:
-    """Starts the run without a stop score, loses pods, and continues it until it is solved."""
-    secrets = make_secrets(folder)
-    often = "\\1--checkpoint.period-seconds=2\n"
-    jobs.apply(*secrets, *build(folder / "first", VALUES, arguments=f"{often}\\1--stop-score=none\n"))
-    jobs.reconcile()
+@pytest.fixture(scope="module")
+def run(jobs: Jobs) -> Run:
+    return Run(jobs.folder, jobs)
 
-    def run() -> Path:
-        return jobs.pods[HEAD].folder / "work/runs" / NAME
 
-    def memory() -> Memory:
-        return read_memory(jobs.pods[HEAD].root, run())
+def test_a_pod_has_only_the_keys_of_its_role(jobs: Jobs, run: Run) -> None:
+    for key in ACTORS:
+        names = {path.name for path in (jobs.pods[key].root / "dev/shm/keys").iterdir()}
+        assert names == {"actor.key_secret", "learner.key", "replay.key"}
 
-    def status() -> RunStatus:
-        head = jobs.pods[HEAD]
-        endpoint, keys = TransportConfig().endpoint("control", head.address), Keys(folder / "keys", "observer")
-        found = head.within(lambda: ask(endpoint, BUSY_SECONDS, keys))
-        assert found is not None, jobs.logs()
-        return found
 
-    def is_leased() -> bool:
-        return status().actors.leased == status().actors.configured
+def test_a_probe_succeeds_only_where_a_learner_answers(jobs: Jobs, run: Run) -> None:
+    head = jobs.pods[HEAD]
+    assert head.probe("livenessProbe")
+    assert not jobs.pods[ACTORS[0]].probe("livenessProbe", head)
 
-    def mirrored() -> int:
-        newest = folder / "mirror" / NAME / "checkpoints/newest.json"
-        return int(json.loads(newest.read_text())["num_updates"]) if newest.exists() else 0
 
-    jobs.wait_until(lambda: jobs.pods[HEAD].probe("startupProbe"), "the startup probe", RUN_SECONDS)
-    jobs.wait_until(lambda: status().updates, "updates", RUN_SECONDS)  # The memory exists then.
-    jobs.wait_until(lambda: all(one.contiguous for one in memory().streams), "experience of all", RUN_SECONDS)
-    head, other = jobs.pods[HEAD], jobs.pods[ACTORS[0]]
-    probes = {"head": head.probe("livenessProbe"), "elsewhere": other.probe("livenessProbe", head)}
-    keys = {key[0]: {path.name for path in (pod.root / "dev/shm/keys").iterdir()} for key, pod in jobs.pods.items()}
-
-    before, watch = memory(), Stopwatch()
+def test_actor_ids_of_a_lost_pod_are_leased_again_and_nothing_is_lost(jobs: Jobs, run: Run) -> None:
+    before = run.memory()
     jobs.pods[ACTORS[1]].kill()
-    jobs.wait_until(lambda: not is_leased(), "the lost pod's leases to end", BUSY_SECONDS)
-    jobs.wait_until(is_leased, "all ids to be leased", BUSY_SECONDS)
-    seconds = watch.read()
-    jobs.wait_until(lambda: len(renewed(before, memory())) == PER_POD, "the new pod's experience", BUSY_SECONDS)
-    after = memory()
-    jobs.pods[ACTORS[0]].terminate()
-    jobs.wait_until(lambda: len(renewed(after, memory())) == PER_POD, "a pod for the drained one", BUSY_SECONDS)
-
-    jobs.wait_until(mirrored, "a checkpoint in the mirror", BUSY_SECONDS)
-    jobs.apply(*build(folder / "second", VALUES, arguments=often))
-    rows, lost = read_rows(run() / "curves/learner.jsonl"), jobs.pods[HEAD]
-    lost.kill()
-    resumed_at = mirrored()
-    jobs.wait_until(lambda: jobs.pods[HEAD] is not lost, "another head", BUSY_SECONDS)
-    found = run()
-    jobs.wait_until(lambda: 0 in jobs.statuses[HEAD], "the end of the run", RUN_SECONDS)
-    jobs.wait_until(lambda: all(0 in jobs.statuses[key] for key in ACTORS), "the end of the actors", BUSY_SECONDS)
-    return Seen(found, probes, keys, before, after, seconds, rows, resumed_at, jobs.statuses)
-
-
-def test_the_run_is_solved_by_the_pods(seen: Seen) -> None:
-    assert RunFolder.open(seen.folder).end == EndReason("score", 475.0)
-
-
-def test_a_pod_has_only_the_keys_of_its_role(seen: Seen) -> None:
-    assert seen.keys["apex-actors"] == {"actor.key_secret", "learner.key", "replay.key"}
-
-
-def test_a_probe_succeeds_only_where_a_learner_answers(seen: Seen) -> None:
-    assert seen.probes == {"head": True, "elsewhere": False}
-
-
-def test_actor_ids_of_a_lost_pod_are_leased_again_and_nothing_is_lost(seen: Seen) -> None:
-    dead = renewed(seen.before, seen.after)
-    assert (seen.seconds < LEASE_SECONDS, len(dead)) == (True, PER_POD), seen.seconds
-    assert seen.after.incarnation == seen.before.incarnation
-    assert seen.after.num_inserted > seen.before.num_inserted
-    pairs = enumerate(zip(seen.before.streams, seen.after.streams, strict=True))
+    jobs.wait_until(lambda: not run.are_leased(), "the lost pod's leases to end", LEASE_SECONDS)
+    jobs.wait_until(run.are_leased, "all ids to be leased")
+    after = run.until_renewed(before)
+    dead = renewed(before, after)
+    assert after.incarnation == before.incarnation
+    assert after.num_inserted > before.num_inserted
+    pairs = enumerate(zip(before.streams, after.streams, strict=True))
     assert all(new.contiguous >= old.contiguous for actor_id, (old, new) in pairs if actor_id not in dead)
+    jobs.pods[ACTORS[0]].terminate()
+    run.until_renewed(after)
 
 
-def test_a_new_head_continues_from_the_mirror(seen: Seen) -> None:
-    assert seen.resumed_at > 0
-    check_continuation(seen.rows, read_rows(seen.folder / "curves/learner.jsonl"), seen.resumed_at)
-
-
-def test_actor_pods_end_with_0_only_when_the_run_is_over(seen: Seen) -> None:
-    assert seen.statuses[HEAD] == [137, 0]
-    drained, killed = (seen.statuses[key] for key in ACTORS)
+def test_a_new_head_continues_from_the_mirror_and_solves_the_run(jobs: Jobs, run: Run) -> None:
+    """Actor pods end with 0 only when the run is over."""
+    jobs.wait_until(run.mirrored, "a checkpoint in the mirror")
+    run.go_on_to_the_score()
+    rows, lost = read_rows(run.path / "curves/learner.jsonl"), jobs.pods[HEAD]
+    lost.kill()
+    resumed_at = run.mirrored()
+    jobs.wait_until(lambda: jobs.pods[HEAD] is not lost, "another head")
+    folder = run.path
+    jobs.wait_until(lambda: 0 in jobs.statuses[HEAD], "the end of the run")
+    jobs.wait_until(lambda: all(0 in jobs.statuses[key] for key in ACTORS), "the end of the actors")
+    assert RunFolder.open(folder).end == EndReason("score", 475.0)
+    check_continuation(rows, read_rows(folder / "curves/learner.jsonl"), resumed_at)
+    assert jobs.statuses[HEAD] == [137, 0]
+    drained, killed = (jobs.statuses[key] for key in ACTORS)
     assert (drained[0], killed[0]) == (75, 137)
     # An actor pod follows the head to its new address. If the head was away for too long, the pod ends with 75.
-    assert all(set(statuses[1:-1]) <= {75} and statuses[-1] == 0 for statuses in (drained, killed)), seen.statuses
+    assert all(set(statuses[1:-1]) <= {75} and statuses[-1] == 0 for statuses in (drained, killed)), jobs.statuses

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import Stopwatch, wait_until
+from namespaces import wait_until
 from slurm_cluster import SlurmCluster, missing
 
 from apex.runs.checkpoints.paths import newest_update
@@ -19,7 +19,6 @@ from chaos.ledger import LedgerReader
 pytestmark = [pytest.mark.timeout(400), pytest.mark.skipif(bool(missing()), reason=missing())]
 FILE = Path(__file__).parents[1] / "slurm/apex.sbatch"
 ACTORS = set(range(8))
-BUSY_SECONDS = 100.0  # deadline of a wait, measured by a Stopwatch
 CALM = (
     "--preset cartpole --name calm --run.no-tensorboard --run.stop-score none --evaluator.no-enabled "
     "--replay.min-size-to-sample 300 --learner.batch-size 32 --checkpoint.period-seconds 2 --checkpoint.period 10 "
@@ -44,7 +43,7 @@ class Calm:
         self.until_actors_act(set())
         self.actors = next(job.partition("_")[0] for job in cluster.jobs() if "_" in job)
         self.folder = RunFolder.open(cluster.shared / "runs/calm")
-        wait_until(lambda: any(self.updates()), "updates", BUSY_SECONDS)
+        wait_until(lambda: any(self.updates()), "updates")
 
     def streams(self) -> set[tuple[int, int]]:
         """Returns all streams with an acknowledged segment so far: actor ids with their incarnations."""
@@ -53,13 +52,13 @@ class Calm:
 
     def until_actors_act(self, before: set[tuple[int, int]]) -> None:
         """Waits until each actor id has a stream that is not in `before`."""
-        wait_until(lambda: {actor for actor, _ in self.streams() - before} == ACTORS, "actors", BUSY_SECONDS)
+        wait_until(lambda: {actor for actor, _ in self.streams() - before} == ACTORS, "actors")
 
     def until_it_goes_on(self, before: set[tuple[int, int]]) -> None:
         """Waits for new streams and updates; fails if the run did not continue its saved state."""
         saved = newest_update(self.folder.checkpoints) or 0
         self.until_actors_act(before)
-        wait_until(lambda: self.updates()[-1] > self.resumed() >= saved, "updates", BUSY_SECONDS)
+        wait_until(lambda: self.updates()[-1] > self.resumed() >= saved, "updates")
         assert self.updates() == sorted(self.updates())
 
     def nodes(self) -> tuple[str, str]:
@@ -112,7 +111,7 @@ def test_cartpole_is_solved_through_three_nodes(cluster: SlurmCluster) -> None:
         nodes.update(job.node for job in jobs.values())
         return not jobs
 
-    wait_until(is_over, "the end of the run", BUSY_SECONDS)
+    wait_until(is_over, "the end of the run")
     assert "reached the score 475" in cluster.log(job)
     evaluation = read_curve(cluster.shared / "runs/solved/curves/evaluator.jsonl")[-1]["scalars"]
     assert evaluation["evaluator/score"] >= 475
@@ -123,10 +122,8 @@ def test_cartpole_is_solved_through_three_nodes(cluster: SlurmCluster) -> None:
 def test_the_ids_of_a_lost_node_are_leased_again_without_a_loss(cluster: SlurmCluster, calm: Calm) -> None:
     head, actors = calm.nodes()
     before = calm.streams()
-    watch = Stopwatch()
     cluster.lose(actors)
     calm.until_actors_act(before)
-    assert watch.read() < 45
     cluster.boot(actors)
     wait_until(lambda: cluster.run(f"sinfo --noheader --node={actors} --format=%T") == "idle\n", "the node again")
     assert calm.nodes()[1] not in (head, actors)
@@ -157,7 +154,7 @@ def test_a_head_waits_in_the_queue_again_at_its_time_limit(cluster: SlurmCluster
 def test_a_cancelled_head_saves_and_leaves_nothing(cluster: SlurmCluster, calm: Calm) -> None:
     update = calm.updates()[-1]
     cluster.run(f"scancel {calm.job}")
-    wait_until(lambda: not cluster.jobs(), "an empty queue", BUSY_SECONDS)
+    wait_until(lambda: not cluster.jobs(), "an empty queue")
     assert (newest_update(calm.folder.checkpoints) or 0) >= update
     assert "keeping the memory" not in (calm.folder.logs / "replay.log").read_text(), "each end has saved it"
     assert not list(cluster.shared.rglob("*.key*"))
