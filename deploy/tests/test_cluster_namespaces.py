@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -282,3 +284,19 @@ def test_a_learner_without_progress_is_replaced_once_and_then_ends(
         wait_until(lambda: connected_from(replay, port) == loaders, "both loaders")
         learner.end_cluster()
         assert cluster.sizes() == {"learner": 0, "replay": 0, "evaluator": 0, "actor": 0}
+
+
+def test_machines_end_with_the_tests_even_if_these_are_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from namespaces import Machine\n"
+        "machine = Machine('m', '10.0.0.1', ['sh', '-c', 'sleep 600 & sleep 600'], Path(sys.argv[1]))\n"
+        "print(machine.processes, flush=True); time.sleep(600)"
+    )
+    folder = Path(__file__).parent
+    tests = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "log")], cwd=folder, stdout=subprocess.PIPE)
+    with tests:
+        assert tests.stdout is not None
+        machine = int(tests.stdout.readline())
+        assert machine in namespaces.process_namespaces()
+        tests.kill()
+    wait_until(lambda: machine not in namespaces.process_namespaces(), "the machine's end")
