@@ -16,9 +16,9 @@ from apexreplay.store.layout import BLOB_ALIGNMENT, fixed_bytes
 
 # Atari steps/s of one core: 764 with 1 stream, 2,300 with 16, 2,500 with 32. More than 16 mainly delay segments.
 ENVS_PER_PROCESS = 16
-# With the paper's network for images, whose Q-values take as long as the environments (ADR 52). Each actor then makes
-# about as many steps/s as one of the paper's.
-WIDE_ENVS_PER_PROCESS, WIDE = 64, 1.0
+# With the paper's network for images, whose Q-values take nearly as long as the environments (ADR 52), and with so many
+# bytes of RAM per core. Each actor then makes about as many steps/s as one of the paper's.
+WIDE_ENVS_PER_PROCESS, WIDE, WIDE_RAM = 64, 1.0, 3 * 2**29
 # CPU time of an actor step divided by that of a learner sample: 1.1 ms / 0.45 ms for Pong on two cores.
 SAMPLES_PER_STEP = 2.5
 # The replay memory must hold at least about one game of Pong from each actor. In the paper it held 5,500 transitions.
@@ -145,7 +145,8 @@ def _size_actors(config: Config, machine: Machine, schema: Schema) -> ActorConfi
     processes, envs, num_actors = actor.num_processes, actor.envs_per_process, actor.num_actors
     if config.run.head:  # By default, each actor host starts one process per core.
         return replace(actor, num_processes=0, envs_per_process=envs or min(ENVS_PER_PROCESS, num_actors))
-    usual = WIDE_ENVS_PER_PROCESS if schema.has_images and config.network.width >= WIDE else ENVS_PER_PROCESS
+    is_wide = schema.has_images and config.network.width >= WIDE and machine.memory_bytes >= WIDE_RAM * machine.cores
+    usual = WIDE_ENVS_PER_PROCESS if is_wide else ENVS_PER_PROCESS
     by_cores = max(1, _actor_cores(config, machine) // actor.num_threads)
     if not (processes or envs or num_actors):
         num_actors = min(by_cores * usual, max(1, config.replay.capacity // TRANSITIONS_PER_ACTOR))

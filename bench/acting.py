@@ -2,7 +2,7 @@
 
 The way of the actors, in float32 or bfloat16; the same with the hidden layers of both heads as one product; the heads
 in int8; and the whole network in int8. int8 is computed by torch's own operators. Their weights must be packed for each
-version of the parameters: this is measured apart.
+version of the parameters: this is measured separately.
 """
 
 import statistics

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import wait_until
+from namespaces import SECONDS, wait_until
 from slurm_cluster import SlurmCluster, missing
 
 from apex.runs.checkpoints.paths import newest_update
@@ -19,6 +19,7 @@ from chaos.ledger import LedgerReader
 pytestmark = [pytest.mark.timeout(400), pytest.mark.skipif(bool(missing()), reason=missing())]
 FILE = Path(__file__).parents[1] / "slurm/apex.sbatch"
 ACTORS = set(range(8))
+AGAIN_SECONDS = 120.0  # until the actor ids of a lost node have another one, on a busy machine
 CALM = (
     "--preset cartpole --name calm --run.no-tensorboard --run.stop-score none --evaluator.no-enabled "
     "--replay.min-size-to-sample 300 --learner.batch-size 32 --checkpoint.period-seconds 2 --checkpoint.period 10 "
@@ -50,9 +51,9 @@ class Calm:
         self._ledger.read()
         return {(actor, incarnation) for actor, incarnation, _ in self._ledger.entries.acknowledged}
 
-    def until_actors_act(self, before: set[tuple[int, int]]) -> None:
+    def until_actors_act(self, before: set[tuple[int, int]], seconds: float = SECONDS) -> None:
         """Waits until each actor id has a stream that is not in `before`."""
-        wait_until(lambda: {actor for actor, _ in self.streams() - before} == ACTORS, "actors")
+        wait_until(lambda: {actor for actor, _ in self.streams() - before} == ACTORS, "actors", seconds)
 
     def until_it_goes_on(self, before: set[tuple[int, int]]) -> None:
         """Waits for new streams and updates; fails if the run did not continue its saved state."""
@@ -123,7 +124,7 @@ def test_the_ids_of_a_lost_node_are_leased_again_without_a_loss(cluster: SlurmCl
     head, actors = calm.nodes()
     before = calm.streams()
     cluster.lose(actors)
-    calm.until_actors_act(before)
+    calm.until_actors_act(before, AGAIN_SECONDS)
     cluster.boot(actors)
     wait_until(lambda: cluster.run(f"sinfo --noheader --node={actors} --format=%T") == "idle\n", "the node again")
     assert calm.nodes()[1] not in (head, actors)

@@ -77,13 +77,22 @@ def test_ignored_changes_are_named(cluster: Cluster) -> None:
         assert any(f"{name} = {value} has no effect" in message for message in warnings(plan)), warnings(plan)
 
 
-def test_more_hosts_on_demand_for_more_hours_replace_nothing(cluster: Cluster) -> None:
-    plan = cluster.terraform.plan("-refresh=false", "-var=actor_hosts=24", "-var=spot=false", "-var=max_hours=48")
+def test_more_hosts_on_demand_change_only_the_group(cluster: Cluster) -> None:
+    plan = cluster.terraform.plan("-refresh=false", "-var=actor_hosts=24", "-var=spot=false")
     assert any("384" in message for message in warnings(plan))
-    found, kinds = changes(plan), {}
-    for address, names in found.items():
-        if address != GROUP:
-            kinds.setdefault(address.partition("[")[0], set()).update(names)
+    found = changes(plan)
+    assert set(found) == {GROUP}
+    assert set(found[GROUP]) == {"max_size", "mixed_instances_policy", "capacity_rebalance"}
+    assert found[GROUP]["max_size"] == (3, 24)
+    before, after = (policy[0]["instances_distribution"][0] for policy in found[GROUP]["mixed_instances_policy"])
+    assert before["on_demand_percentage_above_base_capacity"] == 0
+    assert {**before, "on_demand_percentage_above_base_capacity": 100} == after
+
+
+def test_more_hours_replace_nothing(cluster: Cluster) -> None:
+    plan, kinds = cluster.terraform.plan("-refresh=false", "-var=max_hours=48"), {}
+    for address, names in changes(plan).items():
+        kinds.setdefault(address.partition("[")[0], set()).update(names)
     assert kinds == {
         "aws_ssm_parameter.max_hours": {"value", "version"},  # The hosts read this value.
         "aws_autoscaling_schedule.end": {"start_time"},
@@ -91,11 +100,6 @@ def test_more_hosts_on_demand_for_more_hours_replace_nothing(cluster: Cluster) -
         "aws_launch_template.host": {"default_version", "latest_version", "user_data"},
         "aws_autoscaling_group.host": {"mixed_instances_policy"},  # version of the template
     }
-    assert set(found[GROUP]) == {"max_size", "mixed_instances_policy", "capacity_rebalance"}
-    assert found[GROUP]["max_size"] == (3, 24)
-    before, after = (policy[0]["instances_distribution"][0] for policy in found[GROUP]["mixed_instances_policy"])
-    assert before["on_demand_percentage_above_base_capacity"] == 0
-    assert {**before, "on_demand_percentage_above_base_capacity": 100} == after
     actions = {tuple(item["change"]["actions"]) for item in plan["resource_changes"] if item["mode"] == "managed"}
     assert actions == {("no-op",), ("update",)}
 

@@ -79,11 +79,16 @@ def layout(result):
         ("paper", 16, True, (9, 40, 360, 1, 5, 512)),
     ],
 )
-@pytest.mark.parametrize("gib", [8, 512])  # Memory affects only the size of the replay memory.
+@pytest.mark.parametrize("gib", [288, 512])  # Beyond that, memory affects only the size of the replay memory.
 def test_each_preset_is_sized_to_the_machine(preset, cores, gpu, expected, gib):
     result = sized(PRESETS[preset].config, machine(cores, gib=gib, gpu=gpu))
     learner = result.learner
     assert (*layout(result), learner.num_loaders, learner.batch_size) == expected
+
+
+@pytest.mark.parametrize(("gib", "envs"), [(23.9, 16), (24, 64)])
+def test_the_full_network_has_more_environments_if_the_memory_suffices(gib, envs):
+    assert layout(sized(PRESETS["atari"].config, machine(16, gib=gib)))[:3] == (8, envs, 8 * envs)
 
 
 # Cores

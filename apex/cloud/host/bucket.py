@@ -4,7 +4,6 @@ Does not use fsspec: a host of a cluster may not delete objects, and may list on
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +62,7 @@ class BucketObjects:
             list(pool.map(self._expire, names))
 
     def _expire(self, name: str) -> None:
-        with suppress(self._s3.exceptions.NoSuchKey):  # It has expired.
-            self._s3.put_object_tagging(Bucket=self._bucket, Key=self._key(name), Tagging={"TagSet": [EXPIRES]})
+        self._s3.put_object_tagging(Bucket=self._bucket, Key=self._key(name), Tagging={"TagSet": [EXPIRES]})
 
     def _key(self, name: str) -> str:
         return f"{self._cluster}/{name}"

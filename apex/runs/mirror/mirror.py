@@ -33,6 +33,7 @@ NEWEST = "checkpoints/newest.json"
 END = "end.json"  # why the run ended; the run has it only while it does not train
 STATE = "mirror.json"  # file in the run folder that records what this host has uploaded
 GROWING = ("curves/", "tensorboard/")  # folders of files that grow while the run trains
+PARTS = "parts/"  # folder of parts of growing files, which earlier commits uploaded
 THREADS = 16  # parallel requests
 
 _LEFT_OUT = ("logs/", "keys/", "checkpoints/replay/", "run.lock", STATE, BEGUN)
@@ -91,6 +92,7 @@ class Mirror:
         if not has_run or owner.get("host") != self._writer:
             # Another host may have replaced what this one sent, and added curves that this one lacks.
             self._sent = {name: [] for name in names if name.startswith(GROWING)}
+        self._sent |= {name: [] for name in names if name.startswith(PARTS)}
         self._writer = writer
         self._keep_only(self.newest_update(), names)
         return has_run
@@ -111,18 +113,22 @@ class Mirror:
             for name, mark in self._changes(number):
                 if name == NEWEST and f"checkpoints/{number:09d}/{MANIFEST}" not in self._sent:
                     continue  # The learner has replaced the checkpoint by a newer one meanwhile.
-                with suppress(FileNotFoundError):
+                try:
                     if name == NEWEST:
                         self._require_owner(writer)  # The files before may have taken minutes.
                         self._objects.write(NEWEST, newest)
                     else:
                         self._objects.upload(self._run / name, name)
+                except FileNotFoundError:
+                    if (self._run / name).exists():  # The bucket is missing.
+                        raise
+                else:
                     # If the file has changed meanwhile, the old mark makes the next upload send it again.
                     self._sent[name] = newest_mark if name == NEWEST else mark
                     count += 1
             if self._sent.get(NEWEST) == newest_mark:
                 self._keep_only(number, list(self._sent))
-            # The end of a run that goes on, and curves that only another host has.
+            # The end of a run that goes on, curves that only another host has, and parts.
             others = [name for name, mark in self._sent.items() if name == END or not mark]
             gone = [name for name in others if not (self._run / name).exists()]
             self._objects.delete(gone)
@@ -159,8 +165,8 @@ class Mirror:
 
     def _restore(self, partial: Path) -> None:
         names = self._objects.names()
-        remedy = "restore it with commit 8cc13691, or delete parts/ to use only the files in curves/ and tensorboard/"
-        is_joined = not any(name.startswith("parts/") for name in names)
+        remedy = "delete parts/ if a later version has continued the run; otherwise restore it with commit 8cc13691"
+        is_joined = not any(name.startswith(PARTS) for name in names)
         require(is_joined, f"{self} has curves in parts/, which only earlier versions can join", remedy=remedy)
         newest = self._objects.read(NEWEST) if NEWEST in names else b""
         number = json.loads(newest)["num_updates"] if newest else -1

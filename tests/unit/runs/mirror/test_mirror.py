@@ -413,6 +413,40 @@ def test_curves_in_parts_of_an_earlier_version_are_not_restored(tmp_path: Path) 
     assert not (tmp_path / "new/runs").exists()
 
 
+@pytest.mark.parametrize("is_later", [False, True])
+def test_the_first_upload_replaces_parts_of_an_earlier_version(tmp_path: Path, *, is_later: bool) -> None:
+    """Later starts on the same host know which files they have sent."""
+    store = FolderObjects(tmp_path / "mirror/pong")
+    begun(store, tmp_path)
+    store.write("parts/curves/learner.jsonl/000000000000001-000000000000000", b"")
+    copy = copy_of(store, tmp_path) if is_later else Mirror(store, tmp_path / "runs/pong", tmp_path / "other.json")
+    copy.begin(BEGUN, "i-2")
+    assert any(name.startswith("parts/") for name in store.names())
+    copy.upload("i-2")
+    assert not any(name.startswith("parts/") for name in store.names())
+    restored(store, tmp_path / "new")
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["the file", "the bucket"])
+def test_a_missing_file_is_skipped_and_a_missing_bucket_is_an_error(tmp_path: Path, *, is_file: bool) -> None:
+    class Late(MemoryObjects):
+        def upload(self, path: Path, name: str) -> None:
+            if name.endswith("late.jsonl"):
+                if is_file:
+                    path.unlink()
+                raise FileNotFoundError("no such bucket or file")
+            super().upload(path, name)
+
+    store = Late()
+    copy = begun(store, tmp_path)
+    write(tmp_path, "curves/late.jsonl")
+    if is_file:
+        assert copy.upload("i-1") == 0
+    else:
+        with pytest.raises(FileNotFoundError, match="no such bucket"):
+            copy.upload("i-1")
+
+
 def test_a_file_of_a_curve_is_uploaded_until_the_next_one_begins(tmp_path: Path) -> None:
     store = MemoryObjects()
     copy = begun(store, tmp_path)
