@@ -12,6 +12,9 @@ from typing import IO, Any
 from apexreplay.errors import NEIGHBOUR_GONE
 
 PIPE = subprocess.PIPE
+# Opened here, because little works in a fork of a process with several threads. macOS has no such function.
+_prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
 File = int | IO[Any]
 Process = subprocess.Popen[bytes]
 
@@ -70,6 +73,7 @@ def lower_priority(niceness: int) -> None:
 def belong_to(parent: int, ends_by: signal.Signals = signal.SIGKILL) -> None:
     """Makes this process end when its parent ends, or now if the parent is gone. SIGKILL ends even a stuck process."""
     pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, ends_by)
+    assert _prctl is not None
+    _prctl(pr_set_pdeathsig, ends_by)
     if os.getppid() != parent:
         os._exit(NEIGHBOUR_GONE)

@@ -38,7 +38,7 @@ def test_the_same_command_continues_a_run_whose_host_was_lost(programs):
     until(lambda: not running_in(programs.folder), "end of the first start", seconds=60.0)
     lost = saved()
     shutil.rmtree(programs.folder / "runs")
-    until(lambda: discard(store_path(first.run_id)), "removal of the replay memory, which its server has left")
+    until(lambda: discard(store_path(first.run_id)), "the memory to be left by its server")
     programs.start("second", *command)
     until(lambda: saved() > lost, "a newer checkpoint in the mirror", seconds=120.0)
     for process in running_in(programs.folder):  # as a scheduler may do
