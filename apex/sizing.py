@@ -17,7 +17,7 @@ from apexreplay.store.layout import BLOB_ALIGNMENT, fixed_bytes
 # Atari steps/s of one core: 764 with 1 stream, 2,300 with 16, 2,500 with 32. More than 16 mainly delay segments.
 ENVS_PER_PROCESS = 16
 # With the paper's network for images, whose Q-values take nearly as long as the environments (ADR 52), and with so many
-# bytes of RAM per core. Each actor then makes about as many steps/s as one of the paper's.
+# bytes of RAM per core. On a core with 2,500 steps/s, each actor then makes as many as one of the paper's.
 WIDE_ENVS_PER_PROCESS, WIDE, WIDE_RAM = 64, 1.0, 3 * 2**29
 # CPU time of an actor step divided by that of a learner sample: 1.1 ms / 0.45 ms for Pong on two cores.
 SAMPLES_PER_STEP = 2.5
