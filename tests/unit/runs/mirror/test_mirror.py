@@ -348,7 +348,7 @@ def test_a_host_that_continues_after_another_uploads_its_own_files(tmp_path: Pat
     assert (tmp_path / "look/runs/pong/checkpoints/000000003/learner.safetensors").exists()
 
 
-def test_the_same_host_uploads_a_checkpoint_again_that_its_next_start_deleted(tmp_path: Path) -> None:
+def test_a_checkpoint_that_the_next_start_deleted_is_uploaded_again(tmp_path: Path) -> None:
     class Outage(FolderObjects):
         def upload(self, path: Path, name: str) -> None:
             if name == "checkpoints/000000002/manifest.json":
