@@ -26,8 +26,8 @@ from apex.transport.run_codec import RunCodec
 from apex.transport.timing import REPORT_SECONDS
 from apex.types import Role
 from apexreplay.client.reliable_sender import Outlet, Receipts, ReliableSender
+from apexreplay.process.child_setup import lower_priority
 from apexreplay.process.lifecycle import Stop
-from apexreplay.process.spawn import lower_priority
 from apexreplay.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apexreplay.transport.sockets import open_context
 from apexreplay.types import Stream

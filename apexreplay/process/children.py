@@ -27,8 +27,8 @@ from apexreplay.errors import (
 )
 from apexreplay.facts import Waiting
 from apexreplay.files.file_lock import FileLock
+from apexreplay.process.child_setup import belong_to
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
-from apexreplay.process.spawn import belong_to
 from apexreplay.process.text import clean
 from apexreplay.process.watchdog import Pulse, StuckDetector, abort
 

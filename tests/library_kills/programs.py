@@ -10,7 +10,7 @@ import numpy as np
 
 from apexreplay.client.client import Client
 from apexreplay.errors import DataError
-from apexreplay.process.spawn import belong_to
+from apexreplay.process.child_setup import belong_to
 
 from .tables import append, identify
 

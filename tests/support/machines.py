@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import apex
-from apexreplay.process.spawn import belong_to
+from apexreplay.process.spawn import PIPE, spawn
 
 ROOT = Path(apex.__file__).parent.parent
 NETWORK = "10.77.0"
@@ -46,11 +45,7 @@ class Machines:
             path.write_text(f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n{line.format(python=sys.executable)}\n")
             path.chmod(0o755)
         script = f"hostname {name}; mount -t tmpfs none /dev/shm && ip link set lo up && echo ready && exec sleep 1000"
-        holder = subprocess.Popen(
-            ["unshare", "--net", "--mount", "--uts", "sh", "-c", script],
-            stdout=subprocess.PIPE,
-            preexec_fn=partial(belong_to, os.getpid()),
-        )
+        holder = spawn(["unshare", "--net", "--mount", "--uts", "sh", "-c", script], output=PIPE, errors=None)
         self._holders[name] = holder
         assert holder.stdout.readline() == b"ready\n"
         (self.folder / name / "pid").write_text(str(holder.pid))

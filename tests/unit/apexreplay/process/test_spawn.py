@@ -1,8 +1,14 @@
 """`spawn` starts a program with the given folder, environment and outputs."""
 
-import pytest
+import os
+import sys
+from pathlib import Path
 
-from apexreplay.process.spawn import lower_priority, spawn
+import pytest
+from support.waiting import until
+
+from apexreplay.process.child_setup import lower_priority
+from apexreplay.process.spawn import PIPE, spawn
 
 
 def test_a_program_has_the_folder_and_the_variables_it_was_given(tmp_path):
@@ -15,6 +21,60 @@ def test_a_program_has_the_folder_and_the_variables_it_was_given(tmp_path):
         )
     assert process.wait(10) == 0
     assert (tmp_path / "output").read_text() == f"{tmp_path.parent}\nplum\nwrong\n"
+
+
+def test_a_program_that_does_not_exist_is_refused(tmp_path):
+    (tmp_path / "here").write_text("#!/bin/sh\n")
+    (tmp_path / "here").chmod(0o755)
+    assert spawn(["./here"], cwd=tmp_path).wait(10) == 0
+    for name in ("no-such-program", "./absent", str(tmp_path)):
+        with pytest.raises(FileNotFoundError, match=name):
+            spawn([name], cwd=tmp_path)
+
+
+def test_settings_of_the_process_are_those_of_the_program():
+    """A session of its own, cores, niceness, no ignored signals, and only the standard files."""
+    core = min(os.sched_getaffinity(0))
+    command = ["sh", "-c", "cat /proc/$$/stat /proc/$$/status; ls /proc/$$/fd"]
+    with spawn(command, output=PIPE, cores=[core], niceness=3) as process:
+        stat, *lines = process.stdout.read().decode().splitlines()
+    fields = stat.rpartition(")")[2].split()
+    status = dict(line.split(":\t") for line in lines if ":\t" in line)
+    assert int(fields[3]) == process.pid
+    assert int(fields[16]) == os.getpriority(os.PRIO_PROCESS, 0) + 3
+    assert status["Cpus_allowed_list"] == str(core)
+    assert int(status["SigIgn"], 16) == 0
+    assert [line for line in lines if line.isdecimal()] == ["0", "1", "2"]
+
+
+def test_a_program_ends_with_the_process_that_started_it(tmp_path):
+    script = (
+        "import sys, time; from apexreplay.process.spawn import spawn; "
+        "print(spawn(['sleep', '100']).pid, flush=True); time.sleep(float(sys.argv[1]))"
+    )
+    for seconds in ("0", "0.5"):  # before and after the program has started
+        with spawn([sys.executable, "-c", script, seconds], output=PIPE) as parent:
+            pid = int(parent.stdout.read())
+        until(lambda pid=pid: not is_running(pid))
+
+
+def test_a_start_runs_no_python_code_of_the_parent():
+    """In a fork, locks of other threads may be held forever, and finalizers run twice."""
+    script = (
+        "import os; from apexreplay.process.spawn import spawn; "
+        "os.register_at_fork(after_in_child=lambda: print('fork', flush=True)); "
+        "spawn(['echo', 'program'], output=1).wait()"
+    )
+    with spawn([sys.executable, "-c", script], output=PIPE) as parent:
+        assert parent.stdout.read() == b"program\n"
+
+
+def is_running(pid):
+    """Whether the process is there, and not only as a status that nobody has read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(("leader", "written"), [(100, ["7"]), (99, ["7"]), (1, [])])
