@@ -22,7 +22,7 @@ from apex.config.presets import EnvironmentKind
 from apex.environments.action_form import ActionForm, read_actions
 from apex.environments.atari import AtariEnvironment, action_names
 from apex.environments.batched import BatchedEnvironment, make_batch, spaces_of
-from apex.environments.foreign import environment_modules
+from apex.environments.foreign import environment_modules, register
 from apex.environments.interface import VectorEnvironment
 from apex.environments.mujoco import prepare, require_picture, uses_mujoco
 from apex.environments.observation_form import ObservationForm, read_observations
@@ -187,6 +187,7 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
             if colon:
                 import_module("environment.id", config.id)  # It registers the environment.
                 allow(environment_modules(config.id))  # It may have named another package.
+            register(config.id)
             if uses_mujoco(config.id):
                 prepare(config.id, draws=pictures or not plays, pictures=pictures)
             env = gymnasium.make(config.id, disable_env_checker=True, **options)
@@ -259,6 +260,8 @@ def _suggest(name: str) -> str:
     near = [known[plain] for plain in difflib.get_close_matches(_plain(name), known, n=3)]
     if classes := _find_classes(name):
         return f"give {' or '.join(f'{name}:{each}' for each in classes)}"
+    if "MinAtar/" in name:
+        return f"install the extra minatar: {remedy('minatar')}"
     if near:
         return f"did you mean {' or '.join(near)}? If a package registers it, give package:{name}"
     return f"use an Atari game (ALE/Pong-v5), a Gymnasium id, package:{name} if a package registers it, or module:class"

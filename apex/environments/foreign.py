@@ -1,6 +1,7 @@
 """Which modules outside this package a configuration imports by their names, and whether the user trusts them."""
 
 from collections.abc import Callable
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 import gymnasium
@@ -32,7 +33,27 @@ def environment_modules(name: str) -> list[str]:
         return named
     specs = [spec for spec in gymnasium.registry.values() if (spec.namespace, spec.name) == (namespace, plain)]
     modules = {_module_of(spec.entry_point) for spec in specs if spec.entry_point is not None}
+    modules |= {entry.module for entry in registrations(registered)}
     return named + sorted(module for module in modules if package_of(module) not in trusted)
+
+
+def registrations(name: str) -> EntryPoints:
+    """Returns the functions of installed packages that register the namespace of `name` (MinAtar/Breakout-v1).
+
+    Gymnasium 1 does not call them any more. Imports nothing.
+    """
+    return entry_points(group="gymnasium.envs", name=_namespace(name))
+
+
+def register(name: str) -> None:
+    """Registers the namespace of `name`, unless that has been done. The caller trusts its `environment_modules`."""
+    if not any(spec.namespace == _namespace(name) for spec in gymnasium.registry.values()):
+        for entry in registrations(name):
+            entry.load()()
+
+
+def _namespace(name: str) -> str:
+    return name.rpartition(":")[2].rpartition("/")[0]
 
 
 def _module_of(entry_point: str | Callable[..., Any]) -> str:

@@ -12,6 +12,7 @@ EXTRAS = {  # see pyproject.toml
     "export": ("onnx", "onnxruntime"),
     "gs": ("gcsfs",),
     "hub": ("huggingface_hub",),
+    "minatar": ("minatar",),
     "minari": ("minari[hdf5]",),
     "mlflow": ("mlflow",),
     "ray": ("ray[default]",),

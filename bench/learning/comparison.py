@@ -9,7 +9,7 @@ import numpy as np
 from apex.runs.history import Floats, Series
 from apex.runs.plots.aggregate import read_csv
 from bench.learning.records import Record, record_path
-from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
+from bench.learning.tasks import ALGORITHMS, SYSTEMS, TASKS, VARIANTS, LearningTask
 
 NEAR = 0.2  # Evaluations count for "at equal steps" and minutes up to this share of them before and after.
 LAST = 2 / 3  # of the steps of a run, where the last third begins
@@ -23,12 +23,12 @@ def render_comparison(root: Path, records: Sequence[Record]) -> str:
     task = TASKS[records[0].task]
     if not has_peers(task):
         return ""
+    peers = [record for record in records if is_peer(record.system)]
     columns = []
     for system in (system for system in SYSTEMS if any(record.system == system for record in records)):
         seeds = sorted((record for record in records if record.system == system), key=lambda record: record.seed)
-        others = [record for record in records if record.system != system]
         columns.append(
-            [SYSTEMS[system], *_scores(root, task, seeds), _order(seeds, others if system == "apex" else [])]
+            [SYSTEMS[system], *_scores(root, task, seeds), _order(seeds, peers if is_compared(system) else [])]
         )
     steps, minutes = f"near {task.equal_steps:,} steps", f"near {task.equal_minutes:g} minutes"
     names = [
@@ -47,6 +47,16 @@ def render_comparison(root: Path, records: Sequence[Record]) -> str:
 def has_peers(task: LearningTask) -> bool:
     """Whether the task has no score as a bar, but other systems to compare with."""
     return task.bar is None and task.num_seeds > 0
+
+
+def is_compared(system: str) -> bool:
+    """Whether a system is ours, and not a variant of an ablation."""
+    return system == "apex" or system in ALGORITHMS
+
+
+def is_peer(system: str) -> bool:
+    """Whether a system is none of ours."""
+    return system != "apex" and system not in VARIANTS
 
 
 def peers_of(record: Record, others: Sequence[Record]) -> list[Record]:

@@ -3,9 +3,9 @@
 import statistics
 from collections.abc import Sequence
 
-from bench.learning.comparison import processor_of
+from bench.learning.comparison import is_peer, processor_of
 from bench.learning.records import Record
-from bench.learning.tasks import SYSTEMS, TASKS, VARIANTS, LearningTask
+from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 
 HEAD = ("| task | result | Ape-X over ZeroMQ | strongest peer | ratio |", "|---|---|---|---|---|")
 
@@ -17,7 +17,7 @@ def render_summary(records: Sequence[Record]) -> list[str]:
         own = [record for record in records if record.task == name]
         ours = [record for record in own if record.system == "apex"]
         if ours and task.num_seeds:
-            peers = [record for record in own if record.system != "apex" and record.system not in VARIANTS]
+            peers = [record for record in own if is_peer(record.system)]
             lines.append(f"| {' | '.join(_cells(task, ours, peers))} |")
     return [*HEAD, *lines]
 

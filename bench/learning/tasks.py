@@ -44,6 +44,12 @@ VARIANTS["apex-live"] = (
         *("--learner.learning-rate-warmup", "2000", "--actor.n-step", "5"),
     ),
 )
+# Other algorithms with the same presets. They are compared with the peers as `apex` is.
+ALGORITHMS = {
+    "apex-sac": ("SAC", ("--algorithm", "sac")),
+    "apex-iqn": ("IQN", ("--algorithm", "iqn")),
+}
+VARIANTS |= ALGORITHMS
 SYSTEMS |= {name: f"{SYSTEMS['apex']}, {label}" for name, (label, _) in VARIANTS.items()}
 
 
@@ -66,6 +72,8 @@ class LearningTask(NamedTuple):
     def game(self) -> str:
         """Returns the usual name of the environment: Pong for ALE/Pong-v5, otherwise the id."""
         space, _, rest = self.environment.rpartition("/")
+        if space == "MinAtar":
+            return f"MinAtar {rest.removesuffix('-v1')}"
         return rest.removesuffix("-v5") if space else rest
 
     @property
@@ -113,19 +121,29 @@ UNTUNED_RUNS = [
 _GPU = ("--device", "cuda")
 _CURVE = (10, None, 420.0, 7.0, 0)
 
+# Atari games on 10 x 10 planes (Young and Tian 2019).
+_MINATAR = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+
 TASKS = {
-    task: LearningTask(
-        f"ALE/{game}-v5",
-        ("--env", f"ALE/{game}-v5", *_UNTUNED_OPTIONS),
-        100,
-        None,
-        1_140.0,
-        19.0,
-        0,
-        final_only=True,
-    )
-    for task, game in UNTUNED.items()
-} | {
+    **{
+        task: LearningTask(
+            f"ALE/{game}-v5",
+            ("--env", f"ALE/{game}-v5", *_UNTUNED_OPTIONS),
+            100,
+            None,
+            1_140.0,
+            19.0,
+            0,
+            final_only=True,
+        )
+        for task, game in UNTUNED.items()
+    },
+    **{
+        f"minatar-{game.lower()}": LearningTask(
+            f"MinAtar/{game}-v1", ("--env", f"MinAtar/{game}-v1"), 100, None, 600.0, 10.0, 2
+        )
+        for game in _MINATAR
+    },
     # Training ends at a score above the bar, because the bar must hold for new games: for CartPole, fifty games had the
     # mean 499.6 and the next hundred 456.9; for LunarLander, the means of two hundreds of games differ by 15; for Pong,
     # one lost game of ten costs 4 points.

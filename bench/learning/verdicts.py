@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from bench.learning.comparison import is_above, peers_of
+from bench.learning.comparison import is_above, is_compared, is_peer, peers_of
 from bench.learning.records import Record
 from bench.learning.tasks import LearningTask
 
@@ -43,12 +43,12 @@ def verdict(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
 
 def _comparison(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
     """Compares each of our seeds with all seeds of the others that ran as long on the same kind of machine."""
-    if group[0].system != "apex" or not task.num_seeds:
+    if not is_compared(group[0].system) or not task.num_seeds:
         return ""
     others = [
         other
         for other in groups
-        if other[0].system != group[0].system
+        if is_peer(other[0].system)
         and machine_of(other[0]) == machine_of(group[0])
         and min(record.seconds for record in other) >= SAME_TIME * max(record.seconds for record in group)
     ]

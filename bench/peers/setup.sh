@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source ./venv.sh
 
 declare -A packages=(
-  [sb3]="--constraint constraints.txt stable-baselines3==2.9.2 torch gymnasium[atari,box2d,mujoco] mujoco<4 opencv-python-headless"
+  [sb3]="--constraint constraints.txt stable-baselines3==2.9.2 torch gymnasium[atari,box2d,mujoco] mujoco<4 minatar opencv-python-headless"
   [reverb]="dm-reverb[tensorflow]==0.14.0"
   [cpprb]="cpprb==11.0.0"
   [flashbax]="flashbax==0.1.3"

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from training_watch import Watch
-from zoo_settings import ATARI_OPTIONS, TASKS, UNTUNED_OPTIONS, Task
+from zoo_settings import ATARI_OPTIONS, GRID_TORSO, TASKS, UNTUNED_OPTIONS, Task
 
 BEST, FINAL = "policy.npz", "final.npz"
 FOREVER = 1_000_000_000  # steps; no time limit here allows as many
@@ -48,7 +48,7 @@ def train(options: argparse.Namespace) -> int:
 
     torch.set_num_threads(options.threads or options.cores)
     model = _make_model(options.algorithm, task, options.env, options.seed)
-    if task.is_untuned:
+    if task.is_fitted:
         _follow_the_clock(model, lambda: clock() / (60 * options.minutes))
 
     num_plays = 0
@@ -90,7 +90,7 @@ def train(options: argparse.Namespace) -> int:
         "evaluation_seconds": round(watch.evaluation_seconds, 2),
         "settings": {
             **task.settings,
-            "num_steps": "until the time limit" if task.is_untuned else task.num_steps,
+            "num_steps": "until the time limit" if task.is_fitted else task.num_steps,
             "torch_threads": torch.get_num_threads(),
         },
         "versions": _describe_versions(),
@@ -127,15 +127,36 @@ def _make_model(algorithm: str, task: Task, environment: str, seed: int, **chang
     from stable_baselines3.common.noise import NormalActionNoise
 
     games = _make_environments(task, environment, task.num_envs, seed=seed, is_training=True)
-    num_steps = FOREVER if task.is_untuned else task.num_steps
+    num_steps = FOREVER if task.is_fitted else task.num_steps
     settings = {name: _schedule(value, num_steps) for name, value in task.settings.items()} | changes
     if "exploration_fraction" in settings:
         # This is a fraction of all steps, and there are more here than in the zoo: the schedule ends at the same step.
         settings["exploration_fraction"] *= num_steps / FOREVER
+    if settings.get("policy_kwargs", {}).get("features_extractor_class") == GRID_TORSO:
+        settings["policy_kwargs"] = settings["policy_kwargs"] | {"features_extractor_class": _make_grid_torso()}
     if task.noise:
         shape = games.action_space.shape
         settings["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, task.noise))
     return getattr(stable_baselines3, algorithm.upper())(env=games, seed=seed, **settings)
+
+
+def _make_grid_torso() -> type:
+    """Returns the class of the network for planes that have the channels last."""
+    import torch
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+    class GridTorso(BaseFeaturesExtractor):  # type: ignore[misc]
+        def __init__(self, space: Any) -> None:
+            super().__init__(space, features_dim=128)
+            height, width, channels = space.shape
+            convolution = torch.nn.Conv2d(channels, 16, 3), torch.nn.ReLU(), torch.nn.Flatten()
+            hidden = torch.nn.Linear(16 * (height - 2) * (width - 2), 128), torch.nn.ReLU()
+            self.layers = torch.nn.Sequential(*convolution, *hidden)
+
+        def forward(self, planes: Any) -> Any:
+            return self.layers(planes.permute(0, 3, 1, 2))
+
+    return GridTorso
 
 
 def _follow_the_clock(model: Any, share: Callable[[], float]) -> None:
@@ -164,10 +185,15 @@ def _batches_per_update(algorithm: str, task: Task) -> int:
 def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int, is_training: bool) -> Any:
     from stable_baselines3.common.env_util import make_vec_env
 
+    import gymnasium
+
+    if environment.startswith("MinAtar/") and environment not in gymnasium.registry:
+        from minatar.gym import register_envs
+
+        register_envs()
     if not task.is_atari:
         return make_vec_env(environment, num_envs, seed=seed)
     import ale_py
-    import gymnasium
     from stable_baselines3.common.atari_wrappers import AtariWrapper
     from stable_baselines3.common.vec_env import VecFrameStack
 

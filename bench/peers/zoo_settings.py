@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+GRID_TORSO = "3 x 3 convolution with 16 channels, hidden layer with 128 units"  # stands for `grid_torso`
+
 
 class Evaluations(NamedTuple):
     """When and how full games are played, and how many; docs/learning.md lists the differences to ours."""
@@ -23,7 +25,8 @@ class Task(NamedTuple):
     num_envs: int = 1  # n_envs of the zoo
     is_sampled: bool = False  # whether evaluated actions are drawn from the policy, as the zoo does for Atari
     noise: float = 0.0  # standard deviation of the normal noise on actions: noise_std of the zoo
-    is_untuned: bool = False  # Atari: schedules end with the time limit, UNTUNED_OPTIONS, no information about lives
+    is_fitted: bool = False  # Schedules end with the time limit.
+    is_untuned: bool = False  # Atari: UNTUNED_OPTIONS, no information about lives
 
 
 # All numbers are from rl_zoo3 2.9.2 (the release of stable-baselines3 2.9.2), hyperparams/dqn.yml, section "atari".
@@ -130,10 +133,34 @@ _ATARI_GAMES = ("ALE/Pong-v5", "ALE/Breakout-v5", "ALE/SpaceInvaders-v5", "ALE/S
 # The same with schedules for the time that they get: exploration and learning rate as shares of the run instead of
 # 10 million steps, and DQN learns after 10,000 steps, 5 % of what it makes in 19 minutes on two cores.
 _UNTUNED_GAMES = ("ALE/BattleZone-v5", "ALE/DoubleDunk-v5", "ALE/NameThisGame-v5", "ALE/Phoenix-v5", "ALE/Qbert-v5")
-_DQN_FITTED = ATARI._replace(settings=ATARI.settings | {"learning_starts": 10_000}, is_untuned=True)
-_PPO_FITTED = PPO_ATARI._replace(is_untuned=True)
+_DQN_FITTED = ATARI._replace(settings=ATARI.settings | {"learning_starts": 10_000}, is_fitted=True, is_untuned=True)
+_PPO_FITTED = PPO_ATARI._replace(is_fitted=True, is_untuned=True)
+# The zoo has no settings for MinAtar. Replay and target are those of Young and Tian 2019, with the network of their
+# DQN (`GRID_TORSO`); optimizer, rate and an update in every fourth step are those of Obando-Ceron and Castro 2021.
+MINATAR = Task(
+    settings={
+        "policy": "CnnPolicy",
+        "buffer_size": 100_000,
+        "learning_rate": 2.5e-4,
+        "batch_size": 32,
+        "learning_starts": 5_000,
+        "target_update_interval": 1_000,
+        "train_freq": 4,
+        "gradient_steps": 1,
+        "exploration_fraction": 0.1,
+        "exploration_final_eps": 0.01,
+        "policy_kwargs": {"optimizer_kwargs": {"eps": 3.125e-4}, "features_extractor_class": GRID_TORSO},
+    },
+    num_steps=10_000_000,
+    evaluations=Evaluations(period_seconds=30.0, episodes=10, confirm_episodes=10, num_envs=10, epsilon=0.001),
+    is_fitted=True,
+)
+_MINATAR_GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 TASKS = {
-    "dqn": _DQN | dict.fromkeys(_ATARI_GAMES, ATARI) | dict.fromkeys(_UNTUNED_GAMES, _DQN_FITTED),
+    "dqn": _DQN
+    | dict.fromkeys(_ATARI_GAMES, ATARI)
+    | dict.fromkeys(_UNTUNED_GAMES, _DQN_FITTED)
+    | {f"MinAtar/{game}-v1": MINATAR for game in _MINATAR_GAMES},
     "ppo": dict.fromkeys(_ATARI_GAMES, PPO_ATARI) | dict.fromkeys(_UNTUNED_GAMES, _PPO_FITTED),
     "sac": {"HalfCheetah-v5": SAC, "Hopper-v5": SAC},
     "td3": {"HalfCheetah-v5": TD3, "Hopper-v5": TD3},

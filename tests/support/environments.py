@@ -107,3 +107,16 @@ FACTORY = SimpleNamespace(make=Counter)
 
 def made_by_the_test():
     return FACTORY.make()
+
+
+def install_planes(folder):
+    """Returns a folder for sys.path with a package that declares how the environment Planes/Race-v1 is registered."""
+    package = folder / "installed"
+    (package / "planes-1.dist-info").mkdir(parents=True)
+    (package / "planes-1.dist-info" / "METADATA").write_text("Name: planes\nVersion: 1\n")
+    (package / "planes-1.dist-info" / "entry_points.txt").write_text("[gymnasium.envs]\nPlanes = planes:register_all\n")
+    (package / "planes.py").write_text(
+        "import gymnasium, pathlib\npathlib.Path('imported').touch()\ndef register_all():\n"
+        "    gymnasium.register('Planes/Race-v1', entry_point='gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    return package

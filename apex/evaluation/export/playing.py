@@ -2,6 +2,7 @@
 
 from apex.config import EnvironmentConfig
 from apex.environments.factory import atari_game, makes_batches, read_forms
+from apex.environments.foreign import registrations
 from apex.runs.checkpoints.policy_file import PolicyInfo
 from apexreplay.errors import require
 
@@ -95,4 +96,5 @@ def _creation(config: EnvironmentConfig) -> tuple[list[str], str]:
     module, colon, name = config.id.partition(":")
     if colon and name.isidentifier():
         return [f"from {module} import {name}"], f"{name}({args})"
-    return ["import gymnasium"], f"gymnasium.make({config.id!r}{', ' * bool(args)}{args})"
+    registering = [f"from {each.module} import {each.attr}\n\n{each.attr}()" for each in registrations(config.id)]
+    return ["import gymnasium", *registering], f"gymnasium.make({config.id!r}{', ' * bool(args)}{args})"

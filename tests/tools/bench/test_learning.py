@@ -97,6 +97,13 @@ def test_without_a_bar_every_seed_must_beat_the_other_system(ours, theirs, verdi
     assert [row[1] for row in table[1:]] == [""] * bool(theirs)
 
 
+def test_another_algorithm_of_ours_is_compared_with_the_peers_alone():
+    records = [make_record("hopper", "apex", seed, mean=50.0) for seed in (1, 2)]
+    records += [make_record("hopper", "apex-sac", seed, mean=40.0 + seed) for seed in (1, 2)]
+    records += [make_record("hopper", "sb3-sac", seed, mean=41.5) for seed in (1, 2)]
+    assert [row[1] for row in rows(*records)] == ["yes", "no: 1 of 2 seeds", ""]
+
+
 def test_runs_with_less_time_are_not_compared():
     ours = make_record("breakout", "apex", 1, mean=50.0, seconds=3_600.0)
     theirs = make_record("breakout", "sb3", 1, mean=20.0, seconds=300.0)

@@ -162,6 +162,7 @@ def test_gymnasium_id_takes_precedence_over_an_atari_game():
         ("LunarLander-v2", "'LunarLander-v2'", "LunarLander-v3"),
         ("Pong-ram-v4", "'Pong-ram-v4'", "ALE/Pong-v5"),
         ("Qqqqqqqq-v0", "'Qqqqqqqq-v0'", "ALE/Pong-v5.*package:Qqqqqqqq-v0"),
+        ("MinAtar/Chess-v1", "'MinAtar/Chess-v1'", "install.* minatar$"),
         ("no_such_module:make", "'no_such_module:make'.*ModuleNotFoundError", ""),
         ("no_such_module:Name-v0", "'no_such_module:Name-v0'.*ModuleNotFoundError", ""),
         (f"{__name__}:nothing", "'nothing'", "its own are .*Counter"),

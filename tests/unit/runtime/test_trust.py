@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import gymnasium
 import pytest
+from support.environments import install_planes
 from torch import nn
 
 from apex.config import Config, EnvironmentConfig, NetworkConfig
@@ -188,6 +189,20 @@ def test_a_trusted_module_opens_no_environment_of_another_package(user, registry
                 make_environment(EnvironmentConfig(id=prefix + name), 1, seed=0)
             assert f"--allow {module} " in refused.value.remedy
     assert not (user.folder / "imported").exists()
+
+
+def test_a_namespace_is_registered_by_the_installed_package_that_declares_it(user, registry, monkeypatch):
+    monkeypatch.syspath_prepend(install_planes(user.folder))
+    config = EnvironmentConfig(id="Planes/Race-v1")
+    with pytest.raises(UsageError) as refused:
+        make_environment(config, 1, seed=0)
+    assert "--allow planes " in refused.value.remedy
+    assert not (user.folder / "imported").exists()
+    trust.allow("planes")
+    for _ in range(2):  # The second one would warn if it registered again.
+        make_environment(config, 1, seed=0).close()
+    with pytest.raises(UsageError, match="Planes/Rice-v1"):
+        make_environment(EnvironmentConfig(id="Planes/Rice-v1"), 1, seed=0)
 
 
 def test_a_trusted_module_may_register_an_environment_of_another_package(user, registry):

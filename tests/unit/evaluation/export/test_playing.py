@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.environments import install_planes
 
 from apex import export, load_policy
 from apex.algorithms.interface import make_algorithm
@@ -17,6 +18,7 @@ from apex.config.algorithm_choice import with_sequences
 from apex.environments.factory import describe
 from apex.runs.checkpoints.policy_file import BEST, PolicyInfo, save_policy
 from apex.runs.folder import RunFolder
+from apex.runtime import trust
 
 MIXED = spaces.Dict({"where": spaces.Box(-2.0, 2.0, (3,), np.float64), "goal": spaces.Discrete(3)})
 COLOR = spaces.Box(0, 255, (50, 40, 3), np.uint8)
@@ -164,6 +166,17 @@ def play_bare(run, env):
 )
 def test_code_of_the_card_scores_as_the_policy(tmp_path, monkeypatch, capsys, config, make):
     check_card(make_run(tmp_path, config), monkeypatch, capsys, make)
+
+
+@pytest.mark.filterwarnings("ignore:.*Overriding environment:UserWarning")  # The code registers it once more.
+def test_code_of_the_card_registers_the_namespace(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(install_planes(tmp_path))
+    monkeypatch.setattr(gymnasium, "registry", dict(gymnasium.registry))
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry)
+    trust.allow("planes")
+    run = make_run(tmp_path, EnvironmentConfig(id="Planes/Race-v1"))
+    assert "import register_all\n\nregister_all()" in (export(run.path) / "README.md").read_text()
+    check_card(run, monkeypatch, capsys, lambda: gymnasium.make("Planes/Race-v1"))
 
 
 @pytest.mark.parametrize("game", [Game, Grid, Masked, Camera, Cells])
