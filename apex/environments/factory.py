@@ -22,7 +22,7 @@ from apex.config.presets import EnvironmentKind
 from apex.environments.action_form import ActionForm, read_actions
 from apex.environments.atari import AtariEnvironment, action_names
 from apex.environments.batched import BatchedEnvironment, make_batch, spaces_of
-from apex.environments.foreign import environment_modules, register
+from apex.environments.foreign import environment_modules, register, registrations
 from apex.environments.interface import VectorEnvironment
 from apex.environments.mujoco import prepare, require_picture, uses_mujoco
 from apex.environments.observation_form import ObservationForm, read_observations
@@ -260,7 +260,7 @@ def _suggest(name: str) -> str:
     near = [known[plain] for plain in difflib.get_close_matches(_plain(name), known, n=3)]
     if classes := _find_classes(name):
         return f"give {' or '.join(f'{name}:{each}' for each in classes)}"
-    if "MinAtar/" in name:
+    if "MinAtar/" in name and not registrations(name):
         return f"install the extra minatar: {remedy('minatar')}"
     if near:
         return f"did you mean {' or '.join(near)}? If a package registers it, give package:{name}"

@@ -1,11 +1,14 @@
 """Which modules outside this package a configuration imports by their names, and whether the user trusts them."""
 
+import re
 from collections.abc import Callable
-from importlib.metadata import EntryPoints, entry_points
+from contextlib import suppress
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import parse_env_id
+from gymnasium.envs.registration import EnvSpec, parse_env_id
+from gymnasium.envs.registration import namespace as gymnasium_namespace
 
 from apex.config import Config
 from apex.environments.mujoco import DM_CONTROL
@@ -14,8 +17,11 @@ from apex.runtime.trust import allow, package_of, require_trusted
 from apexreplay.errors import require
 
 SCRIPT = "__main__"  # module of the code that a notebook cell or a script defines; each process has another one
+PLUGINS = "gymnasium.envs"  # group of entry points
 # Packages whose registered environments every file and every learner may name, and the script that the user runs.
 TRUSTED = ("gymnasium", "ale_py", SCRIPT)
+
+_registered: list[EntryPoint] = []  # that this process has called
 
 
 def environment_modules(name: str) -> list[str]:
@@ -27,33 +33,45 @@ def environment_modules(name: str) -> list[str]:
     named, trusted, registered = ([first], (*TRUSTED, package_of(first)), rest) if colon else ([], TRUSTED, name)
     if (colon and rest.isidentifier()) or registered.startswith(DM_CONTROL):
         return named
-    try:
-        namespace, plain, _ = parse_env_id(registered)
-    except gymnasium.error.Error:
-        return named
-    specs = [spec for spec in gymnasium.registry.values() if (spec.namespace, spec.name) == (namespace, plain)]
-    modules = {_module_of(spec.entry_point) for spec in specs if spec.entry_point is not None}
-    modules |= {entry.module for entry in registrations(registered)}
+    modules = {_module_of(spec.entry_point) for spec in _specs(registered) if spec.entry_point is not None}
+    modules |= {entry.module for entry in registrations(name)}
     return named + sorted(module for module in modules if package_of(module) not in trusted)
 
 
-def registrations(name: str) -> EntryPoints:
+def registrations(name: str) -> list[EntryPoint]:
     """Returns the functions of installed packages that register the namespace of `name` (MinAtar/Breakout-v1).
 
     Gymnasium 1 does not call them any more. Imports nothing.
     """
-    return entry_points(group="gymnasium.envs", name=_namespace(name))
+    namespace, _ = _parse(name.rpartition(":")[2])
+    found = entry_points(group=PLUGINS, name=namespace) if namespace else ()
+    return [entry for entry in found if re.fullmatch(r"[\w.]+:\w+", entry.value)]
 
 
 def register(name: str) -> None:
-    """Registers the namespace of `name`, unless that has been done. The caller trusts its `environment_modules`."""
-    if not any(spec.namespace == _namespace(name) for spec in gymnasium.registry.values()):
+    """Registers the namespace of `name` if the name is not known. The user trusts its `environment_modules`."""
+    if not _specs(name.rpartition(":")[2]):
         for entry in registrations(name):
-            entry.load()()
+            if entry not in _registered:
+                _registered.append(entry)
+                with gymnasium_namespace(entry.name):
+                    entry.load()()
+                allow(environment_modules(name))  # It may have named other modules.
 
 
-def _namespace(name: str) -> str:
-    return name.rpartition(":")[2].rpartition("/")[0]
+def _specs(name: str) -> list[EnvSpec]:
+    """Returns what is registered under the name, in all versions."""
+    place = _parse(name)
+    return [spec for spec in gymnasium.registry.values() if (spec.namespace, spec.name) == place]
+
+
+def _parse(name: str) -> tuple[str | None, str]:
+    """Returns namespace and name of an id; none and "" if it is not one, or is one of dm_control's."""
+    if not name.startswith(DM_CONTROL):
+        with suppress(gymnasium.error.Error):
+            namespace, plain, _ = parse_env_id(name)
+            return namespace, plain
+    return None, ""
 
 
 def _module_of(entry_point: str | Callable[..., Any]) -> str:

@@ -1,4 +1,4 @@
-"""Prepares a new process, as a script between fork and the program: `python child_setup.py SETTINGS PROGRAM...`.
+"""Prepares a new process, as a script between fork and the program: `python child_setup.py SETTINGS... PROGRAM...`.
 
 A script, because Python code in a fork of a process with several threads can hang, and can run its finalizers.
 It starts without site-packages, so it imports only the standard library.
@@ -37,19 +37,24 @@ def lower_priority(niceness: int) -> None:
             Path("/proc/self/autogroup").write_text(str(niceness))
 
 
-def main(parent: str, ends_by: str, niceness: str, cores: str, *command: str) -> None:
-    """Becomes the program. `cores`: comma-separated numbers; empty: all."""
-    belong_to(int(parent), int(ends_by))
-    if int(niceness):
-        lower_priority(int(niceness))
-    if cores:
-        os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a program would inherit that.
-        signal.signal(ignored, signal.SIG_DFL)
+def main(answer: str, parent: str, ends_by: str, niceness: str, cores: str, *command: str) -> None:
+    """Becomes the program, or writes the error's number to the file descriptor `answer`.
+
+    `cores`: comma-separated numbers; empty: all.
+    """
+    os.set_inheritable(int(answer), False)
     try:
+        belong_to(int(parent), int(ends_by))
+        if int(niceness):
+            lower_priority(int(niceness))
+        if cores:
+            os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a program would inherit that.
+            signal.signal(ignored, signal.SIG_DFL)
         os.execvp(command[0], command)
     except OSError as error:
-        sys.exit(f"{command[0]}: {error.strerror}")
+        os.write(int(answer), str(error.errno).encode())
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -183,9 +183,8 @@ def _batches_per_update(algorithm: str, task: Task) -> int:
 
 
 def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int, is_training: bool) -> Any:
-    from stable_baselines3.common.env_util import make_vec_env
-
     import gymnasium
+    from stable_baselines3.common.env_util import make_vec_env
 
     if environment.startswith("MinAtar/") and environment not in gymnasium.registry:
         from minatar.gym import register_envs

@@ -137,6 +137,7 @@ _DQN_FITTED = ATARI._replace(settings=ATARI.settings | {"learning_starts": 10_00
 _PPO_FITTED = PPO_ATARI._replace(is_fitted=True, is_untuned=True)
 # The zoo has no settings for MinAtar. Replay and target are those of Young and Tian 2019, with the network of their
 # DQN (`GRID_TORSO`); optimizer, rate and an update in every fourth step are those of Obando-Ceron and Castro 2021.
+# Exploration is that of the Atari games above, in shares of the run.
 MINATAR = Task(
     settings={
         "policy": "CnnPolicy",
@@ -149,7 +150,11 @@ MINATAR = Task(
         "gradient_steps": 1,
         "exploration_fraction": 0.1,
         "exploration_final_eps": 0.01,
-        "policy_kwargs": {"optimizer_kwargs": {"eps": 3.125e-4}, "features_extractor_class": GRID_TORSO},
+        "policy_kwargs": {
+            "features_extractor_class": GRID_TORSO,
+            "net_arch": [],  # one linear layer to the Q-values
+            "optimizer_kwargs": {"eps": 3.125e-4},
+        },
     },
     num_steps=10_000_000,
     evaluations=Evaluations(period_seconds=30.0, episodes=10, confirm_episodes=10, num_envs=10, epsilon=0.001),

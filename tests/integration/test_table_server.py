@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import islice
@@ -757,8 +758,10 @@ def test_items_keep_the_order_of_a_writer_across_restarts(tmp_path, signum):
             for first in range(100, 400, 100):
                 append(writer, range(first, first + 35))  # Some of these segments are lost with the connection.
                 server.end(signum)
-                append(writer, range(first + 35, first + 60))
-                server.start()
+                with ThreadPoolExecutor(1) as thread:  # It waits for the server if the window is full.
+                    while_away = thread.submit(append, writer, range(first + 35, first + 60))
+                    server.start()
+                    while_away.result(DEADLINE)
                 append(writer, range(first + 60, first + 100))
             writer.flush(DEADLINE)
             until(lambda: sampler.sample(DEADLINE).num_items == 400, "batch of the restored memory")

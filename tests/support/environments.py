@@ -116,7 +116,8 @@ def install_planes(folder):
     (package / "planes-1.dist-info" / "METADATA").write_text("Name: planes\nVersion: 1\n")
     (package / "planes-1.dist-info" / "entry_points.txt").write_text("[gymnasium.envs]\nPlanes = planes:register_all\n")
     (package / "planes.py").write_text(
-        "import gymnasium, pathlib\npathlib.Path('imported').touch()\ndef register_all():\n"
-        "    gymnasium.register('Planes/Race-v1', entry_point='gymnasium.envs.classic_control:CartPoleEnv')\n"
+        "import gymnasium, pathlib\npathlib.Path('imported').touch()\n"
+        "def register_all():\n    gymnasium.register('Race-v1', entry_point='planes_race:Race')\n"
     )
+    (package / "planes_race.py").write_text("from gymnasium.envs.classic_control import CartPoleEnv as Race")
     return package

@@ -162,7 +162,6 @@ def test_gymnasium_id_takes_precedence_over_an_atari_game():
         ("LunarLander-v2", "'LunarLander-v2'", "LunarLander-v3"),
         ("Pong-ram-v4", "'Pong-ram-v4'", "ALE/Pong-v5"),
         ("Qqqqqqqq-v0", "'Qqqqqqqq-v0'", "ALE/Pong-v5.*package:Qqqqqqqq-v0"),
-        ("MinAtar/Chess-v1", "'MinAtar/Chess-v1'", "install.* minatar$"),
         ("no_such_module:make", "'no_such_module:make'.*ModuleNotFoundError", ""),
         ("no_such_module:Name-v0", "'no_such_module:Name-v0'.*ModuleNotFoundError", ""),
         (f"{__name__}:nothing", "'nothing'", "its own are .*Counter"),
@@ -185,6 +184,14 @@ def test_unusable_environments_are_refused(name, named, remedy):
     assert re.search(named, refused.value.problem)
     assert bool(refused.value.remedy) == bool(remedy)
     assert re.search(remedy, refused.value.remedy)
+
+
+def test_a_missing_package_of_a_known_namespace_is_named(monkeypatch):
+    monkeypatch.setattr("apex.environments.foreign.entry_points", lambda **_: [])
+    monkeypatch.setattr(gymnasium, "registry", {})
+    with pytest.raises(UsageError) as refused:
+        describe(make_config("MinAtar/Breakout-v1"), 3)
+    assert re.search("extra minatar: .* install minatar$", refused.value.remedy)
 
 
 def test_module_without_a_class_is_refused_with_its_classes(tmp_path, monkeypatch):

@@ -193,6 +193,7 @@ def test_a_trusted_module_opens_no_environment_of_another_package(user, registry
 
 def test_a_namespace_is_registered_by_the_installed_package_that_declares_it(user, registry, monkeypatch):
     monkeypatch.syspath_prepend(install_planes(user.folder))
+    monkeypatch.setattr(foreign, "_registered", [])
     config = EnvironmentConfig(id="Planes/Race-v1")
     with pytest.raises(UsageError) as refused:
         make_environment(config, 1, seed=0)
@@ -201,6 +202,8 @@ def test_a_namespace_is_registered_by_the_installed_package_that_declares_it(use
     trust.allow("planes")
     for _ in range(2):  # The second one would warn if it registered again.
         make_environment(config, 1, seed=0).close()
+    for name in ("Planes/Race!-v1", "Planes/", "dm_control/Race-v1", "/Race-v1", "Planes/x/Race-v1"):
+        assert foreign.registrations(name) == []
     with pytest.raises(UsageError, match="Planes/Rice-v1"):
         make_environment(EnvironmentConfig(id="Planes/Rice-v1"), 1, seed=0)
 

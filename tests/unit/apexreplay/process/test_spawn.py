@@ -1,11 +1,14 @@
 """`spawn` starts a program with the given folder, environment and outputs."""
 
 import os
+import re
+import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.waiting import until
+from support.waiting import DEADLINE, until
 
 from apexreplay.process.child_setup import lower_priority
 from apexreplay.process.spawn import PIPE, spawn
@@ -23,13 +26,21 @@ def test_a_program_has_the_folder_and_the_variables_it_was_given(tmp_path):
     assert (tmp_path / "output").read_text() == f"{tmp_path.parent}\nplum\nwrong\n"
 
 
-def test_a_program_that_does_not_exist_is_refused(tmp_path):
+def test_a_program_that_cannot_be_started_is_refused(tmp_path, monkeypatch):
     (tmp_path / "here").write_text("#!/bin/sh\n")
     (tmp_path / "here").chmod(0o755)
     assert spawn(["./here"], cwd=tmp_path).wait(10) == 0
-    for name in ("no-such-program", "./absent", str(tmp_path)):
+    monkeypatch.chdir(tmp_path)
+    assert spawn(["./here"]).wait(10) == 0
+    (tmp_path / "odd").write_text("#!/no/such/shell\n")
+    (tmp_path / "odd").chmod(0o755)
+    for name in ("no-such-program", "./absent", "./odd"):
         with pytest.raises(FileNotFoundError, match=name):
-            spawn([name], cwd=tmp_path)
+            spawn([name])
+    with pytest.raises(PermissionError, match=str(tmp_path)):
+        spawn([str(tmp_path)])
+    with pytest.raises(OSError, match="Invalid argument"):
+        spawn(["./here"], cores=[1_000_000])
 
 
 def test_settings_of_the_process_are_those_of_the_program():
@@ -43,7 +54,9 @@ def test_settings_of_the_process_are_those_of_the_program():
     assert int(fields[3]) == process.pid
     assert int(fields[16]) == os.getpriority(os.PRIO_PROCESS, 0) + 3
     assert status["Cpus_allowed_list"] == str(core)
-    assert int(status["SigIgn"], 16) == 0
+    own = re.search(r"^SigIgn:\t(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    by_python = sum(1 << each - 1 for each in (signal.SIGPIPE, signal.SIGXFSZ))
+    assert int(status["SigIgn"], 16) == int(own[1], 16) & ~by_python
     assert [line for line in lines if line.isdecimal()] == ["0", "1", "2"]
 
 
@@ -56,6 +69,12 @@ def test_a_program_ends_with_the_process_that_started_it(tmp_path):
         with spawn([sys.executable, "-c", script, seconds], output=PIPE) as parent:
             pid = int(parent.stdout.read())
         until(lambda pid=pid: not is_running(pid))
+
+
+def test_a_program_ends_with_the_thread_that_started_it():
+    with ThreadPoolExecutor(1) as threads:
+        process = threads.submit(spawn, ["sleep", "100"]).result()
+    assert process.wait(DEADLINE) == -signal.SIGKILL
 
 
 def test_a_start_runs_no_python_code_of_the_parent():

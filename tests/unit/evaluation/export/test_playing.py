@@ -15,6 +15,7 @@ from apex.algorithms.interface import make_algorithm
 from apex.algorithms.parameters import flatten_parameters
 from apex.config import Config, EnvironmentConfig, NetworkConfig, R2d2Config, RunConfig
 from apex.config.algorithm_choice import with_sequences
+from apex.environments import foreign
 from apex.environments.factory import describe
 from apex.runs.checkpoints.policy_file import BEST, PolicyInfo, save_policy
 from apex.runs.folder import RunFolder
@@ -171,6 +172,7 @@ def test_code_of_the_card_scores_as_the_policy(tmp_path, monkeypatch, capsys, co
 @pytest.mark.filterwarnings("ignore:.*Overriding environment:UserWarning")  # The code registers it once more.
 def test_code_of_the_card_registers_the_namespace(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(install_planes(tmp_path))
+    monkeypatch.setattr(foreign, "_registered", [])
     monkeypatch.setattr(gymnasium, "registry", dict(gymnasium.registry))
     monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry)
     trust.allow("planes")
