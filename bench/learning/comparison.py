@@ -112,7 +112,7 @@ def _scores(root: Path, task: LearningTask, seeds: Sequence[Record]) -> list[str
 
 
 def _order(seeds: Sequence[Record], others: Sequence[Record]) -> str:
-    if not others:
+    if not any(peers_of(each, others) for each in seeds):
         return ""
     return f"yes ({chance_of_order(seeds, others)})" if all(is_above(each, others) for each in seeds) else "no"
 

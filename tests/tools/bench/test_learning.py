@@ -104,6 +104,17 @@ def test_another_algorithm_of_ours_is_compared_with_the_peers_alone():
     assert [row[1] for row in rows(*records)] == ["yes", "no: 1 of 2 seeds", ""]
 
 
+def test_seeds_without_a_peer_on_their_processor_are_not_ordered(tmp_path):
+    ours = make_record("hopper", seed=1, mean=50.0)
+    theirs = make_record("hopper", "sb3-sac", seed=1, mean=40.0, machine=MACHINE | {"cpu": "Xeon"})
+    for record in (ours, theirs):
+        write_record(tmp_path, record, [(900.0, 200_000, 5.0)])
+    assert "every seed" not in render_comparison(tmp_path, [ours, theirs])
+    same = replace(ours, machine=theirs.machine)
+    *_, (_, *cell) = cells(render_comparison(tmp_path, [same, theirs]).splitlines())
+    assert cell == ["yes (1 in 2 by chance)", ""]
+
+
 def test_runs_with_less_time_are_not_compared():
     ours = make_record("breakout", "apex", 1, mean=50.0, seconds=3_600.0)
     theirs = make_record("breakout", "sb3", 1, mean=20.0, seconds=300.0)
