@@ -171,6 +171,7 @@ def test_code_of_the_card_scores_as_the_policy(tmp_path, monkeypatch, capsys, co
 
 @pytest.mark.filterwarnings("ignore:.*Overriding environment:UserWarning")  # The code registers it once more.
 def test_code_of_the_card_registers_the_namespace(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # where the package leaves a file
     monkeypatch.syspath_prepend(install_planes(tmp_path))
     monkeypatch.setattr(foreign, "_registered", [])
     monkeypatch.setattr(gymnasium, "registry", dict(gymnasium.registry))
