@@ -17,6 +17,7 @@ settings as ours.
 """
 
 import argparse
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -187,9 +188,7 @@ def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int
     from stable_baselines3.common.env_util import make_vec_env
 
     if environment.startswith("MinAtar/") and environment not in gymnasium.registry:
-        from minatar.gym import register_envs
-
-        register_envs()
+        importlib.import_module("minatar.gym").register_envs()
     if not task.is_atari:
         return make_vec_env(environment, num_envs, seed=seed)
     import ale_py
