@@ -138,12 +138,6 @@ TASKS = {
         )
         for task, game in UNTUNED.items()
     },
-    **{
-        f"minatar-{game.lower()}": LearningTask(
-            f"MinAtar/{game}-v1", ("--env", f"MinAtar/{game}-v1"), 100, None, 600.0, 10.0, 2
-        )
-        for game in _MINATAR
-    },
     # Training ends at a score above the bar, because the bar must hold for new games: for CartPole, fifty games had the
     # mean 499.6 and the next hundred 456.9; for LunarLander, the means of two hundreds of games differ by 15; for Pong,
     # one lost game of ten costs 4 points.
@@ -196,6 +190,12 @@ TASKS = {
     "seaquest": LearningTask(
         "ALE/Seaquest-v5", ("--env", "ALE/Seaquest-v5"), 100, None, 1_200.0, 20.0, 3, peer_seeds=2
     ),
+    **{
+        f"minatar-{game.lower()}": LearningTask(
+            f"MinAtar/{game}-v1", ("--env", f"MinAtar/{game}-v1"), 100, None, 600.0, 10.0, 2
+        )
+        for game in _MINATAR
+    },
     # settings of the presets for larger machines
     "atari": LearningTask(
         "ALE/Breakout-v5", ("--preset", "atari", "--env", "ALE/Breakout-v5"), 10, None, 600.0, 10.0, 0
