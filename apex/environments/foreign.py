@@ -31,7 +31,7 @@ def environment_modules(name: str) -> list[str]:
     """
     first, colon, rest = name.partition(":")
     named, trusted, registered = ([first], (*TRUSTED, package_of(first)), rest) if colon else ([], TRUSTED, name)
-    if (colon and rest.isidentifier()) or registered.startswith(DM_CONTROL):
+    if colon and rest.isidentifier():
         return named
     modules = {_module_of(spec.entry_point) for spec in _specs(registered) if spec.entry_point is not None}
     modules |= {entry.module for entry in registrations(name)}
@@ -53,9 +53,9 @@ def register(name: str) -> None:
     if not _specs(name.rpartition(":")[2]):
         for entry in registrations(name):
             if entry not in _registered:
-                _registered.append(entry)
                 with gymnasium_namespace(entry.name):
                     entry.load()()
+                _registered.append(entry)
                 allow(environment_modules(name))  # It may have named other modules.
 
 

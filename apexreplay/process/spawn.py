@@ -32,7 +32,8 @@ def spawn(
 
     When the calling thread ends, the kernel sends the signal `ends_by` to the program. `environment` is added to the
     environment of this process. `cwd`: working directory; None: that of this process. `cores`: numbers of the CPU cores
-    that the program may use; empty: all. Raises OSError if the program cannot be started. Takes 27 ms.
+    that the program may use; empty: all. Raises OSError if the program cannot be started.
+    Takes as long as Python needs to start.
     """
     reader, writer = os.pipe()
     with open(reader, "rb", 0) as answer:

@@ -55,7 +55,7 @@ def is_compared(system: str) -> bool:
 
 
 def is_peer(system: str) -> bool:
-    """Whether a system is none of ours."""
+    """Whether a system belongs to another project."""
     return system != "apex" and system not in VARIANTS
 
 

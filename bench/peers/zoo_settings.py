@@ -135,28 +135,21 @@ _ATARI_GAMES = ("ALE/Pong-v5", "ALE/Breakout-v5", "ALE/SpaceInvaders-v5", "ALE/S
 _UNTUNED_GAMES = ("ALE/BattleZone-v5", "ALE/DoubleDunk-v5", "ALE/NameThisGame-v5", "ALE/Phoenix-v5", "ALE/Qbert-v5")
 _DQN_FITTED = ATARI._replace(settings=ATARI.settings | {"learning_starts": 10_000}, is_fitted=True, is_untuned=True)
 _PPO_FITTED = PPO_ATARI._replace(is_fitted=True, is_untuned=True)
-# The zoo has no settings for MinAtar. Replay and target are those of Young and Tian 2019, with the network of their
-# DQN (`GRID_TORSO`); optimizer, rate and an update in every fourth step are those of Obando-Ceron and Castro 2021.
-# Exploration is that of the Atari games above, in shares of the run.
+# The zoo has no settings for MinAtar. Replay and target are those of Young and Tian 2019 and of Atari above, with the
+# network of their DQN (`GRID_TORSO`); optimizer and rate are those of Obando-Ceron and Castro 2021. Exploration is that
+# of the Atari games above, in shares of the run.
 MINATAR = Task(
-    settings={
-        "policy": "CnnPolicy",
-        "buffer_size": 100_000,
+    settings=ATARI.settings
+    | {
         "learning_rate": 2.5e-4,
-        "batch_size": 32,
         "learning_starts": 5_000,
-        "target_update_interval": 1_000,
-        "train_freq": 4,
-        "gradient_steps": 1,
-        "exploration_fraction": 0.1,
-        "exploration_final_eps": 0.01,
         "policy_kwargs": {
             "features_extractor_class": GRID_TORSO,
             "net_arch": [],  # one linear layer to the Q-values
             "optimizer_kwargs": {"eps": 3.125e-4},
         },
     },
-    num_steps=10_000_000,
+    num_steps=ATARI.num_steps,
     evaluations=Evaluations(period_seconds=30.0, episodes=10, confirm_episodes=10, num_envs=10, epsilon=0.001),
     is_fitted=True,
 )

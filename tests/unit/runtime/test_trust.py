@@ -191,7 +191,7 @@ def test_a_trusted_module_opens_no_environment_of_another_package(user, registry
     assert not (user.folder / "imported").exists()
 
 
-def test_a_namespace_is_registered_by_the_installed_package_that_declares_it(user, registry, monkeypatch):
+def test_an_installed_package_registers_the_namespace_it_declares(user, registry, monkeypatch):
     monkeypatch.syspath_prepend(install_planes(user.folder))
     monkeypatch.setattr(foreign, "_registered", [])
     config = EnvironmentConfig(id="Planes/Race-v1")
