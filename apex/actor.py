@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None, work: Work = run_worker) -> int:
     add_route_options(parser)
     add_allow(parser)
     count = non_negative_int
-    parser.add_argument("--processes", type=count, default=0, help="processes on this host; 0: the learner decides")
-    parser.add_argument("--envs", type=count, default=0, help="environments per process; 0: the learner decides")
+    parser.add_argument("--processes", type=count, default=0, help="processes on this host; 0: as the run configures")
+    parser.add_argument("--envs", type=count, default=0, help="environments per process; 0: as the run configures")
     parser.add_argument("--wait-for-runs", action="store_true", help="after a run, wait for the next run at HOST")
     arguments = parser.parse_args(argv)
     configure_logging(Role.ACTOR)

@@ -79,7 +79,7 @@ def describe_failure(failure: Failure) -> str:
         return f"{unit}no actor has made a step: they failed, or were still starting at the end{log}"
     if failure.kind == "no_updates":
         begin = f"sampling begins at {failure.value:,.0f} transitions (replay.min_size_to_sample)"
-        return f"{unit}no update was made before the limit: raise it; {begin}{log}"
+        return f"{unit}no update was made before the limit; raise the limit: {begin}{log}"
     if failure.kind == "unsaved":
         newest = f"the newest one is of update {failure.value:,.0f}" if failure.value else "the run has no checkpoint"
         return f"{unit}the last checkpoint was not written: {newest}{log}"
@@ -98,7 +98,7 @@ def describe_event(event: ProgramEvent) -> str:
     if event.kind == "abandoned" and failure is not None:
         return f"continuing without {event.role}: {describe_failure(failure)}"
     if event.kind == "killing":
-        safe = "" if event.role.startswith(("learner", "replay")) else ", which has nothing to save"
+        safe = "" if event.role.startswith(("learner", "replay")) else " (it has nothing to save)"
         return f"{event.role} did not stop within {event.seconds:.1f} s; killing it{safe}"
     return f"stopping {event.role}"
 
@@ -113,7 +113,7 @@ def describe_unit(event: UnitEvent) -> str:
         case "waiting":
             memory = f"{size(event.memory)} of memory"
             rest = f", {memory} and a GPU" if event.gpu else f" and {memory}"
-            needs = f"{event.cpus} CPUs{rest}"
+            needs = f"{plural(event.cpus, 'CPU')}{rest}"
             free = f"{event.free_cpus:g} of {event.total_cpus:g} CPUs are free"
             return f"{event.unit} waits for a node with {needs}: {free}"
         case "learner":
@@ -190,8 +190,8 @@ def _describe_exit(failure: Failure) -> str:
 
 WAITS: dict[WaitKind, str] = {
     "host_name": "the host name {subject} to be resolved: check its spelling and DNS, or give an IPv4 address",
-    "welcome_without_keys": "the learner at {subject}: once it runs, check port, firewall and whether it uses --keys",
-    "welcome_with_keys": "the learner at {subject}: once it runs, check port, firewall and keys, new at each start",
+    "welcome_without_keys": "the learner at {subject}: check that it runs, its port, the firewall, and whether it uses --keys",
+    "welcome_with_keys": "the learner at {subject}: check that it runs, its port, the firewall, and the keys, new at each start",
     "all_replay": "all replay servers to join the run: {subject} is missing",
     "shard": "the learner at {subject} to assign this server's shard, which another replay server may still hold",
     "actor_id": "a free actor id: all {need:,.0f} are in use; apex train --head leaves them to other hosts",

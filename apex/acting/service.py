@@ -7,6 +7,7 @@ from apex.acting.shared_parameters import SharedParameters
 from apex.acting.worker import Work, WorkerTask, acts_in_bfloat16
 from apex.environments.foreign import require_trust
 from apex.runtime.hardware import read_bfloat16, read_machine
+from apex.sentences import plural
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ParameterSubscriber
 from apex.transport.heartbeat import Session
@@ -47,7 +48,7 @@ def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int | No
     blocks = [streams[i : i + size] for i in range(0, len(streams), size)]
     shared = SharedParameters(welcome.num_parameters)
     reports = WorkerReports(len(blocks))
-    log.info("actors %d to %d in %d processes", streams[-1].actor_id, streams[0].actor_id, len(blocks))
+    log.info("actors %d to %d in %s", streams[-1].actor_id, streams[0].actor_id, plural(len(blocks), "process"))
     children = [
         start_child(f"actor-{block[0].actor_id}", work, WorkerTask(welcome, block, shared, reports, row))
         for row, block in enumerate(blocks)

@@ -94,7 +94,7 @@ class TableStatus(Record, frozen=True, kw_only=True):
 
     capacity: Count
     writers: Count
-    samplers: Count  # that read the memory themselves
+    samplers: Count  # that read the memory, or ask for batches
     replay: ReplayStatus | None  # None: the table has not reported yet
 
 

@@ -1,6 +1,7 @@
 """A table for tasks without a bar: each seed, also by scores without any selection of a policy."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def is_peer(system: str) -> bool:
 
 def peers_of(record: Record, others: Sequence[Record]) -> list[Record]:
     """Returns the records on the same processor: elsewhere, the same time is worth more or less."""
-    return [other for other in others if processor_of(other) == processor_of(record)]
+    return [other for other in others if is_same_processor(other, record)]
 
 
 def is_above(record: Record, others: Sequence[Record]) -> bool:
@@ -69,10 +70,10 @@ def is_above(record: Record, others: Sequence[Record]) -> bool:
     return all(record.score.mean > other.score.mean for other in peers_of(record, others))
 
 
-def processor_of(record: Record) -> str:
-    """Returns the processor's name without family and model, which older records lack."""
-    name: str = record.machine["cpu"]
-    return name.partition(" (family")[0]
+def is_same_processor(record: Record, other: Record) -> bool:
+    """Whether two runs had the same processor. Of the oldest records, which lack family and model, the name counts."""
+    shorter, longer = sorted((record.machine["cpu"], other.machine["cpu"]), key=len)
+    return longer == shorter or longer.startswith(f"{shorter} (family ")
 
 
 def mean_of_last_third(curve: Series) -> float:
@@ -92,9 +93,9 @@ def score_at(x: Floats, scores: Floats, place: float) -> float | None:
 def chance_of_order(ours: Sequence[Record], theirs: Sequence[Record]) -> str:
     """Returns how often each of our seeds would be above each of theirs if both systems were equal."""
     orders = 1
-    for processor in {processor_of(record) for record in ours}:
-        count, others = (sum(processor_of(record) == processor for record in side) for side in (ours, theirs))
-        orders *= math.comb(count + others, count)
+    for processor, count in Counter(record.machine["cpu"] for record in ours).items():
+        others = peers_of(next(record for record in ours if record.machine["cpu"] == processor), theirs)
+        orders *= math.comb(count + len(others), count)
     return f"1 in {orders} by chance"
 
 
@@ -112,9 +113,13 @@ def _scores(root: Path, task: LearningTask, seeds: Sequence[Record]) -> list[str
 
 
 def _order(seeds: Sequence[Record], others: Sequence[Record]) -> str:
-    if not any(peers_of(each, others) for each in seeds):
+    compared = [each for each in seeds if peers_of(each, others)]
+    if not compared:
         return ""
-    return f"yes ({chance_of_order(seeds, others)})" if all(is_above(each, others) for each in seeds) else "no"
+    if not all(is_above(each, others) for each in compared):
+        return "no"
+    those = f", with {len(compared)} of {len(seeds)} seeds" * (len(compared) < len(seeds))
+    return f"yes{those} ({chance_of_order(compared, others)})"
 
 
 def values_of_seeds(values: Sequence[float | None]) -> str:

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from bench.learning.comparison import is_peer, processor_of
+from bench.learning.comparison import is_peer, peers_of
 from bench.learning.records import Record
 from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 
@@ -25,19 +25,17 @@ def render_summary(records: Sequence[Record]) -> list[str]:
 def _cells(task: LearningTask, ours: Sequence[Record], peers: Sequence[Record]) -> list[str]:
     what = f"score after {task.minutes:g} minutes" if task.bar is None else f"time to score {task.bar:g}"
     theirs = _strongest(task, peers)
-    places = {processor_of(record) for record in theirs} & {processor_of(record) for record in ours}
-    # Without a peer, the processor with most seeds.
-    places = places or {statistics.mode(processor_of(record) for record in ours)}
-    ours = [record for record in ours if processor_of(record) in places]
-    theirs = [record for record in theirs if processor_of(record) in places]
-    if not theirs:
-        return [task.name, what, _result(task, ours), "not measured", ""]
+    compared = [record for record in ours if peers_of(record, theirs)]
+    if not compared:
+        most = statistics.mode(record.machine["cpu"] for record in ours)
+        return [task.name, what, _result(task, [each for each in ours if each.machine["cpu"] == most]), "not measured", ""]
+    theirs = [record for record in theirs if peers_of(record, ours)]
     return [
         task.name,
         what,
-        _result(task, ours),
+        _result(task, compared),
         f"{_result(task, theirs)}, {SYSTEMS[theirs[0].system]}",
-        _ratio(task, ours, theirs),
+        _ratio(task, compared, theirs),
     ]
 
 

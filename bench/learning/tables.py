@@ -10,7 +10,7 @@ from pathlib import Path
 from apexreplay.errors import require
 from apexreplay.files.atomic_files import replace_file
 from bench.harness.results import replace_between
-from bench.learning.comparison import processor_of, render_comparison
+from bench.learning.comparison import render_comparison
 from bench.learning.dormant import render_dormant
 from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed
 from bench.learning.summary import render_summary
@@ -146,7 +146,7 @@ def _seconds(task: LearningTask, group: Group) -> str:
     ends = f" ({min(seconds):,.1f} to {max(seconds):,.1f})" if len(seconds) > 1 else ""
     by_processor: dict[str, list[float]] = {}
     for record in group:
-        by_processor.setdefault(processor_of(record), []).append(record.seconds)
+        by_processor.setdefault(record.machine["cpu"], []).append(record.seconds)
     medians = ", ".join(
         f"{name}: {statistics.median(values):,.1f} ({len(values)})" for name, values in sorted(by_processor.items())
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from apex.runs.history import Floats
-from bench.learning.comparison import processor_of, values_of_seeds
+from bench.learning.comparison import values_of_seeds
 from bench.learning.processor_time import OTHERS_SHARE
 from bench.learning.records import Record
 from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS
@@ -119,7 +119,7 @@ def render_untuned(records: Sequence[Record]) -> list[str]:
     better = [cell(probability_of_improvement, "apex", system) for system in COLUMNS[1:]]
     lines.append(f"| interquartile mean, human-normalized | {' | '.join(means)} |")
     lines.append(f"| probability that a run of Ape-X scores higher | | {' | '.join(better)} |")
-    processors = Counter(f"{SYSTEMS[record.system]} on {processor_of(record)}" for record in counted)
+    processors = Counter(f"{SYSTEMS[record.system]} on {record.machine['cpu']}" for record in counted)
     lines += ["", f"Runs: {', '.join(f'{number} of {name}' for name, number in sorted(processors.items()))}."] * bool(
         counted
     )

@@ -41,12 +41,13 @@ def open_aws(region: str | None) -> Aws:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
-        raise UsageError(f"apex cluster needs boto3 ({error}): {remedy('aws')}") from error
+        raise UsageError(f"apex cluster needs boto3 ({error})", remedy("aws")) from error
     try:
         session = boto3.Session(region_name=region)
     except BotoCoreError as error:  # such as a profile that does not exist
         raise UsageError(str(error)) from error
-    require(bool(session.region_name), "no AWS region: use --region us-east-1, AWS_DEFAULT_REGION, or `aws configure`")
+    choose = "use --region us-east-1, AWS_DEFAULT_REGION, or `aws configure`"
+    require(bool(session.region_name), "no AWS region", remedy=choose)
     config = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard"})
     return Aws(session.region_name, lambda service: session.client(service, config=config))
 

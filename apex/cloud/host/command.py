@@ -86,7 +86,7 @@ def aws_clients(settings: HostSettings) -> Client:
         import boto3  # optional package
         from botocore.config import Config
     except ImportError as error:
-        raise UsageError(f"a host of a cluster needs boto3 ({error}): {remedy('aws')}") from error
+        raise UsageError(f"a host of a cluster needs boto3 ({error})", remedy("aws")) from error
     config = Config(
         connect_timeout=5,
         read_timeout=60,

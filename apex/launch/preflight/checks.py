@@ -1,6 +1,6 @@
 """Checks whether a run can start on this host: one function per requirement, with figures and a remedy.
 
-`apex doctor` prints all checks. `apex train` makes the same checks, and refuses to start with the same sentences. The
+`apex doctor` prints all checks. `apex train` makes those that can refuse a run, with the same sentences. The
 result of a check depends only on its arguments.
 """
 

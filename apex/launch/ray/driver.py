@@ -71,7 +71,7 @@ def plan(config: Config, engine: RayEngine) -> Config:
     """
     given, default = flatten(config), flatten(Config())
     for setting in SET_HERE:
-        require(given[setting] == default[setting], f"{setting} cannot be set with --engine ray: leave it out")
+        require(given[setting] == default[setting], f"{setting} cannot be set with --engine ray", remedy="leave it out")
     processes, actor = max(1, engine.actor_hosts * engine.cpus_per_host), config.actor
     fitting = min(ENVS_PER_PROCESS, max(1, config.replay.capacity // TRANSITIONS_PER_ACTOR // processes))
     # Each process has the same number of environments; num_actors is rounded up to a multiple of it.

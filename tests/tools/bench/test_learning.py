@@ -113,6 +113,10 @@ def test_seeds_without_a_peer_on_their_processor_are_not_ordered(tmp_path):
     same = replace(ours, machine=theirs.machine)
     *_, (_, *cell) = cells(render_comparison(tmp_path, [same, theirs]).splitlines())
     assert cell == ["yes (1 in 2 by chance)", ""]
+    alone = replace(ours, seed=2)
+    write_record(tmp_path, alone, [(900.0, 200_000, 5.0)])
+    *_, (_, *cell) = cells(render_comparison(tmp_path, [same, alone, theirs]).splitlines())
+    assert cell == ["yes, with 1 of 2 seeds (1 in 2 by chance)", ""]
 
 
 def test_runs_with_less_time_are_not_compared():
@@ -195,11 +199,13 @@ def test_seeds_are_compared_on_the_same_processor():
         machine = MACHINE | {"cpu": cpu}
         return make_record("hopper", system, seed, mean=mean, seconds=1_200.0, machine=machine, command="train")
 
-    slow = [run("apex", 1, 50.0, "AMD EPYC (family 25, model 17)"), run("sb3-sac", 1, 40.0, "AMD EPYC")]
+    slow = [run("apex", 1, 50.0, "AMD EPYC (family 25, model 17)"), run("sb3-sac", 1, 40.0, "AMD EPYC")]  # an old record
+    older = run("sb3-sac", 3, 40.0, "AMD EPYC (family 25, model 1)")
     fast = [run("apex", 2, 90.0, "Xeon"), run("sb3-sac", 2, 80.0, "Xeon")]
     assert rows(*slow, *fast)[0][1] == "yes"
     assert rows(*slow, *fast[:1])[0][1] == "yes, with 1 of 2 seeds"
     assert rows(slow[0], fast[1])[0][1] == "not compared yet"
+    assert rows(slow[0], older)[0][1] == "not compared yet"
     assert rows(*slow, *fast, run("apex", 3, 79.0, "Xeon"))[0][1] == "no: 2 of 3 seeds"
     assert chance_of_order([slow[0], fast[0]], [slow[1], fast[1]]) == "1 in 4 by chance"
 
