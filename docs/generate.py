@@ -71,8 +71,8 @@ def settings_page() -> str:
         "# Settings",
         "",
         "Every setting is an option of `apex train` (`--learner.batch-size 64`), a key in a TOML file for `--config`",
-        'and an argument of `apex.preset("pong", learner={"batch_size": 64})`. Where the paper has a value, it is the default.',
-        "`apex train --help-all` prints this list, and `--print-config` the values of a run.",
+        'and an argument of `apex.preset("pong", learner={"batch_size": 64})`. Where the paper has a value, it is the',
+        "default. `apex train --help-all` prints this list, and `--print-config` the values of a run.",
     ]
     branches = {field.name: getattr(Config(), field.name) for field in fields(Config)}
     top = [name for name, value in branches.items() if not hasattr(value, "__dataclass_fields__")]

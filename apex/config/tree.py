@@ -186,7 +186,7 @@ class LearnerConfig(Branch):
     max_skipped_updates: PositiveInt = 10  # end the run after this many non-finite updates in a row
     num_threads: NonNegativeInt = 0  # PyTorch threads; 0: chosen from the number of CPU cores
     num_loaders: Annotated[int, Meta(ge=0, le=64)] = 0  # processes that decode batches; 0: chosen for this machine
-    bfloat16: Format = "off"  # compute updates in bfloat16; auto: if the GPU has it, or if the CPU has it and the network is wide
+    bfloat16: Format = "off"  # compute updates in bfloat16; auto: if the GPU has it, or the CPU and the network is wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ class EvaluatorConfig(Branch):
     period_seconds: NonNegativeFloat = 60.0  # minimum seconds from the start of one evaluation to the start of the next
     period_updates: PositiveInt = 1_000  # updates between two evaluations, if run.single_process is on
     episodes: Annotated[int, Meta(ge=1, le=MAX_EPISODES)] = 5  # full games per evaluation
-    confirm_episodes: Annotated[int, Meta(ge=100, le=MAX_EPISODES)] = 100  # maximum number of new games that confirm run.stop_score
+    confirm_episodes: Annotated[int, Meta(ge=100, le=MAX_EPISODES)] = 100  # at most so many new games confirm a score
     final_seconds: Seconds = 120.0  # maximum seconds for games of the final policy at the end of a run; 0: no games
     epsilon: Probability = 0.001  # probability of a random action; continuous actions: standard deviation of noise
     num_envs: PositiveInt = 5  # games played in parallel
@@ -232,7 +232,7 @@ class CheckpointConfig(Branch):
     period_seconds: PositiveFloat = 120.0  # maximum seconds between two checkpoints; the minimum is a quarter of this
     keep: Annotated[int, Meta(ge=2)] = 3  # number of newest checkpoints kept; the best policy is kept as well
     replay: bool = True  # also save the replay memory, for --resume; needs as much disk space as the memory
-    replay_period: PositiveFloat = 300.0  # seconds between two snapshots of the replay memory; each writes only new data
+    replay_period: PositiveFloat = 300.0  # seconds between two snapshots of the replay memory; each writes what is new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,8 @@ def _cells(task: LearningTask, ours: Sequence[Record], peers: Sequence[Record]) 
     compared = [record for record in ours if peers_of(record, theirs)]
     if not compared:
         most = statistics.mode(record.machine["cpu"] for record in ours)
-        return [task.name, what, _result(task, [each for each in ours if each.machine["cpu"] == most]), "not measured", ""]
+        result = _result(task, [record for record in ours if record.machine["cpu"] == most])
+        return [task.name, what, result, "not measured", ""]
     theirs = [record for record in theirs if peers_of(record, ours)]
     return [
         task.name,

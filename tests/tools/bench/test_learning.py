@@ -199,7 +199,7 @@ def test_seeds_are_compared_on_the_same_processor():
         machine = MACHINE | {"cpu": cpu}
         return make_record("hopper", system, seed, mean=mean, seconds=1_200.0, machine=machine, command="train")
 
-    slow = [run("apex", 1, 50.0, "AMD EPYC (family 25, model 17)"), run("sb3-sac", 1, 40.0, "AMD EPYC")]  # an old record
+    slow = [run("apex", 1, 50.0, "AMD EPYC (family 25, model 17)"), run("sb3-sac", 1, 40.0, "AMD EPYC")]
     older = run("sb3-sac", 3, 40.0, "AMD EPYC (family 25, model 1)")
     fast = [run("apex", 2, 90.0, "Xeon"), run("sb3-sac", 2, 80.0, "Xeon")]
     assert rows(*slow, *fast)[0][1] == "yes"
