@@ -16,50 +16,33 @@ from typing import TYPE_CHECKING, Any
 from apex.version import VERSION
 
 if TYPE_CHECKING:
-    from apex.config import Config
-    from apex.config.presets import preset
-    from apex.errors import ConfigError, EnvironmentFailure, TrainingError
-    from apex.evaluation.command import Evaluation, evaluate
-    from apex.evaluation.export.command import export
-    from apex.evaluation.policy import Policy, load_policy
-    from apex.launch.api import Run, preset_for, train
-    from apex.launch.callbacks import Callback, LiveRun
-    from apex.launch.engine import RayEngine
-    from apex.launch.trackers.mlflow import MlflowTracker
-    from apex.launch.trackers.wandb import WandbTracker
-    from apex.runs.plots.command import plot
-    from apex.runs.report.command import report
-    from apexreplay.errors import ApexError, DataError, UsageError
+    from apex.config import Config as Config
+    from apex.config.presets import preset as preset
+    from apex.errors import ConfigError as ConfigError
+    from apex.errors import EnvironmentFailure as EnvironmentFailure
+    from apex.errors import TrainingError as TrainingError
+    from apex.evaluation.command import Evaluation as Evaluation
+    from apex.evaluation.command import evaluate as evaluate
+    from apex.evaluation.export.command import export as export
+    from apex.evaluation.policy import Policy as Policy
+    from apex.evaluation.policy import load_policy as load_policy
+    from apex.launch.api import Run as Run
+    from apex.launch.api import preset_for as preset_for
+    from apex.launch.api import train as train
+    from apex.launch.callbacks import Callback as Callback
+    from apex.launch.callbacks import LiveRun as LiveRun
+    from apex.launch.engine import RayEngine as RayEngine
+    from apex.launch.trackers.mlflow import MlflowTracker as MlflowTracker
+    from apex.launch.trackers.wandb import WandbTracker as WandbTracker
+    from apex.runs.plots.command import plot as plot
+    from apex.runs.report.command import report as report
+    from apexreplay.errors import ApexError as ApexError
+    from apexreplay.errors import DataError as DataError
+    from apexreplay.errors import UsageError as UsageError
 
 __version__ = VERSION
 
-__all__ = [
-    "ApexError",
-    "Callback",
-    "Config",
-    "ConfigError",
-    "DataError",
-    "EnvironmentFailure",
-    "Evaluation",
-    "LiveRun",
-    "MlflowTracker",
-    "Policy",
-    "RayEngine",
-    "Run",
-    "TrainingError",
-    "UsageError",
-    "WandbTracker",
-    "evaluate",
-    "export",
-    "load_policy",
-    "plot",
-    "preset",
-    "preset_for",
-    "report",
-    "train",
-]
-
-_HOMES = {  # module -> the names in `__all__` that it defines
+_HOMES = {  # module -> the public names that it defines
     "config": ("Config",),
     "config.presets": ("preset",),
     "errors": ("ApexError", "ConfigError", "DataError", "EnvironmentFailure", "TrainingError", "UsageError"),
@@ -74,6 +57,7 @@ _HOMES = {  # module -> the names in `__all__` that it defines
     "runs.plots.command": ("plot",),
     "runs.report.command": ("report",),
 }
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
@@ -86,4 +70,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return [*__all__, "__version__"]

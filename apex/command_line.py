@@ -95,7 +95,8 @@ def parse_config(
     )
     if unknown:
         raise _unknown_option(unknown[0], prog)
-    file, typed = read_toml(options.config) if options.config else {}, _typed_settings(options)
+    file = read_toml(options.config) if options.config else {}
+    typed = unflatten({setting: value for setting, value in vars(options).items() if setting in SETTINGS})
     require_trust(lay_over(Config(), typed), given=given)
     asked = lay_over(lay_over(base or Config(), file), typed)
     if options.env_arg:
@@ -227,11 +228,6 @@ def _with_hyphens(argument: str) -> str:
     """Returns an option or setting with hyphens instead of underscores in its name; its value stays unchanged."""
     option, equals, value = argument.partition("=")
     return option.replace("_", "-") + equals + value
-
-
-def _typed_settings(options: argparse.Namespace) -> Tree:
-    """Returns the settings among the parsed options."""
-    return unflatten({setting: value for setting, value in vars(options).items() if setting in SETTINGS})
 
 
 def _unknown_option(argument: str, prog: str) -> ConfigError:

@@ -51,15 +51,9 @@ def make_script() -> str:
     """Returns the completion script for bash, built from the options of each command."""
     lines = []
     for name, command in COMMANDS.items():
-        options = read_options(command.module, "--help-all" if name in WITH_SETTINGS else "--help")
+        with collect_options() as options, suppress(SystemExit):
+            load(command.module)(["--help-all" if name in WITH_SETTINGS else "--help"])
         lines.append(f'      {name}) options="{" ".join(sorted(options))}" ;;')
     return SCRIPT.format(
         commands=" ".join(COMMANDS), presets=" ".join(PRESETS), options="\n".join(lines), with_run="|".join(WITH_RUN)
     )
-
-
-def read_options(module: str, option: str) -> set[str]:
-    """Returns the options that a module's program lists for `option`, --help or --help-all."""
-    with collect_options() as options, suppress(SystemExit):
-        load(module)([option])
-    return options

@@ -63,7 +63,7 @@ def describe_outcome(end: EndReason | None, *, running: bool) -> str:
         return "the run has not ended"
     if end is not None:
         return describe_end(end)
-    return "no end is recorded: the learner was killed or failed, or an older version made the run; see the run's logs"
+    return "no end is recorded: the learner was killed or failed; see the run's logs"
 
 
 def describe_failure(failure: Failure) -> str:

@@ -31,7 +31,7 @@ from apex.environments.factory import describe, kind, make_environment, makes_ba
 from apex.environments.foreign import environment_modules
 from apex.evaluation.episodes import ActFunction, Episode, Metric, Summary, evaluation_seed, metrics_of, play, summarize
 from apex.evaluation.evaluator import make_policy
-from apex.evaluation.policy import EPSILON, add_policy, default_epsilon, require_fit
+from apex.evaluation.policy import EPSILON, add_policy, require_fit
 from apex.evaluation.saved_episodes import OPTION, new_dataset
 from apex.evaluation.video import FORMATS, Camera, begin_video
 from apex.metric_tags import SUCCESS
@@ -278,7 +278,8 @@ def load_player(path: Path, epsilon: float | None, seed: int, *, checks: bool = 
     info, agent = read_policy(path)
     if checks:
         require_fit(path, info)
-    epsilon = default_epsilon(info.schema) if epsilon is None else epsilon
+    if epsilon is None:
+        epsilon = 0.0 if info.schema.action_size else 0.001  # Some deterministic games never end without it.
     policy = make_policy(agent, epsilon, np.random.default_rng(evaluation_seed(seed)))
     algorithm = choose_algorithm(info.config, info.schema)
     return Player(policy, info.environment, epsilon, path, info.num_updates, algorithm, partial(forget, agent))

@@ -42,16 +42,6 @@ class Learner(Protocol):
         """Keeps a result, and the evaluated parameters if the result is the best so far."""
 
 
-class Clock(Protocol):
-    """The functions of the module `time` that the evaluator uses."""
-
-    def monotonic(self) -> float:
-        """Returns seconds."""
-
-    def sleep(self, seconds: float, /) -> None:
-        """Blocks for `seconds`."""
-
-
 class Played(NamedTuple):
     """Games, and whose they are."""
 
@@ -73,7 +63,8 @@ class Evaluator:
         *,
         life: int = 0,
         make_environment: Callable[[int, int], VectorEnvironment] | None = None,
-        clock: Clock = time,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`make_environment(num_envs, seed)` creates environments; None: as configured.
 
@@ -87,9 +78,9 @@ class Evaluator:
         self._make_environment = make_environment or (
             lambda num_envs, seed: factory.make_environment(config.environment, num_envs, seed=seed)
         )
-        self._clock = clock
-        self._wait = Wait("evaluator", clock.monotonic)
-        self._start_at = clock.monotonic()
+        self._clock, self._sleep = clock, sleep
+        self._wait = Wait("evaluator", clock)
+        self._start_at = clock()
         self._unplayed: Parameters | None = None  # taken for a confirmation that the end of training abandoned
         self._has_failed = False  # whether the last evaluation's games did not confirm its score
         self._num_plays = 0
@@ -104,9 +95,9 @@ class Evaluator:
         Once the last parameters exist, these are evaluated at once, and the games of older parameters are abandoned.
         """
         while not stop.poll():
-            pause = self._start_at - self._clock.monotonic()
+            pause = self._start_at - self._clock()
             if pause > 0 and self._learner.final() is None:
-                self._clock.sleep(min(pause, POLL_SECONDS))
+                self._sleep(min(pause, POLL_SECONDS))
             else:
                 self.step(stop)
 
@@ -117,14 +108,14 @@ class Evaluator:
             self._wait.on(Waiting("newer_parameters"))
             return False
         self._wait.over()
-        began = self._clock.monotonic()
+        began = self._clock()
         self._start_at = began + self._config.period_seconds
         try:
             self._evaluate(parameters, stop)
         except EnvironmentFailure:  # The actors' environments are not affected.
             log.exception("evaluation of update %d failed; the run continues", parameters.version)
         if self._stop_score is None:  # Otherwise, the run waits for evaluations.
-            ended = self._clock.monotonic()
+            ended = self._clock()
             self._start_at = max(self._start_at, ended + REST * (ended - began))
         return True
 
@@ -140,7 +131,7 @@ class Evaluator:
         Does not confirm a score once training has ended, because it ends nothing then, and the games may take longer
         than the run waits. Keeps nothing if a stop was requested or if training has ended with other parameters.
         """
-        since, goal, final = self._clock.monotonic(), self._stop_score, self._learner.final
+        since, goal, final = self._clock(), self._stop_score, self._learner.final
         had_failed, self._has_failed = self._has_failed, False
 
         def is_over(version: int) -> bool:
@@ -151,7 +142,7 @@ class Evaluator:
         if goal is not None and reached and not had_failed and not stop.poll() and final() is None:
             played = self._confirm(played, goal, stop)
         if not is_over(played.parameters.version):
-            self._keep(played, self._clock.monotonic() - since)
+            self._keep(played, self._clock() - since)
 
     def _confirm(self, first: Played, goal: float, stop: Stop) -> Played:
         """Returns new games of the newest parameters, and whether they confirm the goal.
@@ -203,7 +194,7 @@ class Evaluator:
         self.num_evaluations += 1
         self._learner.keep(result, played.parameters if is_best else None)
         if result.confirmed:
-            self._start_at = max(self._start_at, self._clock.monotonic() + REST_SECONDS)
+            self._start_at = max(self._start_at, self._clock() + REST_SECONDS)
 
     def _play(
         self,

@@ -45,11 +45,6 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
     trust.add_allow(parser)
 
 
-def default_epsilon(schema: Schema) -> float:
-    """Returns epsilon of evaluations, if the user gives none. Some deterministic games never end without it."""
-    return 0.0 if schema.action_size else 0.001
-
-
 def load_policy(
     run: str | os.PathLike[str],
     *,

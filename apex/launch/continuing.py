@@ -11,7 +11,6 @@ from apex.launch.mirroring import bring_back
 from apex.launch.resume import (
     CONTINUE,
     LIMITS,
-    OPTION,
     prepare,
     raise_limit,
     reached_limit,
@@ -47,7 +46,7 @@ def read_continue(
     if not (path / MANIFEST).exists():
         return Start(config=typed, argv=argv, inspector=inspector, repeated=typed)
     folder = RunFolder.open(path)
-    config = lay_over(folder.config, _changes(folder, typed, run))
+    config = lay_over(folder.config, _changes(folder, typed))
     require_same_settings(folder, config, run, accept)
     if (end := reached_limit(folder, config)) is not None:
         has_learned = end.kind not in TOO_SHORT or newest_update(folder.checkpoints)
@@ -83,13 +82,7 @@ def describe_over(path: Path) -> list[str]:
     return [*lines, f"score: {number(last.mean)}{games} of the last evaluation; best: {number(best.mean)}"]
 
 
-def _changes(folder: RunFolder, typed: Config, run: str) -> dict[str, Any]:
+def _changes(folder: RunFolder, typed: Config) -> dict[str, Any]:
     """Returns the limits, and the settings that differ from the last command with --continue, or the first start."""
-    asked = folder.asked
-    remedy = f"use {OPTION} {folder.path}"
-    require(
-        asked is not None, f"{run}: an earlier version made this run, which did not record its command", remedy=remedy
-    )
-    before = flatten(asked or typed)
-    limits, values = LIMITS.values(), flatten(typed).items()
+    before, limits, values = flatten(folder.asked), LIMITS.values(), flatten(typed).items()
     return unflatten({name: value for name, value in values if value != before[name] or name in limits})

@@ -15,7 +15,7 @@ from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
 from apex.launch.preflight.report import describe_limits
 from apex.launch.preflight.requirements import store_bytes
-from apex.launch.preflight.warm_start import check_frozen, find_warm_start
+from apex.launch.preflight.warm_start import find_warm_start
 from apex.launch.programs import make_programs
 from apex.launch.resume import find_saved, report_losses
 from apex.launch.start import RunOutcome, Start, judge
@@ -69,7 +69,8 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
             config, sizes = fit(config, folder.schema, tell, store_path(folder.run_id), free=claims.claim)
             start.inspector.try_algorithm(config, folder.schema)
             if config.learner.freeze != folder.config.learner.freeze:
-                check_frozen(config, folder.schema, stop)
+                learner = replace(config.learner, init_from="")  # A run that is continued copies nothing.
+                find_warm_start(replace(config, learner=learner), folder.schema, stop)
             if stop.poll():
                 return None
             folder.record_resume(config, argv=start.argv, asked=start.repeated)

@@ -19,7 +19,7 @@ from apex.runs.checkpoints.paths import newest_update
 from apex.runs.folder import MANIFEST, RunFolder
 from apex.runs.mirror.mirror import STATE, Mirror
 from apex.runs.mirror.objects import open_objects
-from apexreplay.errors import FINISHED, UsageError, require
+from apexreplay.errors import FINISHED, UsageError, describe_exception, require
 from apexreplay.process.lifecycle import POLL_SECONDS, Helper, Stop, sleep
 
 PERIOD_SECONDS = 60.0  # time between two uploads; a new checkpoint is uploaded at once
@@ -79,14 +79,13 @@ class Mirroring:
         self._stop = stop
         self._writer = _writer()
         self._over = threading.Event()
-        self._fenced: FencedError | None = None
         there, here = _repeat(self._mirror, self._mirror.newest_update, stop), _newest(folder.path)
         problem = f"{self._mirror} has update {there:,} of this run, this host only update {max(here, 0):,}"
         require(
             there <= here, problem, remedy="use --continue, which takes the newer one, or move the run in the mirror"
         )
         _repeat(self._mirror, lambda: self._mirror.begin(_begun(folder), self._writer), stop)
-        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+        self._thread = Helper("mirror", self._work, stop)
         self._thread.start()
 
     def close(self) -> None:
@@ -101,8 +100,7 @@ class Mirroring:
             self._thread.join(POLL_SECONDS)
             stop.tick()
         try:
-            if self._fenced is not None:
-                raise self._fenced
+            self._thread.check()
             _repeat(self._mirror, lambda: self._mirror.upload(self._writer), stop, always=True)
         except (FencedError, MirrorError, UsageError) as error:
             if ending.failure is None:
@@ -120,13 +118,12 @@ class Mirroring:
             uploaded, since = newest, time.monotonic()
             try:
                 self._mirror.upload(self._writer)
-            except FencedError as error:
-                self._fenced = error
-                self._stop.request()
-                return
+            except FencedError:
+                raise
             except Exception as error:  # network, permissions, or a file that is being replaced
                 if not failed:
-                    log.warning("cannot write %s; trying again each minute: %s", self._mirror, _cause(error))
+                    what = describe_exception(error)
+                    log.warning("cannot write %s; trying again each minute: %s", self._mirror, what)
                 failed = True
             else:
                 if failed:
@@ -187,10 +184,10 @@ def _repeat(mirror: Mirror, step: Callable[[], _Result], stop: Stop, *, always: 
         except Exception as error:  # network, permissions, or another host that is writing
             if not always and _is_lasting(error, mirror):
                 remedy = "choose another run.mirror, or permit this user to write there"
-                raise UsageError(f"cannot use the mirror {mirror}: {_cause(error)}", remedy) from error
+                raise UsageError(f"cannot use the mirror {mirror}: {describe_exception(error)}", remedy) from error
             if time.monotonic() + PAUSE_SECONDS > until and not stop.poll():
-                raise MirrorError(f"cannot use the mirror {mirror}: {_cause(error)}") from error
-            log.warning("cannot use the mirror %s; trying again: %s", mirror, _cause(error))
+                raise MirrorError(f"cannot use the mirror {mirror}: {describe_exception(error)}") from error
+            log.warning("cannot use the mirror %s; trying again: %s", mirror, describe_exception(error))
             sleep(PAUSE_SECONDS, stop)
             if stop.poll():
                 raise StoppedError(f"stopped while {mirror} could not be used") from error
@@ -212,7 +209,3 @@ def _beside(step: Callable[[], _Result], stop: Stop) -> _Result:
         stop.tick()
     thread.check()
     return results[0]
-
-
-def _cause(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

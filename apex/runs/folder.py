@@ -11,7 +11,6 @@ runs/pong-20250131-235959/
     keys/           keys of the present start, if no other keys are configured; removed at its end
 """
 
-import json
 import logging
 import os
 import secrets
@@ -77,10 +76,9 @@ class RunFolder:
         return from_saved(self.manifest["config"])
 
     @property
-    def asked(self) -> Config | None:
-        """What the first command, or the last one with --continue, asked for; None: an earlier version made the run."""
-        asked = self.manifest.get("asked")
-        return from_saved(asked) if asked else None
+    def asked(self) -> Config:
+        """What the first command, or the last one with --continue, asked for."""
+        return from_saved(self.manifest["asked"])
 
     @property
     def keys(self) -> str:
@@ -101,9 +99,7 @@ class RunFolder:
         """Seconds that the run has taken over all its starts, as last recorded; 0 if there is no readable record."""
         path = self.path / _ELAPSED
         try:
-            data = path.read_bytes()
-            is_old = data.startswith(b'{"seconds": ') and b"," not in data  # Earlier versions wrote it without a seal.
-            return float((json.loads if is_old else unseal)(data)["seconds"])
+            return float(unseal(path.read_bytes())["seconds"])
         except (OSError, KeyError, TypeError, ValueError) as error:
             if not isinstance(error, FileNotFoundError) or any(self.checkpoints.glob("*")):
                 log.error("%s cannot be read (%s); the run time continues from the newest checkpoint", path, error)

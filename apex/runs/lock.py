@@ -6,7 +6,7 @@ Also refuses folders whose files lead elsewhere: the programs of a run write to 
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from apexreplay.errors import ForeignFileError, UsageError, require
@@ -25,25 +25,19 @@ def hold(folder: Path, *, or_parent: bool = False) -> Iterator[None]:
     """
     require_no_links(folder)
     path = folder / LOCK
-    ownership: FileLock | None = None
-    try:
-        path.touch(mode=0o600)  # 0600, because any user who can open the file can also lock it.
-        ownership = FileLock(path, LOCK_ATTEMPTS)
-        path.write_text(_name(os.getpid()))
-    except UsageError as error:
-        holder = path.read_text(errors="replace") or "started a moment ago"
-        if not or_parent or holder != _name(os.getppid()):
-            raise UsageError(f"{folder}: this run is still running ({holder})", "stop it first") from error
-    except OSError as error:
-        if ownership is not None:
-            ownership.release()
-        remedy = "free disk space, or move the run to another disk"
-        raise UsageError(f"cannot lock the run with {path}: {error.strerror}", remedy) from error
-    try:
+    with ExitStack() as held:
+        try:
+            path.touch(mode=0o600)  # 0600, because any user who can open the file can also lock it.
+            held.callback(FileLock(path, LOCK_ATTEMPTS).release)
+            path.write_text(_name(os.getpid()))
+        except UsageError as error:
+            holder = path.read_text(errors="replace") or "started a moment ago"
+            if not or_parent or holder != _name(os.getppid()):
+                raise UsageError(f"{folder}: this run is still running ({holder})", "stop it first") from error
+        except OSError as error:
+            remedy = "free disk space, or move the run to another disk"
+            raise UsageError(f"cannot lock the run with {path}: {error.strerror}", remedy) from error
         yield
-    finally:
-        if ownership is not None:
-            ownership.release()
 
 
 def require_no_links(folder: Path) -> None:

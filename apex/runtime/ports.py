@@ -4,7 +4,7 @@ import dataclasses
 import errno
 import socket
 from collections.abc import Callable
-from typing import Self
+from contextlib import ExitStack
 
 from apex.config import Config
 from apexreplay.errors import UsageError
@@ -12,7 +12,7 @@ from apexreplay.errors import UsageError
 OFFSET_STEP = 100  # difference between two port offsets that are tried
 
 
-class PortClaims:
+class PortClaims(ExitStack):
     """Reserves ports: no other launcher on this host takes them while this launcher runs.
 
     A process binds its port seconds after the launcher has chosen it. Without a claim, a second run could find the port
@@ -21,26 +21,21 @@ class PortClaims:
     """
 
     def __init__(self) -> None:
-        self._claims: dict[int, socket.socket] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for claim in self._claims.values():
-            claim.close()
+        super().__init__()
+        self._ports: set[int] = set()
 
     def claim(self, host: str, port: int) -> bool:
         """Reserves a port for this process; returns False if it is in use. Raises UsageError as `is_free` does."""
         free = is_free(host, port)
-        if free and port not in self._claims:
+        if free and port not in self._ports:
             name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
                 name.bind(f"\0apex-port-{port}")
             except OSError:  # Another launcher has reserved the port.
                 name.close()
                 return False
-            self._claims[port] = name
+            self.enter_context(name)
+            self._ports.add(port)
         return free
 
 

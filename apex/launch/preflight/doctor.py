@@ -233,7 +233,3 @@ def describe_report(config: Config, report: Report) -> dict[str, Any]:
         "sizes": describe_sizes(report.sized) if report.sized else [],
         "chosen": {name: value for name, value in sized.items() if value != asked[name]},
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

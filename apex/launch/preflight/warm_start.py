@@ -1,6 +1,5 @@
 """Tries the policy from which a new run starts, and the parts that it does not train, before anything starts."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,11 +10,6 @@ from apex.facts import WarmStart
 from apex.schema import Schema
 from apexreplay.process.children import call_in_child
 from apexreplay.process.lifecycle import Stop
-
-
-def check_frozen(config: Config, schema: Schema, stop: Stop) -> None:
-    """Raises UsageError if the network has no parameters in a part of `learner.freeze`."""
-    find_warm_start(replace(config, learner=replace(config.learner, init_from="")), schema, stop)
 
 
 def find_warm_start(config: Config, schema: Schema, stop: Stop) -> WarmStart | None:

@@ -33,7 +33,6 @@ NEWEST = "checkpoints/newest.json"
 END = "end.json"  # why the run ended; the run has it only while it does not train
 STATE = "mirror.json"  # file in the run folder that records what this host has uploaded
 GROWING = ("curves/", "tensorboard/")  # folders of files that grow while the run trains
-PARTS = "parts/"  # folder of parts of growing files, which earlier commits uploaded
 THREADS = 16  # parallel requests
 
 _LEFT_OUT = ("logs/", "keys/", "checkpoints/replay/", "run.lock", STATE, BEGUN)
@@ -92,7 +91,6 @@ class Mirror:
         if not has_run or owner.get("host") != self._writer:
             # Another host may have replaced what this one sent, and added curves that this one lacks.
             self._sent = {name: [] for name in names if name.startswith(GROWING)}
-        self._sent |= {name: [] for name in names if name.startswith(PARTS)}
         self._writer = writer
         self._keep_only(self.newest_update(), names)
         return has_run
@@ -165,9 +163,6 @@ class Mirror:
 
     def _restore(self, partial: Path) -> None:
         names = self._objects.names()
-        remedy = "delete parts/ if a later version has continued the run; otherwise restore it with commit 8cc13691"
-        is_joined = not any(name.startswith(PARTS) for name in names)
-        require(is_joined, f"{self} has curves in parts/, which only earlier versions can join", remedy=remedy)
         newest = self._objects.read(NEWEST) if NEWEST in names else b""
         number = json.loads(newest)["num_updates"] if newest else -1
         if newest and f"checkpoints/{number:09d}/{MANIFEST}" not in names:

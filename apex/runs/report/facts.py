@@ -1,20 +1,17 @@
 """Reads facts about a run from its folder: its end, scores, totals and limits, and the command that started it."""
 
 import json
-import math
 import shlex
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from apex.config import Config, RunConfig, flatten
+from apex.config import Config, flatten
 from apex.facts import EndReason
 from apex.runs.folder import RunFolder
 from apex.runs.history import Floats, RunHistory
 from apex.runs.lock import is_held
-from apex.runs.scores import find_scores
 
 LIMITED_BY = "limited_by/"  # prefix of tags; the value is 1 while that part limits the run, else 0
-CONFIRMING_GAMES = 100  # minimum games that confirm a stop score
 
 
 class State(NamedTuple):
@@ -48,29 +45,11 @@ class Share(NamedTuple):
 
 
 def find_state(run: RunFolder) -> State:
-    """Determines the state of a run from its lock and from end.json.
-
-    Runs of older versions have no end.json: such a run is finished if its curves have reached one of its limits.
-    """
+    """Determines the state of a run from its lock and from end.json."""
     if is_held(run.path):
         return State("running", None)
-    end = run.end or _reached_limit(run.config.run, RunHistory(run))
+    end = run.end
     return State("finished" if end is not None and end.is_limit else "stopped", end)
-
-
-def _reached_limit(limits: RunConfig, history: RunHistory) -> EndReason | None:
-    updates = history.series("learner", "learner/updates")
-    if not len(updates.values):
-        return None
-    for score in find_scores(history) or ():
-        low = score.interval[0] if score.interval is not None else -math.inf
-        if limits.stop_score is not None and low >= limits.stop_score and (score.num_games or 0) >= CONFIRMING_GAMES:
-            return EndReason("score", limits.stop_score)
-    if 0 < limits.max_updates <= updates.values[-1]:
-        return EndReason("updates", limits.max_updates)
-    if 0 < limits.max_steps <= updates.steps[-1]:
-        return EndReason("steps", limits.max_steps)
-    return EndReason("minutes", limits.max_minutes) if 0 < 60 * limits.max_minutes <= history.seconds else None
 
 
 def find_totals(history: RunHistory) -> list[Total]:

@@ -72,8 +72,6 @@ class Learner:
 class ShortSleeps(Clock):
     """Allows only sleeps of at most 0.2 s, so that a stop request takes effect soon."""
 
-    monotonic = Clock.__call__
-
     def sleep(self, seconds):
         assert 0 < seconds <= 0.2
         super().sleep(seconds)
@@ -113,6 +111,7 @@ class Trial:
             life=life,
             make_environment=self.make_environment,
             clock=self.clock,
+            sleep=self.clock.sleep,
         )
 
     def make_environment(self, num_envs, seed):

@@ -240,14 +240,6 @@ def test_a_run_to_continue_needs_a_name(tmp_path):
         read_continue(Config(), [], accept=False, inspector=Inspector())
 
 
-def test_the_run_of_an_earlier_version_is_continued_by_resume_only(folder):
-    manifest = {name: value for name, value in folder.manifest.items() if name != "asked"}
-    replace_file(folder.path / "manifest.json", seal(manifest))
-    with pytest.raises(UsageError) as refused:
-        read_continue(folder.config, [], accept=False, inspector=Inspector())
-    assert "--resume" in refused.value.remedy
-
-
 def test_a_changed_environment_is_refused(folder):
     manifest = {**folder.manifest, "schema": {**folder.manifest["schema"], "num_actions": 3}}
     replace_file(folder.path / "manifest.json", seal(manifest))

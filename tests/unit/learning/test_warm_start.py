@@ -8,7 +8,7 @@ from support.policy_runs import NETWORK, make_run
 
 from apex.config import Config, EnvironmentConfig
 from apex.dqn.networks import make_network
-from apex.launch.preflight.warm_start import check_frozen, find_warm_start
+from apex.launch.preflight.warm_start import find_warm_start
 from apex.learning.setup import make_trainer
 from apex.learning.warm_start import start_warm
 from apex.runs.folder import RunFolder
@@ -92,7 +92,7 @@ def test_the_launcher_reports_what_a_run_will_start_from(tmp_path):
     with pytest.raises(UsageError, match="init_from"):
         find_warm_start(dataclasses.replace(folder.config, learner=other), folder.schema, Stop())
     other = dataclasses.replace(folder.config.learner, init_from=str(tmp_path / "nothere"), freeze="torso")
-    for check in (find_warm_start, check_frozen):
+    for learner in (other, dataclasses.replace(other, init_from="")):
         with pytest.raises(UsageError, match="torso"):
-            check(dataclasses.replace(folder.config, learner=other), folder.schema, Stop())
+            find_warm_start(dataclasses.replace(folder.config, learner=learner), folder.schema, Stop())
     assert find_warm_start(Config(environment=EnvironmentConfig(id="CartPole-v1")), run.schema, Stop()) is None

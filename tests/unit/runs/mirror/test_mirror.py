@@ -403,30 +403,6 @@ def test_an_incomplete_checkpoint_is_not_restored(tmp_path: Path) -> None:
         restored(store, tmp_path / "new")
 
 
-def test_curves_in_parts_of_an_earlier_version_are_not_restored(tmp_path: Path) -> None:
-    store = MemoryObjects()
-    begun(store, tmp_path / "old")
-    store.write("parts/curves/learner.jsonl/000000000000001-000000000000000", b"")
-    with pytest.raises(UsageError, match="parts/") as error:
-        restored(store, tmp_path / "new")
-    assert "commit" in error.value.remedy
-    assert not (tmp_path / "new/runs").exists()
-
-
-@pytest.mark.parametrize("is_later", [False, True])
-def test_the_first_upload_replaces_parts_of_an_earlier_version(tmp_path: Path, *, is_later: bool) -> None:
-    """Later starts on the same host know which files they have sent."""
-    store = FolderObjects(tmp_path / "mirror/pong")
-    begun(store, tmp_path)
-    store.write("parts/curves/learner.jsonl/000000000000001-000000000000000", b"")
-    copy = copy_of(store, tmp_path) if is_later else Mirror(store, tmp_path / "runs/pong", tmp_path / "other.json")
-    copy.begin(BEGUN, "i-2")
-    assert any(name.startswith("parts/") for name in store.names())
-    copy.upload("i-2")
-    assert not any(name.startswith("parts/") for name in store.names())
-    restored(store, tmp_path / "new")
-
-
 @pytest.mark.parametrize("is_file", [True, False], ids=["the file", "the bucket"])
 def test_a_missing_file_is_skipped_and_a_missing_bucket_is_an_error(tmp_path: Path, *, is_file: bool) -> None:
     class Late(MemoryObjects):

@@ -90,21 +90,6 @@ def test_damaged_end_file_counts_as_no_end(tmp_path, text):
     assert find_state(run) == State("stopped", None)
 
 
-@pytest.mark.parametrize(
-    ("limits", "end"),
-    [
-        ({"max_updates": 180}, EndReason("updates", 180)),
-        ({"max_updates": 181}, None),
-        ({"max_steps": 9_000}, EndReason("steps", 9_000)),
-        ({"max_minutes": 1.0}, EndReason("minutes", 1.0)),
-        ({"stop_score": 475.0}, None),  # No evaluation had 100 games.
-    ],
-)
-def test_a_run_without_end_file_ends_at_a_reached_limit(tmp_path, limits, end):
-    run = make_whole_run(tmp_path, run=limits)
-    assert find_state(run) == State("stopped" if end is None else "finished", end)
-
-
 def test_best_and_last_score_have_place_games_and_interval(tmp_path):
     run = make_run(tmp_path, SCORES)
     best, last = find_scores(RunHistory(run))
