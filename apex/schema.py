@@ -150,7 +150,7 @@ class Schema:
 
 @cache
 def transitions(schema: Schema) -> Table:
-    """Returns the table of n-step transitions (DESIGN: Ape-X's record).
+    """Returns the table of n-step transitions (docs/concepts/transition.md).
 
     `reward` and `step_discount` belong to the single step from s_t; learning does not use them yet.
     """

@@ -92,7 +92,7 @@ def read_picture(picture: Any) -> NDArray[np.uint8]:
 
 def has_mask(info: Any) -> bool:
     """Returns whether `info` has an action mask."""
-    return isinstance(info, dict) and MASK in info
+    return isinstance(info, Mapping) and MASK in info
 
 
 def read_mask(info: Any, num_actions: int) -> NDArray[np.bool_]:

@@ -104,7 +104,7 @@ class BatchedEnvironment:
         observation = np.zeros_like(self._observation)
         self._write(raw, observation, np.ones(self.num_envs, np.bool_))
         self._skips = np.zeros(self.num_envs, np.bool_)
-        self._is_masked = isinstance(info, Mapping) and answers.MASK in info
+        self._is_masked = self._actions.num_actions > 0 and answers.has_mask(info)
         self._mask = self._read_masks(info)
         self._observation = observation
         return observation
@@ -214,7 +214,7 @@ class BatchedEnvironment:
         """
         if not self._is_masked:
             return None
-        if not (isinstance(info, Mapping) and answers.MASK in info):
+        if not answers.has_mask(info):
             raise BadAnswerError(f"returned no {answers.MASK!r} in its info, although the first info had one")
         masks = np.ones((self.num_envs, self._actions.num_actions), np.bool_) if others is None else others.copy()
         for i in range(self.num_envs) if only is None else np.flatnonzero(only).tolist():

@@ -110,11 +110,14 @@ class StoreMonitor:
         self._look_at = 0.0
         self._inode = 0
         self._source: LocalSource | None = None
+        self._host = b""  # where the server was when the source was opened
 
-    def source(self, *, now_at_latest: bool = False) -> LocalSource | None:
+    def source(self, host: bytes = b"", *, now_at_latest: bool = False) -> LocalSource | None:
         """Returns a source over the current replay memory; None while the shard's server is not on this host.
 
         Looks for the file every LOOK_SECONDS, and with `now_at_latest` also in this call if there is no source.
+        `host`: of the server that has joined; b"": none has. A server that was stopped leaves its file: if the next one
+        is on another host, the file is out of date.
         """
         now = self._clock()
         if now >= self._look_at or (now_at_latest and self._source is None):
@@ -123,9 +126,13 @@ class StoreMonitor:
                 inode = self._path.stat().st_ino
             except FileNotFoundError:
                 inode = 0
+            self._host = self._host or host
+            if self._source is not None and host != self._host and not has_owner(self._path):
+                self._source, self._inode = None, 0
             if inode != self._inode and (not inode or has_owner(self._path)):
                 self._source = self._open(inode) if inode else None
                 self._inode = inode if self._source is not None else 0
+                self._host = host
         return self._source
 
     def _open(self, inode: int) -> LocalSource | None:
@@ -160,7 +167,7 @@ class ShardSource:
         host = bytes(self._task.ring.hosts[self._shard])
         is_new = host not in (b"", self._host)
         # A server joins after it has created its replay memory, so this look finds one on this host.
-        local = self._monitor.source(now_at_latest=is_new) if self._task.config.transport.shared_memory else None
+        local = self._monitor.source(host, now_at_latest=is_new) if self._task.config.transport.shared_memory else None
         if local is None and is_new:
             if self._remote is not None:
                 self._remote.requester.close()

@@ -33,7 +33,7 @@ class Connection:
         self._answers: dict[int, queue.Queue[control.Answer]] = {}  # by session, while a caller waits
         self._leases: dict[int, Lease] = {}
         self._unknown: set[int] = set()  # leases that a server has not known, and not given since
-        self._refused: dict[int, control.Refusal] = {}  # leases that the server has given to another client
+        self._refused: dict[int, tuple[str, str]] = {}  # reason and subject, for each lease that has ended
         self._failure: Exception | None = None  # what has ended the thread
         self.unanswered = 0  # heartbeats since the last answer
         self._pid = os.getpid()
@@ -65,7 +65,7 @@ class Connection:
         finally:
             del self._answers[request.session]
         if isinstance(answer, control.Refusal):
-            raise _refused(answer)
+            raise _refused(answer.reason, answer.subject)
         if answer is None or isinstance(answer, control.Later):
             remedy = "check that the server runs, its port and firewall, and that both sides have keys or neither has"
             raise DataError(f"no answer from {self.address} within {timeout:g} s", remedy)
@@ -79,7 +79,7 @@ class Connection:
         """Raises UsageError if the lease has ended, or the connection has failed."""
         self._require_thread()
         if session in self._refused:
-            raise _refused(self._refused[session])
+            raise _refused(*self._refused[session])
 
     def leave(self, session: int) -> None:
         """Ends a lease."""
@@ -142,13 +142,19 @@ class Connection:
             if isinstance(answer, control.Refusal) and answer.reason == "unknown_lease":
                 self._unknown.add(session)
                 socket.send(known)
-            elif isinstance(answer, control.Welcome) and (answer.run_id, answer.stream) == (known.run_id, known.stream):
+            elif isinstance(answer, control.Refusal):
+                self._end(session, answer.reason, answer.subject)
+            elif (answer.run_id, answer.stream) != (known.run_id, known.stream):
+                self._end(session, "new_memory")  # It answers a repeated first request, which a later server has got.
+            elif answer.experience != lease.port:
+                self._end(session, "moved")
+            else:
                 self._unknown.discard(session)
                 lease.take(answer)
-            else:  # Another welcome answers a repeated first request, which has reached a later server.
-                other = control.Refusal(session=session, reason="new_memory")
-                self._leases.pop(session, None)
-                self._refused[session] = answer if isinstance(answer, control.Refusal) else other
+
+    def _end(self, session: int, reason: str, subject: str = "") -> None:
+        self._leases.pop(session, None)
+        self._refused[session] = reason, subject
 
 
 class Lease:
@@ -174,6 +180,11 @@ class Lease:
         known = {name: getattr(welcome, name) for name in ("run_id", "stream", "incarnation", "row")}
         self._welcome, self.hello = welcome, replace(self.hello, **known)
 
+    @property
+    def port(self) -> int:
+        """The first port of the table, which its place among the server's tables decides."""
+        return self._welcome.experience
+
     def _endpoint(self, port: int) -> str:
         """Returns the address of another socket of the server."""
         return f"{self._connection.address.rpartition(':')[0]}:{port}"
@@ -188,9 +199,8 @@ class Lease:
         self._connection.check(self.hello.session)
 
 
-def _refused(refusal: control.Refusal) -> UsageError:
-    """Returns the error for a refusal."""
-    subject = refusal.subject
+def _refused(reason: str, subject: str) -> UsageError:
+    """Returns the error for the end of a lease."""
     sentences = {
         "no_table": ("the server has no such table", f"its tables are {subject}"),
         "no_stream": (f"all {subject} streams of the table are in use", "raise num_streams of the table"),
@@ -198,9 +208,10 @@ def _refused(refusal: control.Refusal) -> UsageError:
         "no_row": (f"{subject} samplers read the memory already", "close some of them"),
         "role": (f"a key of the {subject} does not allow this", "use the keys of another role"),
         "new_memory": ("the server has started again without its memory", "start it with --snapshots DIR"),
+        "moved": ("the server has started again with the table at other ports", "open a new writer or sampler"),
         "unknown_lease": ("the server does not know this client", ""),
     }
-    return UsageError(*sentences[refusal.reason])
+    return UsageError(*sentences[reason])
 
 
 def new_session() -> int:

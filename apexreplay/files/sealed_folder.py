@@ -49,7 +49,7 @@ class SealedFolder:
             return []
 
     def write(self, name: str, *parts: Any, drops_cache: bool = False) -> SealedFile:
-        """Writes the buffers `parts` to a new file and flushes it to disk; see `write_flushed` for `drops_cache`."""
+        """Writes the buffers `parts` to a new file and flushes it to disk; see `write_beside` for `drops_cache`."""
         self._before("write a file")
         partial = write_beside(self.path / name, *parts, drops_cache=drops_cache)
         self._before("rename a file")

@@ -72,7 +72,8 @@ def _convert(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
         fits = bool(((array >= limits.min) & (array <= limits.max)).all())  # Python's integers are int64.
     if not fits:  # `require` would make the sentence for each array that fits, too, which takes as long as the rest.
         raise UsageError(f"`{name}` must be {dtype}{list(shape)}, got {array.dtype}{list(array.shape)}")
-    converted = np.ascontiguousarray(array, dtype)
+    with np.errstate(over="ignore"):  # The check below refuses what has become infinite.
+        converted = np.ascontiguousarray(array, dtype)
     if dtype.kind == "f" and not np.isfinite(converted).all():
         raise UsageError(f"`{name}` has a value that is not finite in {dtype}")
     return converted.reshape(shape)

@@ -131,7 +131,7 @@ class NativeBlocks(Blocks):
 
 
 def make_blocks(target: NDArray[np.uint8], codec: str = "lz4") -> Blocks:
-    """Returns the decoder of a codec of `Schema`; for "lz4", NativeBlocks if the native code is available."""
+    """Returns the decoder of a codec of `Table`; for "lz4", NativeBlocks if the native code is available."""
     if codec == "raw":
         return RawFrames(target)
     native = load_native()

@@ -45,8 +45,6 @@ def start_child(name: str, target: Callable[..., None], *args: Any) -> BaseProce
     The child ignores SIGINT, SIGTERM and SIGHUP. They may go to all processes at once, and the parent still needs its
     children while it ends.
     """
-    if not _started:
-        atexit.register(_kill_remaining)  # Runs before multiprocessing's exit handler, registered earlier.
     pulse, error = Pulse(), mmap.mmap(-1, MAX_ERROR_BYTES)
     process = _fork.Process(target=_run, args=(os.getpid(), name, pulse, error, target, args), name=name)
     process.start()
@@ -66,7 +64,7 @@ class _Started:
     stuck_for: float = 0.0  # seconds without a heartbeat if the child was killed as stuck; else 0
 
 
-_started: dict[BaseProcess, _Started] = {}  # the children that this process has started
+_started: dict[BaseProcess, _Started] = {}  # the children that this process has started and not yet stopped
 
 
 def _kill_remaining() -> None:
@@ -74,6 +72,9 @@ def _kill_remaining() -> None:
     for process in _started:
         if process.exitcode is None:
             process.kill()
+
+
+atexit.register(_kill_remaining)  # Runs before multiprocessing's exit handler, registered earlier.
 
 
 def _run(
@@ -134,7 +135,8 @@ def check_children(children: Sequence[BaseProcess], stuck_seconds: float = 0.0) 
 def stop_children(children: Sequence[BaseProcess], grace_seconds: float = 2.0) -> None:
     """Requests all children to stop, waits `grace_seconds` for all together, and kills the remaining ones."""
     for child in children:
-        _started[child].pulse.request_stop()
+        if child in _started:
+            _started[child].pulse.request_stop()
     deadline = time.monotonic() + grace_seconds
     for child in children:
         child.join(max(0.0, deadline - time.monotonic()))
@@ -142,6 +144,13 @@ def stop_children(children: Sequence[BaseProcess], grace_seconds: float = 2.0) -
         if child.exitcode is None:
             child.kill()
             child.join(KILL_SECONDS)
+        _forget(child)
+
+
+def _forget(child: BaseProcess) -> None:
+    """Frees the memory and the descriptors of a child that has ended: a notebook or a sweep starts many."""
+    if child.exitcode is not None:
+        _started.pop(child, None)
 
 
 def call_in_child(
@@ -201,3 +210,4 @@ def _kill_session(child: BaseProcess) -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.join(KILL_SECONDS)
+    _forget(child)

@@ -203,7 +203,7 @@ def test_short_forms_of_a_field_are_equal():
         (None, "NoneType"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.filterwarnings("error")
 def test_a_step_that_does_not_fit_is_refused(step, named):
     encoder = StepEncoder(table("t", {"x": "float32", "y": ("uint8", (2,))}))
     assert encoder.encode({"x": 1, "y": [1, 2]}) == [b"\0\0\x80?\x01\x02"]

@@ -243,6 +243,8 @@ def test_another_process_fills_what_this_one_reads():
 class Direct:
     """A store at the path of a run, and a loader on the same host with a clock of the test."""
 
+    settings = StoreSettings(capacity=1_000, max_bytes=100_000, num_streams=4, priority_exponent=1.0, min_priority=1e-6)
+
     def __init__(self, num_shards=1):
         self.run_id = secrets.randbits(60)
         self.path = store_path(self.run_id, num_shards - 1)
@@ -270,12 +272,7 @@ class Direct:
         return self.now
 
     def make_store(self, *, store_incarnation=1, first=0):
-        store = StoreWriter.create(
-            self.path,
-            PIXELS.table,
-            StoreSettings(capacity=1_000, max_bytes=100_000, num_streams=4, priority_exponent=1.0, min_priority=1e-6),
-            store_incarnation=store_incarnation,
-        )
+        store = StoreWriter.create(self.path, PIXELS.table, self.settings, store_incarnation=store_incarnation)
         store.insert(make_segment(PIXELS, base=0, number=0, first=first))
         return store
 
@@ -357,6 +354,23 @@ def test_loader_keeps_its_store_until_a_new_store_replaces_it(direct):
     store = direct.make_store(store_incarnation=2)
     assert direct.draw()
     assert direct.ring.receive(1.0).parts[0].store_incarnation == 2
+    store.close()
+
+
+def test_a_loader_leaves_the_memory_of_a_server_that_has_moved(direct):
+    """A server that was stopped keeps its file. Draws from it would be the same for ever."""
+    source = direct.monitor.source
+    store = direct.make_store()
+    first = source(b"")  # before the server has joined
+    assert source(b"here") is first
+    assert source(b"name") is first  # the same server by another name
+    store.close()
+    assert source(b"here") is first  # It may start again.
+    assert source(b"there") is None
+    assert direct.path.exists()
+    assert source(b"there") is None
+    store = StoreWriter.attach(direct.path, PIXELS.table, direct.settings)
+    assert source(b"here") is not None  # It is back, with the same file.
     store.close()
 
 

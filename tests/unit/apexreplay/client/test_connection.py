@@ -32,6 +32,7 @@ def connection():
         (Welcome(**WELCOME), ""),
         (Welcome(**{**WELCOME, "run_id": "8"}), "new_memory"),
         (Welcome(**{**WELCOME, "stream": 2}), "new_memory"),
+        (Welcome(**{**WELCOME, "experience": 11}), "moved"),
         (Refusal(session=5, reason="stream_taken"), "stream_taken"),
         (Refusal(session=5, reason="unknown_lease"), ""),
         (Refusal(session=6, reason="stream_taken"), ""),
@@ -39,18 +40,21 @@ def connection():
 )
 def test_a_lease_ends_by_a_refusal_or_the_welcome_of_another_lease(connection, answer, reason):
     welcomed, sent = [], []
-    connection.keep(SimpleNamespace(hello=HELLO, take=welcomed.append))
+    connection.keep(SimpleNamespace(hello=HELLO, port=1, take=welcomed.append))
     connection._take(SimpleNamespace(send=sent.append), answer)
-    refusal = connection._refused.get(5)
-    assert (refusal.reason if refusal else "") == reason
+    assert connection._refused.get(5, ("", ""))[0] == reason
     assert welcomed == [answer] * (isinstance(answer, Welcome) and not reason)
     assert sent == [HELLO] * (getattr(answer, "reason", "") == "unknown_lease")
+    if reason:
+        with pytest.raises(UsageError) as refused:
+            connection.check(5)
+        assert refused.value.remedy
 
 
 def test_a_lease_that_a_server_does_not_know_is_asked_for_until_a_welcome(connection):
     welcomed, sent = [], []
     socket = SimpleNamespace(send=sent.append)
-    connection.keep(SimpleNamespace(hello=HELLO, take=welcomed.append))
+    connection.keep(SimpleNamespace(hello=HELLO, port=1, take=welcomed.append))
     for answer in (None, Refusal(session=5, reason="unknown_lease"), None, Alive(session=5), Welcome(**WELCOME)):
         if answer is not None:
             connection._take(socket, answer)

@@ -1,6 +1,7 @@
 """Children end with their parent. The parent gets their exit statuses, and their results as JSON."""
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -175,6 +176,24 @@ def test_a_program_of_a_child_does_not_ignore_sigterm():
 
 def test_a_call_in_a_child_returns_its_result():
     assert call_in_child("hello", lambda stop: {"a": [1, None, "x"]}, Stop()) == {"a": [1, None, "x"]}
+
+
+def test_children_that_have_ended_leave_no_descriptors():
+    def count():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    def start():
+        call_in_child("child", lambda stop: {})
+        children = [start_ready(wait_until_stopped) for _ in range(2)]
+        stop_children(children)
+        stop_children(children)  # A second stop does nothing.
+
+    start()
+    before = count()
+    for _ in range(3):
+        start()
+    assert count() == before
 
 
 def test_a_call_in_a_child_raises_its_usage_error():
