@@ -2,18 +2,18 @@
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from apex.acting.segment_builder import SegmentBuilder
+from apex.acting.shared_parameters import SharedParameters
 from apex.algorithms.interface import Agent, Mask, check_allowed, forget
 from apex.algorithms.parameters import load_parameters
 from apex.config import ActorConfig
 from apex.environments.interface import VectorEnvironment
 from apex.transport.messages.results import ActorScores, MetricSum, Scores, ScoreSums
 from apex.transport.timing import DRAIN_SECONDS
-from apex.types import Exploration, Parameters, Step
+from apex.types import Exploration, Step
 from apexreplay.client.reliable_sender import ReliableSender
 from apexreplay.facts import Waiting
 from apexreplay.item_kinds import Array
@@ -21,17 +21,10 @@ from apexreplay.process.lifecycle import POLL_SECONDS, Wait
 from apexreplay.types import Stream
 
 
-class NewestParameters(Protocol):
-    """The source of parameters."""
-
-    def newer(self, known: int) -> tuple[int, Parameters] | None:
-        """Returns the newest parameters and their number, if that is larger than `known`; otherwise None."""
-
-
 class ActingPolicy:
     """An agent with the newest published parameters."""
 
-    def __init__(self, agent: Agent, parameters: NewestParameters) -> None:
+    def __init__(self, agent: Agent, parameters: SharedParameters) -> None:
         self.agent = agent
         self._parameters = parameters
         self._published = 0  # number of the loaded parameters; 0: none

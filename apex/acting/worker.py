@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from apex.acting.actor import ActingPolicy, Actor, NewestParameters
+from apex.acting.actor import ActingPolicy, Actor
 from apex.acting.host import WorkerReports
 from apex.acting.segment_builder import SegmentBuilder
 from apex.acting.sequence_builder import SequenceBuilder
@@ -88,7 +88,7 @@ def make_actor(
     streams: Sequence[Stream],
     *,
     link: ReliableSender,
-    parameters: NewestParameters,
+    parameters: SharedParameters,
     rng: np.random.Generator,
 ) -> Actor:
     """Creates the actor of a process."""

@@ -356,8 +356,3 @@ class Config(Branch):
             for name in SOCKETS
             for index in range(number.get(name, 1))
         ]
-
-    @property
-    def part_size(self) -> int:
-        """Returns the number of transitions that each replay shard supplies to a batch."""
-        return self.learner.batch_size // self.replay.num_shards

@@ -102,11 +102,6 @@ def test_sizes_of_the_whole_memory_are_divided_by_shards():
     assert each.per_shard() == each
 
 
-def test_each_shard_supplies_an_equal_part_of_a_batch():
-    assert Config(replay=ReplayConfig(num_shards=4)).part_size == 128
-    assert Config().part_size == 512
-
-
 def test_each_shard_has_its_own_ports():
     transport = TransportConfig(port_offset=100)
     ports = [transport.endpoint(name, index=2) for name in ("experience", "priorities", "receipts")]
