@@ -15,7 +15,7 @@ WITH_SETTINGS = ("train", "learner", "doctor")  # commands whose options include
 WITH_RUN = ("evaluate", "watch", "logs", "plot", "report", "export")  # commands that take the name of a run
 SCRIPT = """\
 _apex() {{
-  local before=${{COMP_WORDS[COMP_CWORD - 1]}} options=""
+  local before=${{COMP_WORDS[COMP_CWORD - 1]}} current=${{COMP_WORDS[COMP_CWORD]}} options="" names=() run
   if ((COMP_CWORD == 1)); then
     options="{commands}"
   elif [[ $before == --preset ]]; then
@@ -24,9 +24,14 @@ _apex() {{
     case ${{COMP_WORDS[1]}} in
 {options}
     esac
-    case ${{COMP_WORDS[1]}} in {with_run}) options+=" $(ls runs 2>/dev/null)" ;; esac
+    case ${{COMP_WORDS[1]}} in {with_run}) names=(runs/*/) ;; esac
   fi
-  mapfile -t COMPREPLY < <(compgen -W "$options" -- "${{COMP_WORDS[COMP_CWORD]}}")
+  mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
+  for run in "${{names[@]}}"; do  # Not by compgen -W, which would execute `$(...)` in the name of a folder.
+    run=${{run%/}}
+    run=${{run#runs/}}
+    [[ -d runs/$run && $run == "$current"* ]] && COMPREPLY+=("$(printf %q "$run")")
+  done
 }}
 complete -o default -F _apex apex
 """
@@ -55,5 +60,8 @@ def make_script() -> str:
             load(command.module)(["--help-all" if name in WITH_SETTINGS else "--help"])
         lines.append(f'      {name}) options="{" ".join(sorted(options))}" ;;')
     return SCRIPT.format(
-        commands=" ".join(COMMANDS), presets=" ".join(PRESETS), options="\n".join(lines), with_run="|".join(WITH_RUN)
+        commands=" ".join(COMMANDS),
+        presets=" ".join(PRESETS),
+        options="\n".join(lines),
+        with_run="|".join(WITH_RUN),
     )

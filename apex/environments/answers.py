@@ -104,14 +104,19 @@ def read_mask(info: Any, num_actions: int) -> NDArray[np.bool_]:
     if not has_mask(info):
         raise BadAnswerError(f"returned an info without {MASK!r}, although an earlier info had one")
     given = info[MASK]
-    is_product = isinstance(given, tuple) and any(np.ndim(part) for part in given)
-    parts = [np.asarray(part) for part in (given if is_product else (given,))]
-    mask = reduce(np.multiply.outer, parts).reshape(-1)
+    mask = join_masks(given)
     if mask.size != num_actions or mask.dtype.kind not in "biuf" or not ((mask == 0) | (mask == 1)).all():
         raise BadAnswerError(f"returned the {MASK} {shorten(given)}, expected {num_actions} zeros and ones")
     if not mask.any():
         raise BadAnswerError(f"returned an {MASK} that allows no action, although the episode has not ended")
     return mask.astype(np.bool_)
+
+
+def join_masks(given: Any) -> NDArray[Any]:
+    """Returns a mask as one row: of a tuple with an array for each part of a space, one value for each combination."""
+    is_product = isinstance(given, tuple) and any(np.ndim(part) for part in given)
+    parts = [np.asarray(part) for part in (given if is_product else (given,))]
+    return reduce(np.multiply.outer, parts).reshape(-1)
 
 
 def read_metrics(info: Any) -> dict[str, float]:

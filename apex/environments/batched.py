@@ -218,8 +218,8 @@ class BatchedEnvironment:
             raise BadAnswerError(f"returned no {answers.MASK!r} in its info, although the first info had one")
         masks = np.ones((self.num_envs, self._actions.num_actions), np.bool_) if others is None else others.copy()
         for i in range(self.num_envs) if only is None else np.flatnonzero(only).tolist():
-            given = np.asarray(_row(info[answers.MASK], i))
-            if given.any():  # A terminal state may allow no action.
+            given = _row(info[answers.MASK], i)
+            if answers.join_masks(given).any():  # A terminal state may allow no action.
                 masks[i] = answers.read_mask({answers.MASK: given}, masks.shape[1])
         return masks
 

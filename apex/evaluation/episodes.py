@@ -16,6 +16,7 @@ from apex.types import Step
 from apexreplay.item_kinds import Array
 
 NUM_RESAMPLES = 10_000  # resamples of the bootstrap
+MAX_DRAWS = 2_000_000  # scores that are drawn at a time, which bounds the memory
 ENDLESS_STEPS = 100_000  # steps of one game after which a warning is logged; the longest Atari games have 27,000
 _EVALUATION = 2  # spawn key of evaluation seeds; training uses 0 and 1
 
@@ -143,7 +144,8 @@ def evaluation_seed(seed: int, number: int = 0, life: int = 0) -> int:
 
 def _bootstrap(scores: NDArray[Any]) -> tuple[float, float]:
     """Returns the 2.5 % and 97.5 % quantiles of the means of samples drawn from `scores` with replacement."""
-    rng = np.random.default_rng(0)
-    means = scores[rng.integers(len(scores), size=(NUM_RESAMPLES, len(scores)))].mean(1)
+    rng, rows = np.random.default_rng(0), max(1, MAX_DRAWS // len(scores))
+    parts = [min(rows, NUM_RESAMPLES - begin) for begin in range(0, NUM_RESAMPLES, rows)]
+    means = np.concatenate([scores[rng.integers(len(scores), size=(part, len(scores)))].mean(1) for part in parts])
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)

@@ -147,7 +147,7 @@ def train(
         folder=outcome.folder.absolute(),
         config=outcome.config,
         end=end,
-        interrupted=not ending.role and (end is None or end.kind != "callback"),
+        interrupted=not ending.role and (calls.asked is None or bool(request.signum)),
         score=status.evaluator.score if status else None,
         best_score=status.evaluator.best if status else None,
         steps=status.steps if status else None,

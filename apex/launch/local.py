@@ -125,6 +125,7 @@ def _introduce(config: Config, folder: RunFolder, sizes: list[str]) -> list[str]
     if config.run.head:
         learner = f"{advertised_host(config.transport)}:{config.transport.port('control')}"
         keys = "" if config.transport.is_loopback else " --keys BUNDLE"
+        keys = " --insecure-no-auth" if config.transport.insecure_no_auth else keys
         lines.append(f"start actors with: apex actor --learner {learner}{keys}")
     return lines
 

@@ -53,6 +53,7 @@ CHANGEABLE = {
     "transport.keys",
     "transport.bind",
     "transport.advertise",
+    "transport.port_offset",
 }
 # If one of these settings changed, the saved files would no longer fit. Therefore no flag allows such a change.
 FIXED = (
@@ -65,14 +66,16 @@ FIXED = (
     "learner.optimizer",
     "replay.num_shards",
     "replay.priority_exponent",
-    "network.",  # all settings of that branch
+    *(name for name in flatten(Config()) if name.startswith("network.")),
     "algorithm",
     "iqn.layer_norm",
     "r2d2.sequence_length",
     "r2d2.burn_in",
     "r2d2.units",
     "dpg.policy_units",
+    "dpg.policy_units_2",
     "dpg.critic_units",
+    "dpg.critic_units_2",
     "dpg.num_critics",
     "dpg.first_activation",
     "dpg.normalize_observations",
@@ -150,7 +153,7 @@ def require_same_settings(folder: RunFolder, config: Config, run: str, accept: b
     """
     old, new = flatten(folder.config), flatten(config)
     differing = [setting for setting in old if old[setting] != new[setting] and setting not in CHANGEABLE]
-    fixed = [setting for setting in differing if setting.startswith(FIXED)]
+    fixed = [setting for setting in differing if setting in FIXED]
     changes = ", ".join(f"{setting} {old[setting]!r} -> {new[setting]!r}" for setting in fixed or differing)
     require(not fixed, f"{run} would change {changes}; the saved files would not fit", remedy="start a new run")
     require(

@@ -88,7 +88,7 @@ def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
         require_announced_ports(config)
         accept, asks = options.accept_changes, sys.stdin is not None and sys.stdin.isatty()
         start = Start(config=config, argv=arguments, folder=folder.path, accept_changes=accept, asks=asks)
-        return replace(start, callbacks=callbacks)
+        return replace(start, inspector=inspector, callbacks=callbacks)
     about = "Trains on this machine or on a cluster: runs replay, learner, actors, evaluator and TensorBoard."
     config = parse_config(rest, prog="apex train", description=about, own=[parser], inspector=inspector)
     if options.engine != RAY:

@@ -62,11 +62,16 @@ class EntryHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Appends the entry in one write, so that processes that share the file do not mix their lines."""
         waiting: object = record.msg
+        try:
+            message = _as_sentence(record).getMessage()
+        except Exception:  # The arguments do not fit: this must not become an error of the environment that logs.
+            self.handleError(record)
+            return
         entry = LogEntry(
             time=record.created,
             role=self._role,
             level=record.levelname,
-            message=_as_sentence(record).getMessage(),
+            message=message,
             waiting=waiting if isinstance(waiting, Waiting) else None,
         )
         with suppress(OSError, UnicodeEncodeError), self._path.open("ab", buffering=0) as file:

@@ -211,8 +211,7 @@ class _Running:
         if self._process is not None:
             self._stuck_for = self.silence
             abort(self._process.pid, self._process.wait)
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self.send_kill()
 
     def request_stop(self) -> None:
         """Sends SIGTERM to the program."""
@@ -235,13 +234,18 @@ class _Running:
         """Kills the program and its children immediately."""
         if self._process is None:
             return
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.send_kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_SECONDS)
         self._process, self.is_stuck = None, False
         if self._listener is not None:
             self._listener.close()
+
+    def send_kill(self) -> None:
+        """Sends SIGKILL to the program and its children."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _kill_stuck(running: Sequence[_Running], standstill: Wait) -> None:
@@ -279,7 +283,9 @@ def _stop_in_order(running: Sequence[_Running]) -> None:
                 one.request_stop()
             for one in together:
                 one.stop(requested_at)
-    finally:  # A second Ctrl-C raises an exception, which skips all grace periods.
+    finally:  # A second Ctrl-C raises an exception, which skips all grace periods; a third one must find none alive.
+        for one in running:
+            one.send_kill()
         for one in running:
             one.kill()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from apex.config.arguments import Parser
+from apex.launch.resume import CONTINUE
 from apex.launch.terminal.view import print_line
 from apex.launch.train import add_seeds_option, read_start
 from apex.launch.train import main as train
@@ -25,6 +26,8 @@ def main(argv: Sequence[str]) -> int:
     add_seeds_option(parser)
     parser.add_argument("--name", "--run.name", dest="name")
     options, rest = parser.parse_known_args(argv)
+    named = bool(options.name) or CONTINUE not in rest
+    require(named, f"{CONTINUE}: the runs to continue have no name", remedy="add --name NAME")
     first = options.seeds[0]
     start = read_start([*rest, "--seed", str(first), "--name", f"{options.name or 'seeds'}-seed-{first}"])
     require(start.engine is None, "--seeds trains on this machine", remedy="leave out --engine ray")

@@ -133,7 +133,8 @@ class Pruning(Callback):
         limit, minutes = run.config.run, 0.0 if run.status is None else run.status.elapsed_seconds / 60
         parts = ((minutes, limit.max_minutes), (evaluation.steps, limit.max_steps))
         share = max(done / most for done, most in (*parts, (evaluation.updates, limit.max_updates)) if most)
-        if self.report(evaluation.score, min(TENTHS - 1, int(TENTHS * share))) and self._trial.should_prune():
+        is_new = self.report(evaluation.score, min(TENTHS - 1, int(TENTHS * share)))
+        if is_new and share < 1 and self._trial.should_prune():  # At its limit, the run ends by itself.
             run.stop("pruned")
 
     def report(self, score: float, tenth: int) -> bool:

@@ -22,16 +22,20 @@ def script(tmp_path_factory):
         (["train", "--learner.batch"], "--learner.batch-size"),
         (["evaluate", "--vid"], "--video --video-steps"),
         (["evaluate", "my-"], "my-run"),
+        (["plot", "my-run", "spa"], r"spa\ ce"),
+        (["evaluate", "'$'"], r"\$\(touch\ planted\)"),
         (["status", "--learner.batch"], ""),
     ],
 )
 def test_the_script_completes(script, tmp_path, typed, completed):
-    (tmp_path / "runs" / "my-run").mkdir(parents=True)
+    for name in ("my-run", "spa ce", "$(touch planted)"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
     command = (
         f"source {script}; COMP_WORDS=(apex {' '.join(typed)}); COMP_CWORD={len(typed)}; _apex; echo ${{COMPREPLY[*]}}"
     )
     answer = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (answer.stdout.strip(), answer.stderr) == (completed, "")
+    assert not (tmp_path / "planted").exists()
 
 
 def test_an_unknown_shell_is_refused(capsys):

@@ -19,6 +19,13 @@ def choose(output):  # float32 [1, {outputs}] -> the action for env.step
     a = {choice}
     return {action}
 """
+ALLOWED = """
+
+def allowed(mask):  # of all combinations, or a tuple with the mask of each part -> [1, actions]
+    if isinstance(mask, tuple):
+        mask = reduce(np.multiply.outer, map(np.asarray, mask))
+    return np.reshape(mask, (1, -1))
+"""
 OBSERVE_VECTOR = """\
 def observe(x):  # the environment's observation -> float32 {shape}
     return {code}.reshape({shape})
@@ -82,6 +89,8 @@ def write_setup(info: PolicyInfo) -> tuple[str, str]:
         choice="output[0]" if schema.action_size else "output[0].argmax()",
         action=actions.code,
     )
+    if schema.masked and "unravel_index" in actions.code:
+        code = code.replace("import numpy as np\n", "from functools import reduce\n\nimport numpy as np\n", 1) + ALLOWED
     return code, form.change
 
 

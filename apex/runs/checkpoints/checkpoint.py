@@ -118,7 +118,7 @@ def read_manifest(path: Path) -> Manifest:
         fields["replay"] = [ReplayPart(**part) for part in fields["replay"]]
         fields["file"] = SealedFile(fields["file"], fields.pop("num_bytes"), fields.pop("sha256"))
         manifest = Manifest(**fields)
-    if manifest.num_updates != int(path.name):
+    if path.name.isdecimal() and manifest.num_updates != int(path.name):  # A user may have renamed the folder.
         raise CheckpointError(f"{path} is damaged: its manifest belongs to update {manifest.num_updates}")
     return manifest
 

@@ -7,7 +7,6 @@ first file is damaged. The header of each safetensors file contains its manifest
 import dataclasses
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -93,10 +92,7 @@ def save_best(folder: Path, values: NDArray[np.float32], info: PolicyInfo) -> No
     """Saves the best policy. The previous best policy stays beside it, in case the new file is damaged later."""
     best, before = folder / BEST, folder / BEFORE
     if best.exists() and _fault(best) is None:  # A damaged file must not replace an intact one.
-        partial = before.with_name(f".{BEFORE}.partial")
-        partial.unlink(missing_ok=True)
-        os.link(best, partial)
-        os.replace(partial, before)
+        replace_file(before, best.read_bytes())  # Not every file system has hard links.
     save_policy(best, values, info)
 
 

@@ -133,7 +133,7 @@ class Mirror:
             for name in gone:
                 del self._sent[name]
         finally:
-            self._write_state()
+            self._write_state(self._state_file)
         return count
 
     def _require_owner(self, writer: str) -> None:
@@ -174,10 +174,12 @@ class Mirror:
             list(pool.map(lambda name: self._download(name, partial), files))
         if newest:
             (partial / NEWEST).write_bytes(newest)  # The downloaded object may already be newer.
-        os.replace(partial, self._run)
-        self._sent = {name: _mark(self._run / name) for name in files}
+        self._sent = {name: _mark(partial / name) for name in files}
         self.restored = number
-        self._write_state()
+        if self._state_file.parent == self._run:
+            self._write_state(partial / STATE)  # Before the folder is there: a start without it would accept no loss.
+        os.replace(partial, self._run)
+        self._write_state(self._state_file)
         log.info("restored %s from %s, checkpoint of update %d", self._run, self, number)
 
     def _download(self, name: str, folder: Path) -> None:
@@ -218,10 +220,10 @@ class Mirror:
             return int(json.loads(data)["num_updates"]), data, mark
         return -1, b"", []
 
-    def _write_state(self) -> None:
+    def _write_state(self, file: Path) -> None:
         state = {"mirror": str(self), "writer": self._writer, "restored": self.restored, "sent": self._sent}
         with suppress(OSError):  # The disk of the run folder is full: the next start of this host uploads more again.
-            replace_file(self._state_file, json.dumps(state).encode())
+            replace_file(file, json.dumps(state).encode())
 
 
 def _is_copied(name: str, number: int) -> bool:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from support.environments import FACTORY, Counter, here, made_by_the_test, make, make_config
 
 from apex.environments.answers import read_mask
@@ -80,6 +81,28 @@ def test_tuple_of_masks_allows_combinations():
     environment = make(here(Pads), 1)
     environment.reset()
     assert allowed(environment.action_mask) == [[3, 5]]
+
+
+def make_pads(num_envs):
+    return SyncVectorEnv([Pads] * num_envs)
+
+
+class Free(Gates):
+    action_space = spaces.Box(-1, 1, (2,))
+
+
+def make_free(num_envs):
+    return SyncVectorEnv([Free] * num_envs)
+
+
+def test_vector_environments_read_masks_as_single_ones_do():
+    environment = make(here(make_pads), 2)
+    environment.reset()
+    assert allowed(environment.action_mask) == [[3, 5]] * 2
+    for factory in (Free, make_free):  # Masks of continuous actions have no meaning.
+        environment = make(here(factory), 2)
+        environment.reset()
+        assert environment.action_mask is None
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, lambda mask: np.array(mask, bool)])

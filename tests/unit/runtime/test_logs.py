@@ -59,6 +59,13 @@ def test_a_wait_is_in_its_entry(tmp_path, package):
     assert (name, entry.waiting, entry.message) == ("launcher", WAIT, describe(WAIT))
 
 
+def test_a_log_call_with_wrong_arguments_is_no_error_of_its_caller(tmp_path, monkeypatch):
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # as in every program
+    handler = EntryHandler(tmp_path / "actor.jsonl", "actor")
+    handler.handle(logging.LogRecord("user", logging.WARNING, "", 0, "bad state", ("x",), None))
+    assert not (tmp_path / "actor.jsonl").exists()
+
+
 def test_a_full_disk_loses_entries_and_nothing_else():
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")

@@ -6,6 +6,7 @@ from apex.cli import main
 from apex.config.arguments import seeds
 from apex.sweep import seeds as command
 from apex.sweep.seeds import make_table
+from apexreplay.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,12 @@ def test_a_run_with_the_common_name_is_not_touched(tmp_path, monkeypatch):
     with pytest.raises(KeyError):
         command.main(["--seeds", "3-4", "--preset", "cartpole", "--name", "mine", "--continue"])
     assert asked[0][-2:] == ["--name", "mine-seed-3"]
+
+
+def test_runs_without_a_name_cannot_be_continued():
+    with pytest.raises(UsageError) as refused:
+        command.main(["--seeds", "3-4", "--preset", "cartpole", "--continue"])
+    assert "--name" in refused.value.remedy
 
 
 def test_a_table_has_a_row_for_each_seed_and_their_median_and_range():

@@ -57,6 +57,8 @@ def test_each_tenth_of_the_limit_has_its_first_score_or_the_last_one_before(limi
 def test_a_trial_that_is_worse_than_the_others_ends_its_run():
     run = evaluate(Pruning(Trial(end=20), lower_is_better=False), {"max_steps": 100}, (20, 0, 50, 0))
     assert run.asked == EndReason("callback", detail="pruned")
+    at_limit = evaluate(Pruning(Trial(end=20), lower_is_better=False), {"max_steps": 100}, (20, 0, 100, 0))
+    assert at_limit.asked is None
 
 
 def test_scores_are_negative_if_lower_results_are_better():

@@ -99,6 +99,13 @@ class Masked(Game):
         return {"action_mask": np.array([0, 1, 1, 0], np.int8)}
 
 
+class Pads(Game):
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def info(self):
+        return {"action_mask": (np.array([0, 1], np.int8), np.array([1, 0, 1], np.int8))}
+
+
 class Flawed(Game):
     """Can be described, but not created at the export."""
 
@@ -155,6 +162,7 @@ def play_bare(run, env):
         (own("Switches"), Switches),
         (own("Arm", args={"length": 2.0}), lambda: Arm(2.0)),
         (own("Masked"), Masked),
+        (own("Pads"), Pads),
         (own("Camera"), Camera),
         (replace(own("Camera"), image_size=None, image_crop="2:44,0:38"), Camera),
         (replace(own("Cells"), frame_stack=3), Cells),
