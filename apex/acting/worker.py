@@ -1,5 +1,6 @@
 """A worker process of an actor host: steps E environment streams together with one batched forward pass."""
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,6 +34,7 @@ from apexreplay.transport.sockets import open_context
 from apexreplay.types import Stream
 
 NICENESS = 10  # if inserts wait for samples: the learner is then the bottleneck, and needs the CPU time more
+GLOBAL = 2  # the third sequence of a worker's seed; 0 and 1 are those of environments and of exploration
 
 
 class WorkerTask(NamedTuple):
@@ -54,6 +56,9 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
     welcome, streams = task.welcome, task.streams
     config, schema = welcome.config, welcome.schema
     torch.set_num_threads(config.actor.num_threads)
+    # All workers are forked with the same state of these generators.
+    first = np.random.SeedSequence([config.seed, streams[0].actor_id, streams[0].incarnation], spawn_key=(GLOBAL,))
+    seed_generators(int(first.generate_state(1)[0]))
     codec = RunCodec(welcome.run_id, schema)
     environment, rng = make_environments(config, streams)
     window, shards = config.actor.send_window, welcome.replay
@@ -68,6 +73,13 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
             explore(stop, actor, task.reports, task.number, niceness=NICENESS if config.replay.inserts_wait else 0)
         finally:
             environment.close()
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the global generators of Python, NumPy and torch, which custom environments and networks may use."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def make_environments(config: Config, streams: Sequence[Stream]) -> tuple[VectorEnvironment, np.random.Generator]:
@@ -116,6 +128,8 @@ def make_builder(config: Config, schema: Schema, num_streams: int) -> SegmentBui
 
 def acts_in_bfloat16(config: Config, schema: Schema, *, has_bfloat16: bool) -> bool:
     """Returns whether the actors of this host compute in bfloat16. This depends on the CPU of the host."""
+    if schema.action_size:  # Policies of continuous actions compute in float32.
+        return False
     pays = has_bfloat16 and is_wide(config.network, schema)
     return config.actor.bfloat16 == "on" or (config.actor.bfloat16 == "auto" and pays)
 

@@ -37,7 +37,7 @@ def impala(channels: int, scale: float) -> list[nn.Module]:
         convolution = (nn.Conv2d if layers else PixelConvolution)(channels, outputs, 3, padding=1)
         layers += [convolution, nn.MaxPool2d(3, 2, 1), Residual(outputs), Residual(outputs)]
         channels = outputs
-    return [*layers, nn.ReLU(), Pool(), nn.Flatten()]
+    return [*layers, nn.ReLU(), Pool((POOLED, POOLED)), nn.Flatten()]
 
 
 class Residual(nn.Module):
@@ -88,13 +88,17 @@ class SpectralConvolution(nn.Conv2d):
 
 
 class Pool(nn.Module):
-    """Pools features to `POOLED` x `POOLED` by their maxima, as `nn.AdaptiveMaxPool2d`, which ONNX does not have."""
+    """Pools features to a size by their maxima, as `nn.AdaptiveMaxPool2d`, which ONNX does not have."""
+
+    def __init__(self, output_size: tuple[int, int]) -> None:
+        super().__init__()
+        self._output_size = output_size
 
     def forward(self, features: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, C, POOLED, POOLED]."""
-        for axis in (2, 3):
+        """[B, C, H, W] -> [B, C, *output_size]."""
+        for axis, most in zip((2, 3), self._output_size, strict=True):
             size = int(features.shape[axis])  # ONNX would divide negative tensors differently.
-            bounds = [(i * size // POOLED, -(-(i + 1) * size // POOLED)) for i in range(POOLED)]
+            bounds = [(i * size // most, -(-(i + 1) * size // most)) for i in range(most)]
             maxima = [features.narrow(axis, first, end - first).amax(axis) for first, end in bounds]
             features = torch.stack(maxima, axis)
         return features

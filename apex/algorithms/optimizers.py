@@ -125,6 +125,10 @@ def step_if(finite: Tensor, optimizer: torch.optim.Optimizer) -> None:
     if isinstance(optimizer, Adam):
         optimizer.step_if(finite)
         return
+    if not isinstance(optimizer, CenteredRMSProp):  # Others may keep numbers on the CPU, so this waits for the GPU.
+        if finite:
+            optimizer.step()
+        return
     # Computes step * after + (1 - step) * before on the bits as integers, because NaN times 0 is not 0. Each line runs
     # one or two kernels for all tensors together; `torch.where` would run three for each tensor.
     step = finite.int()

@@ -20,7 +20,7 @@ IMAGE_BODY = """\
     x = x.flatten(1)
 """
 VECTOR_BODY = """\
-    x = F.relu(linear("linear2", F.relu(linear("linear1", x.flatten(1)))))
+    x = F.relu(linear("linear2", F.relu(linear("linear1", %s))))
 """
 DUELING_HEADS = """\
     v, a = (linear(f"{head}.output", F.relu(linear(f"{head}.hidden", x))) for head in ("value", "advantage"))
@@ -42,6 +42,11 @@ def export(config: Config, schema: Schema, network: nn.Module) -> Exported:
         use=describe_use(schema),
         facts=facts(config, schema),
     )
+
+
+def flat(schema: Schema) -> str:
+    """Returns the code of the first layer's input for vectors, see `ScaledFlatten`."""
+    return "x.flatten(1)" + ".float() * (1 / 255)" * (schema.frame_dtype == "uint8")
 
 
 def describe_use(schema: Schema) -> str:
@@ -85,7 +90,7 @@ def _code(config: Config, schema: Schema, network: nn.Module) -> str:
         for pool in (layer for layer in cast(nn.Sequential, body) if isinstance(layer, nn.AdaptiveMaxPool2d)):
             layers = layers.replace("x.flatten(1)", f"F.adaptive_max_pool2d(x, {pool.output_size}).flatten(1)")
     else:
-        layers = VECTOR_BODY
+        layers = VECTOR_BODY % flat(schema)
     heads = DUELING_HEADS if config.network.dueling else ONE_HEAD
     return f"{begin}def q_values(x):  # {signature}\n{layers}{heads}"
 

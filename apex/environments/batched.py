@@ -229,17 +229,14 @@ class BatchedEnvironment:
             return {}
         ends = info.get("final_info") if self._mode == AutoresetMode.SAME_STEP else info
         found: Any = ends if isinstance(ends, Mapping) else {}
-        return {
-            name: _row(value, i)
-            for name, value in found.items()
-            if not str(name).startswith("_") and np.all(_row(found.get(f"_{name}", True), i))
-        }
+        return dict(_row({name: value for name, value in found.items() if name in answers.METRICS}, i))
 
 
 def _row(batch: Any, i: int) -> Any:
     """Returns the value of environment i in a batch: an array, or a mapping or tuple of batches."""
-    if isinstance(batch, Mapping):
-        return {key: _row(part, i) for key, part in batch.items() if not str(key).startswith("_")}
+    if isinstance(batch, Mapping):  # `_KEY` says which environments have KEY.
+        there = [key for key in batch if f"_{key}" not in batch or np.all(_row(batch[f"_{key}"], i))]
+        return {key: _row(batch[key], i) for key in there if not str(key).startswith("_")}
     if isinstance(batch, tuple):
         return tuple(_row(part, i) for part in batch)
     return batch if isinstance(batch, bool) else batch[i]

@@ -32,7 +32,7 @@ def q_values(x):  # %s
 def export(config: Config, schema: Schema, network: QuantileNetwork) -> Exported:
     """Returns the quantile network with its description for `apex export`; the output is the Q-values."""
     factory, number = config.network.factory, config.iqn.num_policy_fractions
-    features = "body(x)" if factory else 'F.relu(linear("body.3", F.relu(linear("body.1", x.flatten(1)))))'
+    features = "body(x)" if factory else f'F.relu(linear("body.3", F.relu(linear("body.1", {dqn.flat(schema)}))))'
     if isinstance(network.body, Encoder):
         features = network.body.code("body")
     signature = f"{describe_input(factory, schema)} -> float32 [batch, {schema.num_actions}]"

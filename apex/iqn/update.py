@@ -43,6 +43,7 @@ class IqnUpdate(EagerUpdate):
         own, others = random_fractions((2, size, self._num_fractions), device)
         with self._precision(device.type):
             goal = self._targets(batch, others)
+        with self._precision(device.type):  # anew, because torch may keep weights converted without gradients
             quantiles = self._online.quantiles(batch.stacks[0], own)
         chosen = _of_action(quantiles, batch.action)
         loss = (batch.weights * quantile_huber(goal[:, None] - chosen[:, :, None], own)).mean()

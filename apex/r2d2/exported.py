@@ -3,7 +3,7 @@
 from apex.algorithms.encoders import Encoder
 from apex.algorithms.exported import ENCODERS, LINEAR, Exported, begin_code, describe_input
 from apex.config import Config
-from apex.dqn.exported import describe_use, facts
+from apex.dqn.exported import describe_use, facts, flat
 from apex.r2d2.networks import RecurrentQNetwork
 from apex.schema import Schema
 
@@ -37,7 +37,7 @@ def export(config: Config, schema: Schema, network: RecurrentQNetwork) -> Export
     """Returns the Q-network with its description for `apex export`."""
     factory, size = config.network.factory, network.state_size
     begin = f"import torch\n{begin_code(factory, schema)}{LOAD_BODY if factory else ENCODERS}{RECURRENT}"
-    features = "body(x)" if factory else 'F.relu(linear("q.body.3", F.relu(linear("q.body.1", x.flatten(1)))))'
+    features = "body(x)" if factory else f'F.relu(linear("q.body.3", F.relu(linear("q.body.1", {flat(schema)}))))'
     if isinstance(network.q.body, Encoder):
         features = network.q.body.code("q.body")
     signature = f"{describe_input(factory, schema)}, float32 [batch, {size}] -> float32 [batch, {schema.num_actions}]"

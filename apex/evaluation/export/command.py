@@ -7,6 +7,7 @@ OUT/
     model.onnx          with --onnx; checked to have the same outputs as torch
 """
 
+import copy
 import importlib
 import json
 import logging
@@ -15,13 +16,14 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 
 from apex.algorithms.exported import Exported
+from apex.algorithms.impala import Pool
 from apex.algorithms.interface import make_algorithm
 from apex.config import to_dict
 from apex.config.arguments import Parser, non_negative_int
@@ -134,8 +136,9 @@ def to_onnx(network: nn.Module, schema: Schema, output: str = "q", state_size: i
     rng = np.random.default_rng(0)
     try:
         names = [output, *([NEXT_STATE] if state_size else [])]
+        written = _TakesTensors(_for_onnx(network), schema, state_size)
+        data = _write_onnx(written, names, _inputs(schema, state_size, 2, rng))
         network = _TakesTensors(network, schema, state_size)
-        data = _write_onnx(network, names, _inputs(schema, state_size, 2, rng))
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
         batches = [_inputs(schema, state_size, size, rng) for size in BATCHES]
         outputs = [session.run(names, {name: part.numpy() for name, part in batch.items()}) for batch in batches]
@@ -153,7 +156,17 @@ def to_onnx(network: nn.Module, schema: Schema, output: str = "q", state_size: i
                 raise ExportError(problem, "remove branches that depend on the size or the values of the batch")
             largest = max(largest, difference)
         num_differing += int((results[0].argmax(1) != wanted[0].argmax(1)).sum())
-    return data, OnnxFacts(OPSET, largest, sum(BATCHES), num_differing, runtime.__version__)
+    return data, OnnxFacts(OPSET, largest, sum(BATCHES), num_differing, runtime.__version__, _state_name(schema))
+
+
+def _for_onnx(network: nn.Module) -> nn.Module:
+    """Returns a copy whose layers ONNX has."""
+    network = copy.deepcopy(network)
+    for module in list(network.modules()):
+        for name, layer in module.named_children():
+            if isinstance(layer, nn.AdaptiveMaxPool2d):
+                setattr(module, name, Pool(cast(tuple[int, int], layer.output_size)))
+    return network
 
 
 class _TakesTensors(nn.Module):
@@ -208,8 +221,13 @@ def _inputs(schema: Schema, state_size: int, size: int, rng: np.random.Generator
 
     inputs = {part.name: torch.from_numpy(draw(part)) for part in schema.all_parts}
     if state_size:
-        inputs[STATE] = torch.from_numpy(rng.standard_normal((size, state_size), dtype=np.float32))
+        inputs[_state_name(schema)] = torch.from_numpy(rng.standard_normal((size, state_size), dtype=np.float32))
     return inputs
+
+
+def _state_name(schema: Schema) -> str:
+    """Returns the name of the input for a recurrent state, which a part of an observation may have already."""
+    return STATE if STATE not in [part.name for part in schema.parts] else f"recurrent_{STATE}"
 
 
 def _steps_until(folder: RunFolder, path: Path, num_updates: int) -> int | None:

@@ -38,6 +38,7 @@ class OnnxFacts(NamedTuple):
     num_observations: int
     num_differing: int  # observations with another greedy action, as two Q-values are nearly equal; Q-networks only
     runtime: str  # version of onnxruntime
+    state: str  # name of the input for a recurrent state
 
 
 def write_card(

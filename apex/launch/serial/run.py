@@ -7,17 +7,16 @@ Therefore the same seed gives the same curve, even on a busy machine.
 
 import logging
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TextIO
 
-import numpy as np
 import torch
 from msgspec.structs import replace
 
+from apex.acting.worker import seed_generators
 from apex.algorithms.interface import make_algorithm
 from apex.errors import DivergedError, EnvironmentFailure
 from apex.evaluation.evaluator import Evaluator
@@ -213,9 +212,7 @@ def open_serial_run(folder: RunFolder, stop: Stop) -> Iterator[SerialRun]:
     """
     config, path = folder.config, store_path(folder.run_id)
     prepare_torch(config.learner, CPU)
-    random.seed(config.seed)
-    np.random.seed(config.seed)
-    torch.manual_seed(config.seed)
+    seed_generators(config.seed)
     settings = store_settings(config.replay, config.actor.num_actors)
     reclaim(path, settings.sizes.file_bytes(folder.schema.table))
     with ExitStack() as stack:

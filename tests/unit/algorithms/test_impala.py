@@ -104,7 +104,7 @@ def test_two_passes_can_be_differentiated_together():
 @pytest.mark.parametrize(("height", "width"), [(11, 11), (5, 7), (6, 1), (28, 13)])
 def test_pooling_equals_torchs_adaptive_pooling(height, width):
     features = torch.randn(2, 3, height, width)
-    assert torch.equal(Pool()(features), functional.adaptive_max_pool2d(features, 6))
+    assert torch.equal(Pool((6, 6))(features), functional.adaptive_max_pool2d(features, 6))
 
 
 def test_torso_has_three_blocks_of_two_residual_blocks():

@@ -274,6 +274,26 @@ def test_later_masks_must_not_be_missing(key):
         list(map(games.step, [np.zeros(2, np.int64)] * 5))
 
 
+def test_only_metrics_are_read_from_the_info():
+    """Other values may be one for all environments. A metric that an environment has not reported is missing."""
+    games = make_environment(here("make_walks", mode="SameStep"), 2, seed=1)
+    step = games._env.step
+
+    def with_time(actions):
+        *answer, info = step(actions)
+        if "final_info" in info:
+            info["final_info"] |= {"time": 0.5, "log": {"mean": 0.3}}
+            info["final_info"]["metrics"] = {"rare": np.array([7, 0]), "_rare": np.array([True, False])}
+        return (*answer, info)
+
+    games._env.step = with_time
+    games.reset()
+    found = [each.metrics for each in map(games.step, [np.zeros(2, np.int64)] * 8)]
+    assert {i for metrics in found for i in metrics} == {0, 1}
+    assert all(metrics.get(0, {"rare": 7}).get("rare") == 7 for metrics in found)
+    assert not any("rare" in metrics.get(1, {}) for metrics in found)
+
+
 def test_a_missing_row_is_named():
     games = make_environment(here("make_walks", kind="dict"), 2, seed=1)
     step = games._env.step

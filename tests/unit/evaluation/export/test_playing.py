@@ -99,6 +99,20 @@ class Masked(Game):
         return {"action_mask": np.array([0, 1, 1, 0], np.int8)}
 
 
+class Memory(Game):
+    observation_space = spaces.Box(0, 255, (128,), np.uint8)
+
+
+class Screen(Game):
+    observation_space = spaces.Box(0, 255, (160, 150), np.uint8)
+
+
+class States(Game):
+    observation_space = spaces.Dict(
+        {"state": spaces.Box(-1.0, 1.0, (3,)), "planes": Camera.observation_space["planes"]}
+    )
+
+
 class Pads(Game):
     action_space = spaces.MultiDiscrete([2, 3])
 
@@ -163,6 +177,8 @@ def play_bare(run, env):
         (own("Arm", args={"length": 2.0}), lambda: Arm(2.0)),
         (own("Masked"), Masked),
         (own("Pads"), Pads),
+        (own("Memory"), Memory),
+        (replace(own("Screen"), image_size=None), Screen),
         (own("Camera"), Camera),
         (replace(own("Camera"), image_size=None, image_crop="2:44,0:38"), Camera),
         (replace(own("Cells"), frame_stack=3), Cells),
@@ -190,7 +206,7 @@ def test_code_of_the_card_registers_the_namespace(tmp_path, monkeypatch, capsys)
     check_card(run, monkeypatch, capsys, lambda: gymnasium.make("Planes/Race-v1"))
 
 
-@pytest.mark.parametrize("game", [Game, Grid, Masked, Camera, Cells])
+@pytest.mark.parametrize("game", [Game, Grid, Masked, Camera, Cells, Memory, States])
 def test_code_of_the_card_remembers_as_a_recurrent_policy(tmp_path, monkeypatch, capsys, game):
     run = make_run(tmp_path, replace(own(game.__name__), frame_stack=1), "r2d2")
     check_card(run, monkeypatch, capsys, game)
