@@ -32,6 +32,7 @@ from msgspec import Meta
 from apex.config.arguments import Parser, positive_float, value_of
 from apex.evaluation.episodes import Episode, summarize
 from apexreplay.errors import FAILED, FINISHED, require
+from apexreplay.files.atomic_files import replace_file
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop, reports_errors, stop_on_signals
 from apexreplay.process.spawn import spawn
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
@@ -46,8 +47,8 @@ from bench.learning.records import (
 )
 from bench.learning.runs import ROOT, ApexSystem, PeerSystem, RunError, System
 from bench.learning.tables import write
-from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED_RUNS, VARIANTS
-from bench.learning.untuned import CORES, missing_runs
+from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, VARIANTS
+from bench.learning.untuned import CORES, counts, missing_runs
 
 MAX_SEED = 999_999
 # added to a run's seed for the games that count, so that neither training nor evaluator uses these seeds
@@ -122,6 +123,11 @@ def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
     PeerSystem(options.peer_python, "sb3")  # refused now rather than after the first run
     began, failed = time.monotonic(), False
     for task, system, seed in missing_runs(read_records(options.root)):
+        failure = record_path(options.root, task, system, seed, ".failed")
+        if failure.exists():  # It is not repeated until it succeeds.
+            what = f"{failure.relative_to(options.root)} exists, so this run is not made again"
+            print(f"learning: {what}; remove it (git rm) and say why", file=sys.stderr)
+            continue
         seconds = 60 * TASKS[task].minutes + GAMES_SECONDS
         if stop.poll() or time.monotonic() - began + seconds > 3_600 * options.hours:
             break
@@ -133,7 +139,16 @@ def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
                 raise
             failed = True
             print(f"learning: {task}, {system}, seed {seed}: {error}", file=sys.stderr)
-    missing = len(missing_runs(read_records(options.root)))
+            failure.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(failure, f"{datetime.now(UTC):%Y-%m-%d}, commit {describe_code()[0]}: {error}\n".encode())
+    records = [record for record in read_records(options.root) if record.task in UNTUNED]
+    for record in records:
+        if not counts(record):
+            what = (
+                f"{record.task}, {record.system}, seed {record.seed} does not count, see Conditions in docs/learning.md"
+            )
+            print(f"learning: {what}; to repeat it, remove its record (git rm) and say why", file=sys.stderr)
+    missing = len(missing_runs(list(filter(counts, records))))
     print(f"learning: {missing} of {len(UNTUNED_RUNS)} runs are missing", file=sys.stderr)
     return FAILED if failed else FINISHED
 

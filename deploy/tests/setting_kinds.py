@@ -11,12 +11,12 @@ from apex.config import Config
 from apex.config.validation import Branch, plain_type
 
 FILE = Path(__file__).parents[1] / "terraform/modules/cluster/settings.json"
-# Other variables set these. A text cannot hold a table.
+# Other variables set these. A text cannot hold a table. The last two of `run` are refused by `apex learner`.
 NOT_ACCEPTED = {
     "environment": {"id", "args"},
     "actor": {"num_actors", "num_processes", "envs_per_process"},
     "replay": {"num_shards", "host_bytes"},
-    "run": {"name", "folder"},
+    "run": {"name", "folder", "mirror", "single_process"},
 }
 KINDS = {bool: "true|false", int: "int", float: "float", str: "text"}
 

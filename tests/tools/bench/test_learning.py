@@ -296,10 +296,10 @@ def test_the_share_of_others_excludes_this_process_and_its_children(tmp_path):
     write_stat(stat, [5] * 8, [5] * 8, [5] * 8)
     processor = ProcessorTime([0, 2], stat=stat, clock=lambda: clock[0], usage=usage)
     clock[0] = 100_100.0
-    write_stat(stat, [6, 15, 105, 9e4, 9e4, 1_005, 10_005, 9e4], [9e5] * 8, [7, 25, 205, 5, 5, 2_005, 20_005, 5])
+    write_stat(stat, [6, 15, 105, 9e4, 9e4, 1_005, 10_005, 1e5 + 5], [9e5] * 8, [7, 25, 205, 5, 5, 2_005, 20_005, 5])
     for used[:] in ([0.0] * 4, [3.0, 0, 0, 0], [0, 30.0, 0, 0], [0, 0, 300.0, 0], [0, 0, 0, 3_000.0]):
-        assert processor.others_share() == pytest.approx((33_333 - sum(used)) / 200_000)
-    used[:] = [40_000.0, 0, 0, 0]  # Both are counted by different clocks.
+        assert processor.others_share() == pytest.approx((133_333 - sum(used)) / 200_000)
+    used[:] = [140_000.0, 0, 0, 0]  # Both are counted by different clocks.
     assert processor.others_share() == 0.0
 
 
@@ -445,6 +445,7 @@ def test_without_a_bar_the_final_policy_plays_the_same_games(tmp_path, capfd):
 def test_missing_runs_of_untuned_games_are_recorded_once(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(learning, "UNTUNED_RUNS", UNTUNED_RUNS[1:3])
     monkeypatch.setattr("bench.learning.untuned.UNTUNED_RUNS", UNTUNED_RUNS[1:3])
+    monkeypatch.setattr(learning, "counts", lambda record: True)  # although the runs are short
     peer = program(tmp_path, PEER.format(python=sys.executable))
 
     def untuned(*arguments, python=peer):
@@ -459,13 +460,22 @@ def test_missing_runs_of_untuned_games_are_recorded_once(tmp_path, capfd, monkey
     status, lines = untuned(python=broken)
     assert (status, lines[-1]) == (1, "learning: 1 of 2 runs are missing")  # The other one was made all the same.
     assert any("battle-zone, sb3-ppo, seed 201: the command ended with status 3" in line for line in lines)
+    failed = tmp_path / "docs/results/learning/battle-zone/sb3-ppo-seed-201.failed"
+    assert "ended with status 3" in failed.read_text()
+    status, lines = untuned()  # It is not repeated until it succeeds.
+    assert (status, lines[-1]) == (0, "learning: 1 of 2 runs are missing")
+    assert any("sb3-ppo-seed-201.failed" in line for line in lines)
+    failed.unlink()
+    monkeypatch.setattr(learning, "counts", lambda record: record.system == "sb3")  # The other one had neighbours.
     status, lines = untuned()
-    assert (status, lines[-1]) == (0, "learning: 0 of 2 runs are missing")
+    assert (status, lines[-1]) == (0, "learning: 1 of 2 runs are missing")
+    assert any("battle-zone, sb3-ppo, seed 201 does not count" in line for line in lines)
     dqn, ppo = read_records(tmp_path)
     assert [(one.task, one.system, one.seed) for one in (ppo, dqn)] == UNTUNED_RUNS[1:3]
     assert "--algorithm ppo --env ALE/BattleZone-v5 --seed 201 --minutes 19" in ppo.command
     assert ppo.score == ppo.final_score  # The best policy does not play.
     assert ppo.score.scores == list(range(100, 200))
+    monkeypatch.setattr(learning, "counts", lambda record: True)
     assert untuned() == (0, ["learning: 0 of 2 runs are missing"])
 
 

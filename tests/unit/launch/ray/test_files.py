@@ -40,6 +40,7 @@ def test_a_rayjob_has_a_token_and_a_folder_for_runs_in_every_container():
     job = yaml.safe_load((FILES / "rayjob.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     assert job["spec"]["entrypoint"].startswith("apex train --engine ray ")
+    assert " --device cuda " in job["spec"]["entrypoint"]  # never on the CPU of a GPU's node
     cluster = job["spec"]["rayClusterSpec"]
     assert cluster["authOptions"] == {"mode": "token"}
     assert f"ray=={cluster['rayVersion']}" == RAY  # The operator refuses authOptions without a version.
@@ -53,3 +54,12 @@ def test_a_rayjob_has_a_token_and_a_folder_for_runs_in_every_container():
         mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         assert set(mounted) == {volume["name"] for volume in pod["volumes"]}
         assert mounted["runs"] in job["spec"]["entrypoint"].split()
+    head = pods[0]
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in head["volumes"]
+        if len(volume) == 2 and "persistentVolumeClaim" in volume
+    ]
+    claim = yaml.safe_load((ROOT / "deploy/kubernetes/volume/claim.yaml").read_text())
+    assert claims == [claim["metadata"]["name"]]
+    assert f"USER {head['securityContext']['fsGroup']}\n" in (ROOT / "Dockerfile").read_text()
