@@ -15,7 +15,8 @@ MAX_NUMBER = 1e300  # The sum of a few thousand such numbers is still finite.
 Text = Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^[ -~]*\Z")]  # printable ASCII: cannot control a terminal
 Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
-Counts = Annotated[dict[Text, Count], Meta(max_length=64)]  # name -> count
+MAX_COUNTS = 64
+Counts = Annotated[dict[Text, Count], Meta(max_length=MAX_COUNTS)]  # name -> count
 
 
 class HexInt(int):

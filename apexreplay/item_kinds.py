@@ -74,7 +74,7 @@ class Window:
 
     def segment_steps(self, num_items: int) -> int:
         """Returns how many steps a segment has at most. Episodes of a single step have two stored steps per item."""
-        return 2 * (num_items + self.span) + self.stack
+        return min(MAX_STEPS, 2 * (num_items + self.span) + self.stack)
 
     def spans(self, records: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the number of the first step of each item, int64[M], and how many steps it has, int64[M]."""

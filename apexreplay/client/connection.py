@@ -49,7 +49,7 @@ class Connection:
         is_time = isinstance(timeout, int | float) and timeout >= 0
         require(is_time, f"a timeout is a number of seconds from 0 on, got {timeout!r}")
         answers = self._answers[request.session] = queue.Queue()
-        deadline, answer = time.monotonic() + timeout, None
+        deadline, answer, was_later = time.monotonic() + timeout, None, False
         try:
             while time.monotonic() < deadline and (answer is None or isinstance(answer, control.Later)):
                 usable = os.getpid() == self._pid and not self._stop.is_set()
@@ -61,11 +61,17 @@ class Connection:
                     yield PAUSE_SECONDS
                 answer = None if answers.empty() else answers.get()
                 if isinstance(answer, control.Later):
+                    was_later = True
                     yield POLL_SECONDS
         finally:
             del self._answers[request.session]
         if isinstance(answer, control.Refusal):
             raise _refused(answer.reason, answer.subject)
+        if was_later and not isinstance(answer, control.Welcome):
+            problem = (
+                f"{self.address} still starts after {timeout:g} s: it restores items, or waits for its former clients"
+            )
+            raise DataError(problem, "try again, or pass a longer timeout")
         if answer is None or isinstance(answer, control.Later):
             remedy = "check that the server runs, its port and firewall, and that both sides have keys or neither has"
             raise DataError(f"no answer from {self.address} within {timeout:g} s", remedy)

@@ -1,5 +1,6 @@
 """Draws batches from a table of a server: from its memory on the same host, else by messages."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -30,6 +31,8 @@ from apexreplay.wire.control import Hello, Welcome
 
 IDLE_SECONDS = 0.001
 MAX_UNANSWERED = 30  # heartbeats; then the memory counts as abandoned
+
+log = logging.getLogger("apexreplay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class BaseSampler(Lease):
         super().__init__(connection, hello, welcome)
         self.batch_size = batch_size
         self._used = welcome
+        self._num_spoiled = 0  # received batches in a row with items that cannot be decoded
         table, most = self.table.name, welcome.max_batch
         require(batch_size <= most, f"a batch of {table!r} has at most {most} items, got {batch_size}")
         has_source = bool(welcome.row >= 0 or welcome.batches)
@@ -91,7 +95,7 @@ class BaseSampler(Lease):
         """Sets the priorities of a batch's items, [B], or of `keys` of it. Items that are gone are ignored.
 
         Does not wait; if the server is away for long, priorities are dropped. Raises UsageError for a wrong shape. The
-        server counts and ignores priorities that are negative or not finite.
+        server counts and ignores priorities that are negative or NaN; an infinite one counts as the highest.
         """
         self._check()
         keys = batch.keys if keys is None else np.asarray(keys)
@@ -140,9 +144,10 @@ class BaseSampler(Lease):
         """Opens the memory again if the server has started again; it may be another file."""
         if self._welcome is self._used:
             return
-        self._used = self._welcome
+        welcome = self._welcome
         if self._reader is not None:
-            self._reader = _MemoryReader(self.table, self._welcome, self.batch_size)
+            self._reader = _MemoryReader(self.table, welcome, self.batch_size)
+        self._used = welcome  # last: if the memory cannot be opened yet, the next call tries again
 
     def _receive(self, poll: float, waited: float) -> Batch | None:
         assert self._remote is not None
@@ -151,7 +156,27 @@ class BaseSampler(Lease):
             return None
         targets = make_targets(self.table, self.batch_size)
         decoded = StackDecoder(self.table, targets).decode(part.records, part.blob, np.arange(self.batch_size))
-        return _make_batch(self.table, part, targets) if decoded.all() else None
+        if not decoded.all():
+            self._set_aside(part, part.records["key"][~decoded])
+            return None
+        self._num_spoiled = 0
+        return _make_batch(self.table, part, targets)
+
+    def _set_aside(self, part: BatchMessage, keys: Array) -> None:
+        """Gives items that cannot be decoded the lowest priority, because each batch that has one is lost.
+
+        Raises DataError if that does not help.
+        """
+        self._num_spoiled += 1
+        problem = f"{len(keys)} items of a batch of {self.table.name!r} cannot be decoded, such as {keys[0]}"
+        remedy = "check how their writer compresses steps"
+        if self._num_spoiled >= MAX_ATTEMPTS:
+            self._num_spoiled = 0
+            raise DataError(f"{problem}; {MAX_ATTEMPTS} batches in a row had such items", remedy)
+        log.warning("%s; %s", problem, remedy)
+        lowest = np.zeros(len(keys), np.float32)
+        update = PriorityUpdate(0, part.store_incarnation, part.sampler, part.number, keys.astype(np.int64), lowest)
+        self._priorities.send(update)
 
 
 class Sampler(BaseSampler):

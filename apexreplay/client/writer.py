@@ -113,8 +113,10 @@ class BaseWriter(Lease, Generic[Done]):
         while self._is_full() and not self._cut():
             yield from self._pause(None)
         with self._lock:
+            before = len(self._buffer)
             add()
-            self._changed_at = time.monotonic()
+            if len(self._buffer) > before:
+                self._changed_at = time.monotonic()
         if self._is_full():
             self._cut()
 

@@ -91,7 +91,8 @@ def name_arrays(table: Table, targets: list[Array]) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for entry, target in zip(table.entries, targets, strict=True):
         for name in entry.names:
-            field = target if entry.dtype.fields is None else target[name]
+            # A copy of fields that are stored together: torch takes only strides that are multiples of an item.
+            field = target if entry.dtype.fields is None else np.ascontiguousarray(target[name])
             if table.item.kind == "step":
                 arrays[name] = field[0, :, 0]
             elif table.item.kind == "sequence":

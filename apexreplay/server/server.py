@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.facts import Waiting
+from apexreplay.facts import MAX_COUNTS, Waiting
 from apexreplay.process.rates import Rates
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.sampler_counters import SamplerCounters
@@ -180,7 +180,7 @@ class ReplayServer(Reader):
             stale_priorities=store.num_stale,
             duplicate_segments=store.num_duplicates,
             refused=refusals.total(),
-            refusals=dict(refusals),
+            refusals=dict(refusals.most_common(MAX_COUNTS)),
             refused_connections=dict(refused_connections),
             samplers_wait_for=samplers.waits_for,
             inserts_wait=not self._may_insert,

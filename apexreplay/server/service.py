@@ -63,7 +63,7 @@ class ServerSettings(NamedTuple):
     last_snapshot_seconds: float  # maximum time for the snapshot at the end
     endpoints: Mapping[str, str]  # addresses to bind, by name of the socket: experience, priorities, receipts
     max_segment_items: int
-    max_segments: int  # unacknowledged segments of all streams
+    max_segments: int  # unacknowledged segments of all streams of a connection
     max_segment_bytes: int
     read_keys: Callable[[], Keys | None]
     stuck_seconds: float  # without a heartbeat, after which a child process is killed; 0: never
@@ -103,7 +103,8 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
         path, table, settings.store, settings.num_rows, run_id=run_id, snapshots=settings.snapshots
     )
     counters.rebase(store.num_inserted)
-    children, reports = _start_samplers(settings, store, counters)
+    samplers, reports = _start_samplers(settings, store, counters)
+    children = list(samplers)
     snapshot_process: SnapshotProcess | None = None
     if settings.snapshots is not None:
         snapshotter = partial(
@@ -137,6 +138,7 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
         if not link.finished:
             log.info("keeping the memory in %s for the next server", path)
             return FINISHED
+        stop_children(samplers)  # What they sent during the last snapshot would be sent again after it.
         store.close()
         if snapshot_process is not None and (cause := snapshot_process.take_last(settings.last_snapshot_seconds)):
             raise UnsavedMemoryError(

@@ -56,17 +56,17 @@ def take_snapshots(
             pipe.recv_bytes()
         elif time.monotonic() < take_at:
             continue
-        error = _take(source, pipe, stop, poll_seconds)
+        error = _take(source, pipe, stop, poll_seconds, rests=not asked)
         take_at = time.monotonic() + period_seconds
         if asked:
             pipe.send_bytes(error.encode())
 
 
-def _take(source: SnapshotWriter, pipe: Connection, stop: Stop, poll_seconds: float) -> str:
-    """Takes a snapshot; returns the error, "" if there was none."""
+def _take(source: SnapshotWriter, pipe: Connection, stop: Stop, poll_seconds: float, *, rests: bool) -> str:
+    """Takes a snapshot; returns the error, "" if there was none. Without `rests`, as fast as possible."""
 
     def rest(seconds: float) -> None:
-        until = time.monotonic() + REST * seconds  # May be many seconds away: the loop polls.
+        until = time.monotonic() + REST * seconds * rests  # May be many seconds away: the loop polls.
         while not stop.poll() and not pipe.poll(max(0.0, min(poll_seconds, until - time.monotonic()))):
             if time.monotonic() >= until:
                 return

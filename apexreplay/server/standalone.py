@@ -137,7 +137,6 @@ def _serve_table(stop: Stop, settings: TableSettings, place: Place, index: int, 
         return f"tcp://{place.bind}:{port}"
 
     folder = None if place.snapshots is None else SnapshotFolder(place.snapshots / settings.table.name)
-    max_segments = settings.window * min(settings.num_streams, 1_000)
     server = ServerSettings(
         codec=Codec(run_id, settings.table),
         path=store_path(run_id),
@@ -151,7 +150,7 @@ def _serve_table(stop: Stop, settings: TableSettings, place: Place, index: int, 
         last_snapshot_seconds=LAST_SNAPSHOT_SECONDS,
         endpoints={name: address(first + at) for at, name in enumerate(("experience", "priorities", "receipts"))},
         max_segment_items=settings.segment_length,
-        max_segments=max_segments,
+        max_segments=settings.window,  # Each writer has a connection of its own.
         max_segment_bytes=max_segment_bytes(settings.table, settings.segment_length),
         read_keys=partial(read_keys, place.keys, "server"),
         stuck_seconds=0.0,

@@ -82,8 +82,8 @@ class SnapshotWriter(Store):
 
     def _take(self, rest: Callable[[float], object]) -> Snapshot | None:
         num_steps = self.num_steps  # Before the rows: never more than those of the saved transitions.
+        num_drawn = self._num_drawn()  # Before them too: a queue must not skip items that are not in the snapshot.
         rows, end_key = self._rows()
-        num_drawn = self._num_drawn()
         if self.first_key >= end_key:
             return None
         number = self._folder.next_number()

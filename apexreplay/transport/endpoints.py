@@ -18,6 +18,7 @@ from apexreplay.transport.sockets import (
     receive,
     refusable,
 )
+from apexreplay.transport.timing import GOODBYE_SECONDS
 from apexreplay.types import RECEIPT_ROW, BatchMessage, PriorityUpdate, Receipt, Receipts, Stream, group_of
 from apexreplay.wire.codec import MAX_PRIORITIES, MAX_RECEIPTS, Codec
 from apexreplay.wire.header import HEADER, WireError, receipt_topic, require_field
@@ -233,7 +234,7 @@ class PrioritySender:
             self._sockets[shard].disconnect(self._endpoints[shard])
         else:
             self._sockets[shard] = self._context.socket(zmq.PUSH)
-            prepare(self._sockets[shard], high_water_mark=64)
+            prepare(self._sockets[shard], high_water_mark=64, linger=GOODBYE_SECONDS)
         self._endpoints[shard] = endpoint
         connect(self._sockets[shard], endpoint, "priorities")
 
