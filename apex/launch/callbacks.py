@@ -118,15 +118,18 @@ class Callbacks:
         """Replaces the end of an interrupted run if a callback has asked for it: the learner does not know of that."""
         return self.asked or end if end == INTERRUPTED else end
 
-    def end(self, ending: Ending, end: EndReason | None) -> None:
-        """Calls `on_end`, and waits for each callback for its `end_seconds`."""
+    def end(self, ending: Ending, end: EndReason | None) -> list[str]:
+        """Calls `on_end`, and waits for each callback for its `end_seconds`. Returns what went wrong in that time."""
         if self._run is not None:
             self._look_for_checkpoint(self._run.folder)
+        before = [thread.problem for thread in self._threads]
         self._post("on_end", EndReason("failed") if ending.failure is not None else self.true_end(end))
         until = time.monotonic()
         for thread in self._threads:
             thread.wait(until + thread.callback.end_seconds)
+        found = [thread.problem for thread, old in zip(self._threads, before, strict=True) if thread.problem != old]
         self._threads = []
+        return found
 
     def close(self) -> None:
         """Ends the threads without a wait if an exception has skipped `end`."""
@@ -156,7 +159,7 @@ class _CallbackThread(threading.Thread):
         self._changed = threading.Condition()
         self._now = ""  # the method that is being called; "": none
         self._since = 0.0
-        self._has_complained = False
+        self.problem = ""  # the first one
         self.start()
 
     def post(self, method: str, *arguments: Any) -> None:
@@ -194,6 +197,6 @@ class _CallbackThread(threading.Thread):
             self._complain(f"{self._now or 'a call'} did not return within {seconds:g} s after the end of the run")
 
     def _complain(self, problem: str) -> None:
-        if not self._has_complained:
-            self._has_complained = True
-            log.warning("callback %s: %s", self.name, problem)
+        if not self.problem:
+            self.problem = f"callback {self.name}: {problem}"
+            log.warning("%s", self.problem)

@@ -125,14 +125,24 @@ class _Running:
         """Starts the program if it is due, and handles its end. Returns an Ending if the run ends."""
         program = self.program
         if self._process is None:
-            if self._start_at is not None and now >= self._start_at and program.ready():
+            if self._start_at is None or now < self._start_at or not program.ready():
+                return None
+            try:
                 self._start()
+            except OSError as error:  # no process, memory or descriptor is left
+                with suppress(OSError), self.log.open("a") as log_file:
+                    log_file.write(f"cannot start {program.role}: {error}\n")
+                return self._handle_end(FAILED, now)
             return None
         status = self._process.poll()
         if status is None:
             self.is_stuck = self._detector is not None and self._detector.check(program.stuck_seconds)
             return None
         self.kill()  # Child processes may still be running.
+        return self._handle_end(status, now)
+
+    def _handle_end(self, status: int, now: float) -> Ending | None:
+        program = self.program
         if status == FINISHED and program.ends_run:
             return Ending(FINISHED, program.role)
         if status == FINISHED and not program.ready():
@@ -191,7 +201,12 @@ class _Running:
             environment |= self._listener.environment
         with _open_log(self.log) as output:
             command, niceness = program.command, program.niceness
-            self._process = spawn(command, output=output, environment=environment, niceness=niceness)
+            try:
+                self._process = spawn(command, output=output, environment=environment, niceness=niceness)
+            except OSError:
+                if self._listener is not None:
+                    self._listener.close()
+                raise
         self._started_at = time.monotonic()
         if self._listener is not None:
             self._detector = StuckDetector(self._listener.count, self._process.pid)

@@ -5,6 +5,7 @@
 
 import base64
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -81,6 +82,7 @@ def _play(command: Sequence[str], epsilon: float, video: Path) -> dict[str, Any]
             text=True,
             errors="replace",
             timeout=PLAY_SECONDS,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
         )
     except subprocess.TimeoutExpired as error:
         raise NoVideoError(f"the game did not end within {PLAY_SECONDS:.0f} s") from error

@@ -308,6 +308,17 @@ def test_a_segment_of_long_sequences_is_cut_by_its_steps(tmp_path, length):
     twin.check(draw.records["key"], name_arrays(declared, targets))
 
 
+def test_fields_that_are_stored_together_have_strides_that_torch_takes():
+    declared = table("t", {"state": ("float32", (4,)), "action": "int64", "reward": "float32"})
+    arrays = name_arrays(declared, make_targets(declared, 3))
+    assert all(stride % array.itemsize == 0 for array in arrays.values() for stride in array.strides)
+
+
+def test_no_segment_has_more_steps_than_a_server_takes():
+    assert Window(4, 100).segment_steps(4_096) == Sequence(80).segment_steps(4_096) == MAX_STEPS
+    assert Window(4, 100).segment_steps(50) == 304
+
+
 def test_the_protocol_shows_the_declaration_of_transitions():
     text = (Path(__file__).parents[3] / "docs/protocol.md").read_text()
     (shown,) = re.findall(r"```json\n(\{\"name\":\"transitions\".*?)```", text, re.S)

@@ -182,8 +182,9 @@ def test_a_hang_at_the_end_is_logged_after_its_seconds(begin, caplog):
     calls = begin(tape)
     wait_for(tape, "start", calls._run.folder.name)
     hang(tape)
-    calls.end(DONE, LIMIT)
+    (problem,) = calls.end(DONE, LIMIT)
     (line,) = warnings(caplog)
+    assert problem == line
     assert "Tape: on_end" in line
 
 

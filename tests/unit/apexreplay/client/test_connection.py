@@ -8,7 +8,7 @@ from apexreplay.client.client import Client
 from apexreplay.client.connection import Connection
 from apexreplay.client.waiting import block
 from apexreplay.errors import DataError, UsageError
-from apexreplay.wire.control import Alive, Beat, Hello, Refusal, StatusRequest, Welcome
+from apexreplay.wire.control import Alive, Beat, Hello, Later, Refusal, StatusRequest, Welcome
 
 LEASE = {"run_id": "7", "stream": 1, "incarnation": "100000001"}
 HELLO = Hello(session=5, role="writer", table="t", **LEASE)
@@ -98,6 +98,13 @@ def test_a_connection_whose_thread_fails_says_why():
     with pytest.raises(UsageError, match="has failed"):
         connection.check(5)
     connection.close()
+
+
+def test_a_server_that_is_still_starting_is_not_called_absent(connection):
+    later = SimpleNamespace(put=lambda request: connection._take(None, Later(session=5)), empty=lambda: True)
+    connection._requests = later
+    with pytest.raises(DataError, match="still starts"):
+        block(connection.ask(StatusRequest(session=5), 0.2))
 
 
 @pytest.mark.parametrize("table", ["x" * 201, "é", "a\nb", 5, None])

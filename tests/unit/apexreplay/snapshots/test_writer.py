@@ -540,6 +540,24 @@ def test_rest_shows_signs_of_life_and_ends_with_a_request(monkeypatch):
     end.close()
 
 
+def test_a_requested_snapshot_does_not_rest(monkeypatch):
+    """The server that asks for it is about to end."""
+    monkeypatch.setattr("os.nice", lambda increment: None)
+    stop = Stop()
+    pipe, end = multiprocessing.Pipe()
+
+    class Slow:
+        def take(self, rest):
+            rest(1_000.0)
+            stop.request()
+
+    pipe.send_bytes(b"take")
+    take_snapshots(stop, Slow, 600.0, end, poll_seconds=0.01)
+    assert pipe.recv_bytes() == b""
+    pipe.close()
+    end.close()
+
+
 @pytest.mark.no_cover
 def test_the_timing_of_a_small_store_has_every_figure(tmp_path):
     figures = measure_snapshot(tmp_path / "snapshots", num_transitions=20_000, seconds=0.2)
