@@ -71,6 +71,10 @@ class TableSettings:
         problem = f"{name}.order {self.order!r} needs num_samplers 1 and samples_per_insert 0"
         require(one or not is_ordered, f"{problem}, got {self.num_samplers} and {self.samples_per_insert:g}")
         require(self.order == "queue" or self.draws_per_item == 1, f'{name}.draws_per_item needs the order "queue"')
+        stuck = self.order == "queue" and waits and self.max_version_lag >= 0
+        problem = f"{name}.max_version_lag does not go with a queue whose inserts wait"
+        remedy = "set it to -1, or inserts_wait to false: items that are too old could fill the memory for ever"
+        require(not stuck, problem, remedy=remedy)
         bounds = f"{name}.capacity {self.capacity} and {name}.max_bytes {self.store.max_bytes}"
         problem = f"{bounds} have no room for {name}.min_size {self.min_size} items and two segments of {length}"
         require(self._room >= self.min_size, problem, remedy=f"raise them, or lower {name}.segment_length")

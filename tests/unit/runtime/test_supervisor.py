@@ -38,15 +38,6 @@ class StopWhen:
         return self._condition()
 
 
-def test_a_program_that_cannot_be_started_fails_with_the_reason(folder):
-    program = Program(role="learner", command=("/no/such/program",), crash_budget=1.0)
-    notified = []
-    ending = supervise([program], StopWhen(lambda: False), logs=folder, notify=notified.append)
-    assert (ending.status, ending.failure.times) == (FAILED, 2)
-    assert "cannot start learner" in ending.failure.detail
-    assert [event.kind for event in notified] == ["restarting"]
-
-
 def shell(role, script, **options):
     """A program that notes its process ids in ROLE.log, one line `pid N` for each start, and runs the script."""
     return Program(role=role, command=("sh", "-c", f"echo pid $$; {script}"), **options)
@@ -84,6 +75,15 @@ def has_logged(folder, *roles, line="ready"):
 
 
 # --- the budget -------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_cannot_be_started_fails_with_the_reason(folder):
+    program = Program(role="learner", command=("/no/such/program",), crash_budget=1.0)
+    notified = []
+    ending = supervise([program], StopWhen(lambda: False), logs=folder, notify=notified.append)
+    assert (ending.status, ending.failure.times) == (FAILED, 2)
+    assert "cannot start learner" in ending.failure.detail
+    assert [event.kind for event in notified] == ["restarting"]
 
 
 def test_a_budget_allows_restarts_with_growing_pauses_and_forgets_crashes():

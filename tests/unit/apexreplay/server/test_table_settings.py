@@ -79,6 +79,7 @@ def test_a_file_declares_tables_with_their_limits(tmp_path):
         ({"order": "queue", "draws_per_item": 0}, "t.draws_per_item"),
         ({"draws_per_item": 2}, "t.draws_per_item"),
         ({"max_version_lag": -2}, "t.max_version_lag"),
+        ({"order": "queue", "inserts_wait": True, "max_version_lag": 0}, "t.max_version_lag"),
         ({"item": {"kind": "sequence"}}, "t.item"),
         ({"item": {"kind": "sequence", "length": 4, "stack": 2}}, "t.item"),
         ({"item": {"kind": "sequence", "length": 4, "period": 5}}, "5"),
