@@ -190,8 +190,8 @@ def _describe_exit(failure: Failure) -> str:
 
 WAITS: dict[WaitKind, str] = {
     "host_name": "the host name {subject} to be resolved: check its spelling and DNS, or give an IPv4 address",
-    "welcome_without_keys": "the learner at {subject}: check whether it runs and uses --keys, port and firewall",
-    "welcome_with_keys": "the learner at {subject}: check whether it runs, port, firewall, and keys, new at each start",
+    "welcome_without_keys": "the learner at {subject}: check port, firewall, and whether it runs and uses --keys",
+    "welcome_with_keys": "the learner at {subject}: check port, firewall, whether it runs, and keys, new at each start",
     "all_replay": "all replay servers to join the run: {subject} is missing",
     "shard": "the learner at {subject} to assign this server's shard, which another replay server may still hold",
     "actor_id": "a free actor id: all {need:,.0f} are in use; apex train --head leaves them to other hosts",

@@ -217,7 +217,7 @@ class EvaluatorConfig(Branch):
     period_seconds: NonNegativeFloat = 60.0  # minimum seconds from the start of one evaluation to the start of the next
     period_updates: PositiveInt = 1_000  # updates between two evaluations, if run.single_process is on
     episodes: Annotated[int, Meta(ge=1, le=MAX_EPISODES)] = 5  # full games per evaluation
-    confirm_episodes: Annotated[int, Meta(ge=100, le=MAX_EPISODES)] = 100  # at most so many new games confirm a score
+    confirm_episodes: Annotated[int, Meta(ge=100, le=MAX_EPISODES)] = 100  # new games that confirm a score, at most
     final_seconds: Seconds = 120.0  # maximum seconds for games of the final policy at the end of a run; 0: no games
     epsilon: Probability = 0.001  # probability of a random action; continuous actions: standard deviation of noise
     num_envs: PositiveInt = 5  # games played in parallel

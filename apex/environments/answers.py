@@ -17,7 +17,7 @@ MAX_REWARD = 1e13
 MAX_VALUE = float(np.finfo(np.float32).max)  # maximum |value| in an observation
 MASK = "action_mask"  # key in `info`, as in Gymnasium's own environments
 # Entries of `info` with metrics of an episode; a vector environment adds which of its environments have them.
-METRICS = (SUCCESS, "metrics", f"_{SUCCESS}", "_metrics")
+METRICS = ("is_success", "metrics", "_is_success", "_metrics")
 MAX_NAME = 64  # maximum characters in the name of a metric
 
 NUM_CHECKED_STEPS = 1_000  # number of steps of the first environment whose scale is checked

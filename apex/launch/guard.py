@@ -146,8 +146,14 @@ def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
             return Ending(FINISHED, Role.LEARNER)  # The run is over.
         _, config = reopen(str(path), here, inspector=inspector)
         restored_from = config.run.mirror if is_restored else ""
-        start = Start(config=config, argv=here, folder=path, accept_changes=is_restored, restored_from=restored_from)
-        start = replace(start, inspector=inspector)
+        start = Start(
+            config=config,
+            argv=here,
+            folder=path,
+            accept_changes=is_restored,
+            restored_from=restored_from,
+            inspector=inspector,
+        )
     else:
         require(
             not order.begun,

@@ -130,6 +130,7 @@ class _Running:
             try:
                 self._start()
             except OSError as error:  # no process, memory or descriptor is left
+                self._started_at = now
                 with suppress(OSError), self.log.open("a") as log_file:
                     log_file.write(f"cannot start {program.role}: {error}\n")
                 return self._handle_end(FAILED, now)
@@ -199,14 +200,14 @@ class _Running:
         if program.stuck_seconds:
             self._listener = Listener(program.stuck_seconds)
             environment |= self._listener.environment
-        with _open_log(self.log) as output:
-            command, niceness = program.command, program.niceness
-            try:
+        command, niceness = program.command, program.niceness
+        try:
+            with _open_log(self.log) as output:
                 self._process = spawn(command, output=output, environment=environment, niceness=niceness)
-            except OSError:
-                if self._listener is not None:
-                    self._listener.close()
-                raise
+        except OSError:
+            if self._listener is not None:
+                self._listener.close()
+            raise
         self._started_at = time.monotonic()
         if self._listener is not None:
             self._detector = StuckDetector(self._listener.count, self._process.pid)

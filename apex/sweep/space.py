@@ -51,7 +51,7 @@ def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 def _options(name: str, value: Any) -> list[str]:
     """Returns a start setting as options of `apex train`."""
     if isinstance(value, bool):
-        setting = SHORT_NAMES.get(name, name)
+        setting = SHORT_NAMES.get(name.replace("_", "-"), name)
         return [f"--{setting if value else setting.replace('.', '.no-')}"]
     return [f"--{name}={each}" for each in (value if isinstance(value, list) else [value])]
 

@@ -67,7 +67,7 @@ class Connection:
             del self._answers[request.session]
         if isinstance(answer, control.Refusal):
             raise _refused(answer.reason, answer.subject)
-        if was_later and not isinstance(answer, control.Welcome):
+        if was_later and (answer is None or isinstance(answer, control.Later)):
             problem = (
                 f"{self.address} still starts after {timeout:g} s: it restores items, or waits for its former clients"
             )

@@ -71,8 +71,9 @@ def is_above(record: Record, others: Sequence[Record]) -> bool:
 
 
 def is_same_processor(record: Record, other: Record) -> bool:
-    """Whether two runs had the same processor. Of the oldest records, which lack family and model, the name counts."""
-    shorter, longer = sorted((record.machine["cpu"], other.machine["cpu"]), key=len)
+    """Whether two runs had the same processor. The oldest records lack family and model."""
+    names: list[str] = [record.machine["cpu"], other.machine["cpu"]]
+    shorter, longer = sorted(names, key=len)
     return longer == shorter or longer.startswith(f"{shorter} (family ")
 
 

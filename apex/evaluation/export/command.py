@@ -165,7 +165,9 @@ def _for_onnx(network: nn.Module) -> nn.Module:
     for module in list(network.modules()):
         for name, layer in module.named_children():
             if isinstance(layer, nn.AdaptiveMaxPool2d):
-                setattr(module, name, Pool(cast(tuple[int, int], layer.output_size)))
+                size = (layer.output_size,) * 2 if isinstance(layer.output_size, int) else layer.output_size
+                if None not in size:
+                    setattr(module, name, Pool(cast(tuple[int, int], size)))
     return network
 
 

@@ -22,7 +22,7 @@ def choose(output):  # float32 [1, {outputs}] -> the action for env.step
 ALLOWED = """
 
 def allowed(mask):  # of all combinations, or a tuple with the mask of each part -> [1, actions]
-    if isinstance(mask, tuple):
+    if isinstance(mask, tuple) and any(map(np.ndim, mask)):
         mask = reduce(np.multiply.outer, map(np.asarray, mask))
     return np.reshape(mask, (1, -1))
 """

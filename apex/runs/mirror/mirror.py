@@ -126,7 +126,7 @@ class Mirror:
                     count += 1
             if self._sent.get(NEWEST) == newest_mark:
                 self._keep_only(number, list(self._sent))
-            # The end of a run that goes on, curves that only another host has, and parts.
+            # The end of a run that goes on, and curves that only another host has.
             others = [name for name, mark in self._sent.items() if name == END or not mark]
             gone = [name for name in others if not (self._run / name).exists()]
             self._objects.delete(gone)

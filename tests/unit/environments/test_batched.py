@@ -283,7 +283,7 @@ def test_only_metrics_are_read_from_the_info():
         *answer, info = step(actions)
         if "final_info" in info:
             info["final_info"] |= {"time": 0.5, "log": {"mean": 0.3}}
-            info["final_info"]["metrics"] = {"rare": np.array([7, 0]), "_rare": np.array([True, False])}
+            info["final_info"]["metrics"] = {"rare": np.array([7, 0]), "_rare": np.array([True, False]), "fps": 3.0}
         return (*answer, info)
 
     games._env.step = with_time

@@ -17,6 +17,8 @@ preset = "cartpole"
 stop-score = "none"
 max-minutes = 0.5
 network.dueling = false
+single-process = false
+insecure_no_auth = false
 run.tensorboard = true
 env-arg = ["render_fps=50", "size=8x8"]
 
@@ -40,6 +42,7 @@ def test_start_settings_are_options_of_train_and_the_command_line_wins(tmp_path)
     learner = PRESETS["cartpole"].config.learner
     assert (start.seed, start.run.max_minutes, start.run.stop_score, start.learner) == (7, 2.0, None, learner)
     assert (start.network.dueling, start.run.tensorboard) == (False, True)
+    assert (start.run.single_process, start.transport.insecure_no_auth) == (False, False)
     assert start.environment.args == {"render_fps": 50, "size": "8x8"}
 
 

@@ -184,7 +184,7 @@ def test_children_that_have_ended_leave_no_descriptors():
         return len(os.listdir("/proc/self/fd"))
 
     def start():
-        call_in_child("child", lambda stop: {})
+        call_in_child("child", lambda stop: {}, Stop())
         children = [start_ready(wait_until_stopped) for _ in range(2)]
         stop_children(children)
         stop_children(children)  # A second stop does nothing.
