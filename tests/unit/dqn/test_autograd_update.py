@@ -531,6 +531,17 @@ def test_skipped_step_leaves_no_trace_even_if_first(optimizer, first, bad):
         assert all(torch.equal(one[name], other[name]) for name in other)
 
 
+def test_the_optimizer_of_a_user_makes_no_step_that_is_skipped():
+    """It may keep numbers on the CPU, which no operation of the GPU may change."""
+    network = torch.nn.Linear(1, 1)
+    before, optimizer = network.weight.item(), torch.optim.SGD(network.parameters(), lr=0.5)
+    give_gradients([network], 1.0)
+    step_if(torch.tensor(False), optimizer)
+    assert network.weight.item() == before
+    step_if(torch.tensor(True), optimizer)
+    assert network.weight.item() == pytest.approx(before - 0.5)
+
+
 class Operations(TorchDispatchMode):
     """Counts the operations of the device, without views. An operation on a list of tensors counts once."""
 
