@@ -82,7 +82,7 @@ def test_a_program_that_cannot_be_started_fails_with_the_reason(folder):
     notified = []
     ending = supervise([program], StopWhen(lambda: False), logs=folder, notify=notified.append)
     assert (ending.status, ending.failure.times) == (FAILED, 2)
-    assert "cannot start learner" in ending.failure.detail
+    assert "/no/such/program" in ending.failure.detail
     assert [event.kind for event in notified] == ["restarting"]
 
 

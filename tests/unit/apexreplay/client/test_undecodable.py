@@ -56,10 +56,10 @@ def test_an_item_that_cannot_be_decoded_is_set_aside(part, caplog):
     assert 0 < len(update.keys) < 4
     assert set(update.keys) < set(good.records["key"])
     assert not update.priorities.any()
-    assert "'t' cannot be decoded" in caplog.text
+    assert str(update.keys[0]) in caplog.text
     assert BaseSampler._receive(sampler, 0.0, 0.0).keys.tolist() == good.records["key"].tolist()
     for _ in range(MAX_ATTEMPTS - 1):
         assert BaseSampler._receive(sampler, 0.0, 0.0) is None
-    with pytest.raises(DataError, match="in a row") as raised:
+    with pytest.raises(DataError) as raised:
         BaseSampler._receive(sampler, 0.0, 0.0)
     assert raised.value.remedy
