@@ -16,7 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -165,9 +165,10 @@ def _for_onnx(network: nn.Module) -> nn.Module:
     for module in list(network.modules()):
         for name, layer in module.named_children():
             if isinstance(layer, nn.AdaptiveMaxPool2d):
-                size = (layer.output_size,) * 2 if isinstance(layer.output_size, int) else layer.output_size
+                size: Any = layer.output_size  # a number, or two numbers of which None means the input's
+                size = (size, size) if isinstance(size, int) else size
                 if None not in size:
-                    setattr(module, name, Pool(cast(tuple[int, int], size)))
+                    setattr(module, name, Pool(size))
     return network
 
 

@@ -74,7 +74,9 @@ def write_setup(info: PolicyInfo) -> tuple[str, str]:
     observe = template.format(
         shape=shape, code=form.code, size=schema.frame_shape, stack=schema.stack, dtype=schema.frame_dtype
     ).rstrip()
-    imports = ["from collections import deque", ""] if "deque(" in observe else []
+    joins_masks = schema.masked and "unravel_index" in actions.code
+    standard = ["from collections import deque"] * ("deque(" in observe) + ["from functools import reduce"] * joins_masks
+    imports = [*standard, ""] if standard else []
     imports += ["import cv2"] if "cv2." in observe else []
     imports += [
         "import numpy as np",
@@ -89,9 +91,7 @@ def write_setup(info: PolicyInfo) -> tuple[str, str]:
         choice="output[0]" if schema.action_size else "output[0].argmax()",
         action=actions.code,
     )
-    if schema.masked and "unravel_index" in actions.code:
-        code = code.replace("import numpy as np\n", "from functools import reduce\n\nimport numpy as np\n", 1) + ALLOWED
-    return code, form.change
+    return code + ALLOWED * joins_masks, form.change
 
 
 def _creation(config: EnvironmentConfig) -> tuple[list[str], str]:
