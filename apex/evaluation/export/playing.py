@@ -75,8 +75,9 @@ def write_setup(info: PolicyInfo) -> tuple[str, str]:
         shape=shape, code=form.code, size=schema.frame_shape, stack=schema.stack, dtype=schema.frame_dtype
     ).rstrip()
     joins_masks = schema.masked and "unravel_index" in actions.code
-    standard = ["from collections import deque"] * ("deque(" in observe) + ["from functools import reduce"] * joins_masks
-    imports = [*standard, ""] if standard else []
+    imports = ["from collections import deque"] if "deque(" in observe else []
+    imports += ["from functools import reduce"] * joins_masks
+    imports += [""] * bool(imports)
     imports += ["import cv2"] if "cv2." in observe else []
     imports += [
         "import numpy as np",
