@@ -1,15 +1,19 @@
 """Worker processes report scores and choose their number format."""
 
+import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from apex.acting import worker
 from apex.acting.worker import acts_in_bfloat16, explore
 from apex.config import ActorConfig, Config, NetworkConfig
 from apex.schema import Schema
 from apex.transport.messages.results import ActorScores, Scores, ScoreSums
 from apexreplay.process.lifecycle import Stop
+from apexreplay.types import Stream
 
 
 def run_worker_once(scores, send):
@@ -73,3 +77,26 @@ def test_each_host_chooses_its_number_format(setting, width, has_bfloat16, expec
     config = Config(actor=ActorConfig(bfloat16=setting), network=NetworkConfig(width=width))
     pixels = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
     assert acts_in_bfloat16(config, pixels, has_bfloat16=has_bfloat16) == expected
+    continuous = Schema(
+        frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=0, action_size=2, n_step=3, codec="lz4"
+    )
+    assert not acts_in_bfloat16(config, continuous, has_bfloat16=has_bfloat16)  # Its policies compute in float32.
+
+
+def test_workers_have_global_generators_of_their_own(monkeypatch):
+    """They are forked with equal ones, which environments of users may draw from."""
+    drawn, threads = [], torch.get_num_threads()
+
+    def note(config, streams):
+        drawn.append((random.random(), np.random.random(), torch.rand(1).item()))
+        raise EOFError
+
+    monkeypatch.setattr(worker, "make_environments", note)
+    schema = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+    welcome = SimpleNamespace(config=Config(), schema=schema, run_id=1)
+    for stream in (Stream(0, 1), Stream(1, 1), Stream(0, 2), Stream(0, 1)):
+        with pytest.raises(EOFError):
+            worker.run_worker(Stop(), worker.WorkerTask(welcome, [stream], None, None, 0))
+    torch.set_num_threads(threads)
+    assert len({values for each in drawn for values in each}) == 9
+    assert drawn[0] == drawn[3]
