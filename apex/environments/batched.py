@@ -237,9 +237,8 @@ def _row(batch: Any, i: int) -> Any:
     if isinstance(batch, Mapping):  # `_KEY` says which environments have KEY.
         there = [key for key in batch if f"_{key}" not in batch or np.all(_row(batch[f"_{key}"], i))]
         named = {key: batch[key] for key in there if not str(key).startswith("_")}
-        return {
-            key: part if np.isscalar(part) else _row(part, i) for key, part in named.items()
-        }  # one for all, or rows
+        # A number is one for all environments.
+        return {key: part if np.isscalar(part) else _row(part, i) for key, part in named.items()}
     if isinstance(batch, tuple):
         return tuple(_row(part, i) for part in batch)
     return batch if isinstance(batch, bool) else batch[i]
