@@ -1,6 +1,5 @@
 """A worker process of an actor host: steps E environment streams together with one batched forward pass."""
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from apex.config.algorithm_choice import is_wide
 from apex.environments.factory import make_environment
 from apex.environments.interface import VectorEnvironment
 from apex.runtime.hardware import read_bfloat16
+from apex.runtime.seeding import seed_generators
 from apex.schema import Schema
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Welcome
@@ -34,7 +34,6 @@ from apexreplay.transport.sockets import open_context
 from apexreplay.types import Stream
 
 NICENESS = 10  # if inserts wait for samples: the learner is then the bottleneck, and needs the CPU time more
-GLOBAL = 2  # the third sequence of a worker's seed; 0 and 1 are those of environments and of exploration
 
 
 class WorkerTask(NamedTuple):
@@ -57,8 +56,7 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
     config, schema = welcome.config, welcome.schema
     torch.set_num_threads(config.actor.num_threads)
     # All workers are forked with the same state of these generators.
-    first = np.random.SeedSequence([config.seed, streams[0].actor_id, streams[0].incarnation], spawn_key=(GLOBAL,))
-    seed_generators(int(first.generate_state(1)[0]))
+    seed_generators(config.seed, streams[0].actor_id, streams[0].incarnation)
     codec = RunCodec(welcome.run_id, schema)
     environment, rng = make_environments(config, streams)
     window, shards = config.actor.send_window, welcome.replay
@@ -73,13 +71,6 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
             explore(stop, actor, task.reports, task.number, niceness=NICENESS if config.replay.inserts_wait else 0)
         finally:
             environment.close()
-
-
-def seed_generators(seed: int) -> None:
-    """Seeds the global generators of Python, NumPy and torch, which custom environments and networks may use."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def make_environments(config: Config, streams: Sequence[Stream]) -> tuple[VectorEnvironment, np.random.Generator]:

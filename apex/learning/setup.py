@@ -12,6 +12,7 @@ from apex.learning.trainer import BatchProvider, PrioritySink, Trainer
 from apex.learning.warm_start import start_warm
 from apex.runs.checkpoints.folder import Found, set_aside
 from apex.runs.folder import RunFolder
+from apex.runtime.seeding import seed_generators
 from apex.types import Parameters, Progress
 from apexreplay.errors import UsageError
 from apexreplay.process.children import call_in_child
@@ -85,10 +86,15 @@ def make_trainer(
 
 
 def restore_trainer(folder: RunFolder, trainer: Trainer, found: Found) -> Progress:
-    """Restores the newest undamaged checkpoint, if there is one; returns the progress of the run."""
+    """Restores the newest undamaged checkpoint, if there is one; returns the progress of the run.
+
+    Then seeds the global generators by the run's seed and the number of updates: updates may draw noise from torch's.
+    """
+    if found.state is not None:
+        trainer.restore(found.state._asdict())
+    seed_generators(folder.config.seed, trainer.num_updates)
     if found.state is None:
         return Progress(elapsed_seconds=folder.elapsed_seconds)
-    trainer.restore(found.state._asdict())
     try:
         set_aside(folder.checkpoints, found)
     except OSError as error:

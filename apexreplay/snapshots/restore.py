@@ -21,6 +21,7 @@ class Restored(NamedTuple):
 
     store: StoreWriter
     num_drawn: int  # transitions that samplers had drawn when the snapshot was taken
+    draws_per_item: int  # of the queue whose draws these were; 0: no queue
 
 
 def restore(
@@ -58,7 +59,7 @@ def restore(
         folder.commit(snapshot._replace(number=folder.next_number(), store_incarnation=store_incarnation))
     except OSError as error:
         log.error("cannot write to %s: %s; the next snapshot will write all items", folder.path, error)
-    return Restored(store, snapshot.num_drawn)
+    return Restored(store, snapshot.num_drawn, snapshot.draws_per_item)
 
 
 def require_room(folder: SnapshotFolder, snapshot: Snapshot, table: Table, *, capacity: int, max_bytes: int) -> None:

@@ -710,6 +710,22 @@ def test_clients_continue_after_a_kill_of_the_server(tmp_path, shared):
                 append(other, range(200, 210))
 
 
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_restart_may_make_a_table_a_queue(tmp_path, signum):
+    with Restarting(tmp_path, free_port()) as server:
+        with Client(port=server.port) as client, client.writer("numbers") as writer:
+            append(writer, range(100))
+            writer.flush(DEADLINE)
+            with client.sampler("numbers", 500) as sampler:
+                sampler.sample(DEADLINE)
+        server.end(signum)
+        server.declare('order = "queue"', "draws_per_item = 2")
+        server.start()
+        with Client(port=server.port) as client, client.sampler("numbers", 20) as sampler:
+            for first in (0, 10, 20):
+                assert sampler.sample(DEADLINE)["x"].tolist() == sorted([*range(first, first + 10)] * 2)
+
+
 def test_requests_that_a_killed_server_had_are_sent_again(tmp_path):
     with (
         Restarting(tmp_path, free_port()) as server,

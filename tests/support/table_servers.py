@@ -81,16 +81,19 @@ class Restarting:
     """A server by command, which is killed and started again on the same port."""
 
     def __init__(self, folder, port, *, keeps=True):
-        self.port, self.files, self._keeps = port, set(), keeps
-        (folder / "tables.toml").write_text(
-            '[numbers]\ncapacity = 1_000\nsegment_length = 10\npriority_exponent = 0.0\nsteps.x = "int64"\n'
-            "num_streams = 4\n"
-        )
-        arguments = [f"--table={folder / 'tables.toml'}", f"--port={port}", "--ready"]
+        self.port, self.files, self._keeps, self._table = port, set(), keeps, folder / "tables.toml"
+        self.declare()
+        arguments = [f"--table={self._table}", f"--port={port}", "--ready"]
         arguments += [f"--snapshots={folder / 'snapshots'}"] * keeps
         self._command = [sys.executable, "-m", "apexreplay", "serve", *arguments]
         self._errors = (folder / "log").open("ab")
         self.start()
+
+    def declare(self, *limits):
+        """Declares the table for the next start. `limits`: further lines of TOML."""
+        lines = ["[numbers]", "capacity = 1_000", "segment_length = 10", "priority_exponent = 0.0", "num_streams = 4"]
+        lines += ["max_bytes = 50_000"]  # By default, a queue has more than other tables.
+        self._table.write_text("\n".join([*lines, *limits, 'steps.x = "int64"', ""]))
 
     def start(self):
         self.process = spawn(self._command, output=PIPE, errors=self._errors)

@@ -19,7 +19,7 @@ from examples import memory
 
 REPOSITORY = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.timeout(400)  # longer than the tests' own deadlines
+pytestmark = pytest.mark.timeout(700)  # longer than the tests' own deadlines
 
 SMALL = ("--actors", "2", "--batch-size", "32", "--replay.min-size-to-sample", "300", "--replay.capacity", "4000")
 SMALL += ("--run.no-tensorboard", *FEW_GAMES)

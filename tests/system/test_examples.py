@@ -36,6 +36,7 @@ def test_there_is_no_other_example():
         "memory.py",
         "observations.py",
         "physics.py",
+        "pixels.py",
         *ADAPTERS,
         *TUNING,
     }
@@ -78,6 +79,34 @@ def test_tasks_of_memory_hide_what_matters(name, steps, monkeypatch):
         observation, reward, ended, truncated, _ = environment.step(action)
         length, is_over = length + 1, ended or truncated
     assert (length, reward) == (steps, 1)
+
+
+PIXELS = """
+import sys
+import numpy as np
+from apex.environments.mujoco import _egl_works
+if not _egl_works():
+    sys.exit(77)
+from pixels import REPEAT, make_swingup
+environment = make_swingup()
+seen = [environment.reset(seed=1)[0]]
+began = environment.unwrapped.physics.data.time
+for _ in range(3):
+    observation, reward, ended, truncated, _ = environment.step(np.ones(1, np.float32))
+    seen.append(observation)
+    assert 0 <= reward <= REPEAT and not ended and not truncated
+steps = (environment.unwrapped.physics.data.time - began) / environment.unwrapped.dt
+changed = sum(bool((seen[i] != seen[i + 1]).any()) for i in range(3))
+print(round(steps), changed, observation.shape, observation.dtype)
+"""
+
+
+def test_the_example_of_pixels_repeats_actions_and_sees_them():
+    pytest.importorskip("shimmy", reason="needs the extra dm-control, which dev has")
+    answer = subprocess.run([sys.executable, "-c", PIXELS], cwd=EXAMPLES, capture_output=True, text=True, timeout=100)
+    if answer.returncode == 77:
+        pytest.skip("nothing can draw on this host without a screen")
+    assert answer.stdout.strip() == "24 3 (64, 64, 3) uint8", answer.stderr
 
 
 def test_other_physics_change_the_motion_and_the_defaults_do_not(monkeypatch):

@@ -28,7 +28,7 @@ from apexreplay.store.file import open_file
 from apexreplay.store.layout import COMMIT, Store
 from apexreplay.store.location import claim_path, memory_folder, store_path
 
-pytestmark = pytest.mark.timeout(400)  # longer than the tests' own deadlines
+pytestmark = pytest.mark.timeout(700)  # longer than the tests' own deadlines
 
 
 @pytest.mark.covers_programs

@@ -16,7 +16,6 @@ from typing import TextIO
 import torch
 from msgspec.structs import replace
 
-from apex.acting.worker import seed_generators
 from apex.algorithms.interface import make_algorithm
 from apex.errors import DivergedError, EnvironmentFailure
 from apex.evaluation.evaluator import Evaluator
@@ -39,6 +38,7 @@ from apex.replay_memory.settings import store_settings
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
 from apex.runtime.logs import LogTail, log_to
+from apex.runtime.seeding import seed_generators
 from apex.sentences import describe_warm_start
 from apex.transport.hello import host_name
 from apex.transport.messages.control import ReplayHeartbeat

@@ -1,12 +1,16 @@
-"""The settings of torch in a learner's process."""
+"""The settings of torch in a learner's process, and the random generators of its updates."""
 
+import random
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from apex.config import LearnerConfig
-from apex.learning.setup import prepare_torch
+from apex.config import Config, LearnerConfig
+from apex.learning.setup import prepare_torch, restore_trainer
+from apex.runs.checkpoints.folder import Found
 
 
 @pytest.fixture
@@ -50,3 +54,14 @@ def test_each_thread_of_torch_flushes_denormal_numbers():
             assert new_thread.submit(share_of_zeros).result() == 1.0
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_noise_of_updates_depends_on_the_seed_and_on_the_update():
+    def draws(seed, num_updates):
+        folder = SimpleNamespace(config=Config(seed=seed), elapsed_seconds=0.0)
+        restore_trainer(folder, SimpleNamespace(num_updates=num_updates), Found(None, None, [], [], []))
+        return torch.rand(1).item(), random.random(), np.random.random()
+
+    first, *others = draws(1, 0), draws(2, 0), draws(1, 500), draws(2, 500)
+    assert draws(1, 0) == first
+    assert len({value for each in (first, *others) for value in each}) == 12

@@ -1,0 +1,19 @@
+"""Seeds the global generators of Python, NumPy and torch.
+
+Custom environments and networks may use these generators, and some algorithms draw their noise from torch's.
+"""
+
+import random
+
+import numpy as np
+import torch
+
+GLOBAL = 2  # the third sequence of a process's seed; 0 and 1 are those of environments and of exploration
+
+
+def seed_generators(*key: int) -> None:
+    """Seeds the global generators. Different keys, of integers from 0 on, give different states."""
+    seed = int(np.random.SeedSequence(key, spawn_key=(GLOBAL,)).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
