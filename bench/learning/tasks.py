@@ -210,6 +210,25 @@ TASKS = {
         20.0,
         0,
     ),
+    # Goals of one seed each.
+    "cartpole-swingup-pixels": LearningTask(
+        "examples.pixels:make_swingup",
+        ("--env", "examples.pixels:make_swingup", "--environment.frame-stack", "3"),
+        30,
+        400.0,
+        1_200.0,
+        18.0,  # The evaluation of the final policy follows.
+        1,
+    ),
+    "minigrid-doorkey": LearningTask(
+        "minigrid:MiniGrid-DoorKey-6x6-v0",
+        ("--env", "minigrid:MiniGrid-DoorKey-6x6-v0", "--stop-score", "0.93"),
+        100,
+        0.9,
+        900.0,
+        15.0,
+        1,
+    ),
     # Ablations: every variant has the same number of updates.
     "pong-updates": LearningTask(
         "ALE/Pong-v5", ("--preset", "pong", "--stop-score", "none", "--max-updates", "16000"), 30, None, 900.0, 15.0, 0
