@@ -186,7 +186,7 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         command = system.train(task, options.seed, minutes, further)
         print(f"learning: {system.show(command)}", file=sys.stderr, flush=True)
         began, clock, processor = time.time(), time.monotonic(), ProcessorTime(available[: options.cores])
-        run = spawn(command, output=STANDARD_OUTPUT, errors=STANDARD_ERROR, cwd=folder, ends_by=signal.SIGTERM)
+        run = spawn(command, output=STANDARD_OUTPUT, errors=STANDARD_ERROR, ends_by=signal.SIGTERM, **_place(folder))
         _wait(run, 60 * minutes + GRACE_SECONDS, stop)
         seconds, others = time.monotonic() - clock, processor.others_share()
         if others > OTHERS_SHARE:
@@ -228,6 +228,12 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
     print(f"learning: {score.mean:.1f} after {seconds:.1f} s{goal}; wrote {path} and its curve", file=sys.stderr)
 
 
+def _place(folder: Path) -> dict[str, Any]:
+    """Returns the place of a command: this folder, from which it finds `examples`, whose environments some tasks have."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"cwd": folder, "environment": {"PYTHONPATH": os.pathsep.join(paths)}}
+
+
 def _wait(process: subprocess.Popen[Any], limit_seconds: float, stop: Stop) -> None:
     """Waits for a command to end; raises RunError if it was stopped or failed."""
     deadline, cause = time.monotonic() + limit_seconds, ""
@@ -254,7 +260,7 @@ def _wait(process: subprocess.Popen[Any], limit_seconds: float, stop: Stop) -> N
 def _evaluate(command: Sequence[str], folder: Path, episodes: int, seed: int, stop: Stop) -> RecordedScore:
     """Plays full games with a policy of the run, with the given command."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        process = spawn(command, output=output, errors=STANDARD_ERROR, cwd=folder)
+        process = spawn(command, output=output, errors=STANDARD_ERROR, **_place(folder))
         _wait(process, EVALUATE_SECONDS, stop)
         output.seek(0)
         lines = output.read().strip().splitlines()

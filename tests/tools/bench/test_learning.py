@@ -537,6 +537,12 @@ def test_a_failed_run_is_not_recorded_and_its_reason_is_printed(tmp_path, capfd,
     assert records_of(tmp_path) == []
 
 
+def test_a_run_finds_the_environments_of_the_examples(tmp_path, capfd):
+    script = f"#!{sys.executable}\nimport os, examples.memory\nprint('in', os.getcwd())\n"
+    assert run(tmp_path, "--python", str(program(tmp_path, script)), task="cue") == 1  # It leaves no run folder.
+    assert capfd.readouterr().out.startswith("in /")
+
+
 def test_a_stopped_run_is_not_recorded_although_its_command_succeeds(tmp_path, capfd):
     # The command interrupts this process, like Ctrl-C, and then runs until it is interrupted itself.
     text = "#!/bin/sh\ntrap 'exit 0' INT\nkill -INT $PPID\nwhile :; do sleep 0.05; done\n"
