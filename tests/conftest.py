@@ -33,6 +33,9 @@ def pytest_configure_node(node):
     node.workerinput["own_namespaces"] = may_isolate()
 
 
+PROGRAMS_SECONDS = 500  # time limit of a test that starts programs, longer than the deadlines that say what is missing
+
+
 @cache
 def may_isolate():
     return can_enter_namespaces()
@@ -79,6 +82,28 @@ def _coverage_of_programs(request, monkeypatch):
         monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_coverage_of_shared_programs(request):
+    """Excludes the programs that fixtures of modules start from coverage, if only that of some folders counts."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--cover"):
+            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    """Pauses coverage during the fixtures of a test that does not count; pytest-cov pauses only for the test itself."""
+    controller = getattr(item.config.pluginmanager.getplugin("_cov"), "cov_controller", None)
+    if controller is None or not item.get_closest_marker("no_cover"):
+        return (yield)
+    controller.pause()
+    try:
+        return (yield)
+    finally:
+        controller.resume()
+
+
 @pytest.hookimpl(tryfirst=True)  # runs before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config, items):
     covered = [Path(folder).resolve() for folder in config.getoption("--cover")]
@@ -86,6 +111,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in WITH_PROGRAMS:
             item.add_marker("programs")
+        if item.get_closest_marker("programs") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(PROGRAMS_SECONDS))
         if covered and not any(item.path.is_relative_to(folder) for folder in covered):
             item.add_marker("no_cover")
         if item.get_closest_marker("programs") and not isolated:

@@ -12,7 +12,7 @@ GLOBAL = 2  # the third sequence of a process's seed; 0 and 1 are those of envir
 
 
 def seed_generators(*key: int) -> None:
-    """Seeds the global generators. Different keys, of integers from 0 on, give different states."""
+    """Seeds the global generators. `key`: integers from 0 on, first the run's seed; processes have different ones."""
     seed = int(np.random.SeedSequence(key, spawn_key=(GLOBAL,)).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)

@@ -21,8 +21,8 @@ def _line(*names: str) -> np.dtype[Any]:
 
 
 # The server writes the header when it starts. `drawn_before`: transitions drawn before the store was restored.
-# `base_inserted`, `base_drawn`: start of the limiter's line; 0: not set. `draws_per_item`: of a queue; 0: no queue.
-_HEADER = _line("drawn_before", "base_inserted", "base_drawn", "draws_per_item")
+# `base_inserted`, `base_drawn`: start of the limiter's line; 0: not set.
+_HEADER = _line("drawn_before", "base_inserted", "base_drawn")
 # `drawn` counts transitions, `sent` and `acknowledged` count batches; the others are 0 or 1.
 _ROW = _line("drawn", "sent", "acknowledged", "active", "waits_for_inserts", "waits_for_learner")
 
@@ -56,22 +56,9 @@ class SamplerCounters:
         self._header = np.frombuffer(memory, _HEADER, 1)[0]
         self._rows = np.frombuffer(memory, _ROW, num_rows, _LINE_BYTES)
 
-    def continue_from(self, num_drawn: int, draws_per_item: int = 0) -> None:
-        """Sets the number of transitions drawn before the store was restored; of a queue, also its draws per item."""
+    def continue_from(self, num_drawn: int) -> None:
+        """Sets the number of transitions drawn before the store was restored."""
         self._header["drawn_before"] = num_drawn
-        self._header["draws_per_item"] = draws_per_item
-
-    def set_queue(self, draws_per_item: int, first_key: int) -> None:
-        """Sets how often a queue draws each item; 0: there is no queue.
-
-        If this number was another one, the queue continues with the item whose draws were not complete. If there was no
-        queue, it begins with `first_key`, the oldest item.
-        """
-        before = int(self._header["draws_per_item"])
-        if draws_per_item and draws_per_item != before:
-            next_key = self.num_drawn // before if before else first_key
-            self._header["drawn_before"] += next_key * draws_per_item - self.num_drawn
-        self._header["draws_per_item"] = draws_per_item
 
     def rebase(self, num_inserted: int) -> None:
         """Starts the limiter's line at the present counts, so that earlier excess has no effect."""

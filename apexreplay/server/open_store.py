@@ -62,8 +62,7 @@ def open_store(
         log.info("created %s", path)
         return store, SamplerCounters(num_rows, location.counters_path(path))
     store, counters = restored.store, SamplerCounters(num_rows, location.counters_path(path))
-    # Otherwise the limiter would allow a burst of samples.
-    counters.continue_from(restored.num_drawn, restored.draws_per_item)
+    counters.continue_from(restored.num_drawn)  # Otherwise the limiter would allow a burst of samples.
     log.info("restored %s: %d items (%d inserted in total)", path, store.size, store.num_inserted)
     return store, counters
 

@@ -102,26 +102,18 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
     store, counters = open_store(
         path, table, settings.store, settings.num_rows, run_id=run_id, snapshots=settings.snapshots
     )
-    draw, selection = settings.draw, settings.draw.selection
-    draws_per_item = selection.draws_per_item if selection.order == "queue" else 0
-    counters.set_queue(draws_per_item, store.first_key)
     counters.rebase(store.num_inserted)
     samplers, reports = _start_samplers(settings, store, counters)
     children = list(samplers)
     snapshot_process: SnapshotProcess | None = None
     if settings.snapshots is not None:
         snapshotter = partial(
-            SnapshotWriter,
-            path,
-            table,
-            settings.snapshots,
-            run_id=run_id,
-            num_drawn=lambda: counters.num_drawn,
-            draws_per_item=draws_per_item,
+            SnapshotWriter, path, table, settings.snapshots, run_id=run_id, num_drawn=lambda: counters.num_drawn
         )
         snapshot_process = SnapshotProcess(snapshotter, settings.snapshot_seconds)
         children.append(snapshot_process.process)
-    queue = selection if draws_per_item and draw.limiter.inserts_wait else None
+    draw = settings.draw
+    queue = draw.selection if draw.selection.order == "queue" and draw.limiter.inserts_wait else None
     segment = settings.max_segment_items, settings.max_segment_bytes
     server = ReplayServer(store, settings.codec, counters, draw.limiter, shard=draw.shard, queue=queue, segment=segment)
     link: Link | None = None

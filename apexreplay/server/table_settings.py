@@ -85,11 +85,12 @@ class TableSettings:
     @property
     def store(self) -> StoreSettings:
         """The settings of the store."""
-        all_steps, waits = self.capacity * (self.table.max_step_bytes + 16) + 4_096, self.order == "queue"
+        all_steps, is_queue = self.capacity * (self.table.max_step_bytes + 16) + 4_096, self.order == "queue"
         segment = max_segment_bytes(self.table, self.segment_length)
-        num_bytes = self.max_bytes or max(min(DEFAULT_BYTES, all_steps + 3 * segment * waits), segment)
+        num_bytes = self.max_bytes or max(min(DEFAULT_BYTES, all_steps + 3 * segment * is_queue), segment)
         limits = self.num_streams, self.priority_exponent, self.min_priority, self.max_version_lag
-        return StoreSettings(self.capacity, num_bytes, *limits, in_order=True)
+        draws_per_item = self.draws_per_item if is_queue else 0
+        return StoreSettings(self.capacity, num_bytes, *limits, in_order=True, draws_per_item=draws_per_item)
 
     @property
     def limiter(self) -> RateLimiter:

@@ -49,7 +49,7 @@ class Snapshot(NamedTuple):
     state: SnapshotFile
     segments: tuple[SnapshotFile, ...]  # oldest first, without a gap; the first may begin before `first_key`
     num_steps: int | None = None  # steps that the transitions up to `end_key` stand for; None: one each
-    draws_per_item: int = 0  # of a queue, whose draws `num_drawn` counts; 0: no queue
+    draws_per_item: int = 0  # of a queue; 0: another order
 
     @property
     def size(self) -> int:

@@ -21,7 +21,6 @@ class Restored(NamedTuple):
 
     store: StoreWriter
     num_drawn: int  # transitions that samplers had drawn when the snapshot was taken
-    draws_per_item: int  # of the queue whose draws these were; 0: no queue
 
 
 def restore(
@@ -50,6 +49,9 @@ def restore(
     saved, exponent = snapshot.priority_exponent, settings.priority_exponent
     problem = f"{where} has priority_exponent {saved}, but the setting is {exponent}"
     require(saved == exponent, problem, remedy="use the same value")
+    draws, wanted = snapshot.draws_per_item, settings.draws_per_item
+    problem = f"{where} has draws_per_item {draws}, but the setting is {wanted}{layout.NOTES['draws_per_item']}"
+    require(draws == wanted, problem, remedy="use the same order and value")
     problem = f"{where} has {snapshot.num_streams} streams, but num_streams is {settings.num_streams}"
     require(snapshot.num_streams <= settings.num_streams, problem, remedy="raise it")
     require_room(folder, snapshot, table, capacity=settings.capacity, max_bytes=settings.max_bytes)
@@ -59,7 +61,7 @@ def restore(
         folder.commit(snapshot._replace(number=folder.next_number(), store_incarnation=store_incarnation))
     except OSError as error:
         log.error("cannot write to %s: %s; the next snapshot will write all items", folder.path, error)
-    return Restored(store, snapshot.num_drawn, snapshot.draws_per_item)
+    return Restored(store, snapshot.num_drawn)
 
 
 def require_room(folder: SnapshotFolder, snapshot: Snapshot, table: Table, *, capacity: int, max_bytes: int) -> None:

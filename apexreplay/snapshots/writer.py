@@ -53,18 +53,15 @@ class SnapshotWriter(Store):
         *,
         run_id: int,
         num_drawn: Callable[[], int],
-        draws_per_item: int = 0,
         file_bytes: int = FILE_BYTES,
         steps: Steps = uninterrupted,
     ) -> None:
-        """`num_drawn` returns the number of transitions that samplers have drawn. `draws_per_item`: of a queue; 0: no
-        queue."""
+        """`num_drawn` returns the number of transitions that samplers have drawn."""
         super().__init__(open_file(path, table, writable=False))
         self._table = table
         self._folder = folder
         self._run_id = run_id
         self._num_drawn = num_drawn
-        self._draws_per_item = draws_per_item
         self._file_bytes = file_bytes
         self._before = steps
         self._segment_bytes = self._regions.records["segment"]
@@ -118,7 +115,7 @@ class SnapshotWriter(Store):
             ),
             segments=tuple(files),
             num_steps=num_steps,
-            draws_per_item=self._draws_per_item,
+            draws_per_item=self.draws_per_item,
         )
         self._folder.commit(snapshot)
         return snapshot

@@ -32,6 +32,7 @@ STORE_HEADER = np.dtype(
         ("max_bytes", "<i8"),
         ("num_streams", "<i8"),
         ("priority_exponent", "<f8"),
+        ("draws_per_item", "<i8"),  # of a queue; 0: another order
     ]
 )
 
@@ -43,6 +44,8 @@ STORE_HEADER = np.dtype(
 # missing.
 COMMIT, FIRST_KEY, FIRST_BYTE, END_BYTE, TORN, OLDEST_VERSION, STEPS = range(7)
 CELLS_OFFSET = 512  # offset of the cells in the file, in bytes
+
+NOTES = {"draws_per_item": " (0: no queue)"}  # on settings that the header contains
 
 BLOB_ALIGNMENT = 8  # in the arena, every blob begins at a multiple of this, in bytes
 
@@ -120,6 +123,7 @@ class StoreSettings(NamedTuple):
     min_priority: float
     max_version_lag: int = -1  # how much older than the newest version an item may be to be drawn; -1: any
     in_order: bool = False  # whether the segments of a stream are stored in the order of their numbers
+    draws_per_item: int = 0  # of a queue, whose position is a number of draws; 0: another order
 
     @property
     def sizes(self) -> Sizes:
@@ -128,7 +132,8 @@ class StoreSettings(NamedTuple):
 
     def written(self) -> dict[str, float]:
         """Returns the settings that the file's header contains. They cannot change while the file exists."""
-        return {**self.sizes._asdict(), "priority_exponent": self.priority_exponent}
+        order = {"draws_per_item": self.draws_per_item}  # The default of `max_bytes` depends on it.
+        return {**order, **self.sizes._asdict(), "priority_exponent": self.priority_exponent}
 
 
 class Regions:
@@ -192,6 +197,11 @@ class Store:
     def priority_exponent(self) -> float:
         """Exponent that is applied to priorities; 0: transitions are drawn uniformly."""
         return float(self._regions.header["priority_exponent"][0])
+
+    @property
+    def draws_per_item(self) -> int:
+        """How often a queue gives each item; 0: the items have another order."""
+        return int(self._regions.header["draws_per_item"][0])
 
     @property
     def num_inserted(self) -> int:

@@ -18,7 +18,18 @@ from apexreplay.item_kinds import Array
 from apexreplay.store.deduplication import InsertOutcome, StreamRow
 from apexreplay.store.file import create_file, open_file
 from apexreplay.store.integrity import require_sound, seal
-from apexreplay.store.layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, STEPS, TORN, Regions, Store, StoreSettings
+from apexreplay.store.layout import (
+    COMMIT,
+    END_BYTE,
+    FIRST_BYTE,
+    FIRST_KEY,
+    NOTES,
+    STEPS,
+    TORN,
+    Regions,
+    Store,
+    StoreSettings,
+)
 from apexreplay.store.location import beside, in_use
 from apexreplay.store.priority_weights import PriorityWeights, count_refused
 from apexreplay.store.version_bound import VersionBound
@@ -101,7 +112,7 @@ class StoreWriter(Store):
         regions = open_file(path, table, writable=True)
         for name, value in settings.written().items():
             found = regions.header[name][0]
-            mismatch = f"{path} was created with {name} {found}, but the setting is {value}"
+            mismatch = f"{path} was created with {name} {found}, but the setting is {value}{NOTES.get(name, '')}"
             require(found == value, mismatch, remedy=f"set it to {found}, or remove the file")
         ownership = FileLock(path, LOCK_ATTEMPTS, in_use(path))
         writer = cls(path, regions, ownership, weights, settings, steps)

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,7 +47,7 @@ from bench.learning.records import (
 )
 from bench.learning.runs import ROOT, ApexSystem, PeerSystem, RunError, System
 from bench.learning.tables import write
-from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, VARIANTS
+from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, VARIANTS, LearningTask
 from bench.learning.untuned import CORES, counts, missing_runs
 
 MAX_SEED = 999_999
@@ -183,10 +183,11 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
 
     with tempfile.TemporaryDirectory(prefix="apex-learning-") as name:
         folder = Path(name)
+        place = _place(folder, task)
         command = system.train(task, options.seed, minutes, further)
         print(f"learning: {system.show(command)}", file=sys.stderr, flush=True)
         began, clock, processor = time.time(), time.monotonic(), ProcessorTime(available[: options.cores])
-        run = spawn(command, output=STANDARD_OUTPUT, errors=STANDARD_ERROR, ends_by=signal.SIGTERM, **_place(folder))
+        run = spawn(command, output=STANDARD_OUTPUT, errors=STANDARD_ERROR, ends_by=signal.SIGTERM, **place)
         _wait(run, 60 * minutes + GRACE_SECONDS, stop)
         seconds, others = time.monotonic() - clock, processor.others_share()
         if others > OTHERS_SHARE:
@@ -197,7 +198,7 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         games = task.episodes, options.seed + FRESH
 
         def play(*, is_final: bool) -> RecordedScore:
-            return _evaluate(system.evaluate(folder, *games, final=is_final), folder, *games, stop)
+            return _evaluate(system.evaluate(folder, *games, final=is_final), place, *games, stop)
 
         score = play(is_final=task.final_only)
         # A run that ends at a score ends with the policy that reached it.
@@ -228,8 +229,10 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
     print(f"learning: {score.mean:.1f} after {seconds:.1f} s{goal}; wrote {path} and its curve", file=sys.stderr)
 
 
-def _place(folder: Path) -> dict[str, Any]:
-    """Returns the place of a command: this folder, from which it finds `examples`, whose environments some tasks have."""
+def _place(folder: Path, task: LearningTask) -> dict[str, Any]:
+    """Returns where a command runs: in this folder, from which it finds an environment of `examples`."""
+    if not task.environment.startswith("examples."):
+        return {"cwd": folder}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"cwd": folder, "environment": {"PYTHONPATH": os.pathsep.join(paths)}}
 
@@ -257,10 +260,12 @@ def _wait(process: subprocess.Popen[Any], limit_seconds: float, stop: Stop) -> N
         raise RunError(cause or f"the command ended with status {process.returncode}")
 
 
-def _evaluate(command: Sequence[str], folder: Path, episodes: int, seed: int, stop: Stop) -> RecordedScore:
-    """Plays full games with a policy of the run, with the given command."""
+def _evaluate(
+    command: Sequence[str], place: Mapping[str, Any], episodes: int, seed: int, stop: Stop
+) -> RecordedScore:
+    """Plays full games with a policy of the run, with the given command, at its place."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        process = spawn(command, output=output, errors=STANDARD_ERROR, **_place(folder))
+        process = spawn(command, output=output, errors=STANDARD_ERROR, **place)
         _wait(process, EVALUATE_SECONDS, stop)
         output.seek(0)
         lines = output.read().strip().splitlines()

@@ -19,9 +19,12 @@ from apexreplay.types import Stream
 from apexreplay.wire.json_codec import encode_control
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
-# Replaces the workers by processes that only wait, or fail.
+# Replaces the workers by processes that only wait, or fail, and their module, which takes seconds to import torch.
 ACTOR = """
 import sys, time
+from types import SimpleNamespace
+names = ("Work", "WorkerTask", "acts_in_bfloat16", "run_worker")
+sys.modules["apex.acting.worker"] = SimpleNamespace(**dict.fromkeys(names, lambda *values, **named: False))
 from apex.actor import main
 def work(stop, task):
     while not stop.poll():

@@ -48,7 +48,7 @@ def peers(tmp_path_factory):
         "--fetch-timeout=20000",
     ]
     try:
-        subprocess.run(command, cwd=folder, capture_output=True, timeout=60.0, check=True)
+        subprocess.run(command, cwd=folder, capture_output=True, timeout=300.0, check=True)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         pytest.skip(f"npm cannot install zeromq: {error}")
     return folder

@@ -60,7 +60,6 @@ def trained(tmp_path_factory):
     return status, num_steps, scores
 
 
-@pytest.mark.timeout(240)  # includes the run
 def test_a_run_keeps_the_replay_ratio_and_stores_all_steps(trained):
     status, num_steps, _ = trained
     assert status.refused == 0

@@ -176,7 +176,7 @@ def test_draws_and_inserts_wait_for_each_other(starting, shared):
             count = 0
             while True:
                 try:
-                    sampler.sample(1.0)
+                    sampler.sample(3.0)
                 except DataError:
                     return count
                 count += 1
@@ -418,7 +418,7 @@ client.close()
 
 def test_after_a_fork_clients_are_refused_and_new_ones_work(server):
     command = [sys.executable, "-W", "ignore", "-c", FORKED, str(server.port)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -571,7 +571,7 @@ def test_keys_against_a_server_without_keys_are_refused(server, keys):
 def command(*arguments):
     """Runs `apexreplay` to its end."""
     program = [sys.executable, "-m", "apexreplay", *map(str, arguments)]
-    return subprocess.run(program, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    return subprocess.run(program, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
 
 
 def test_a_server_that_cannot_start_gives_the_reason(server, tmp_path):
@@ -711,19 +711,34 @@ def test_clients_continue_after_a_kill_of_the_server(tmp_path, shared):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_a_restart_may_make_a_table_a_queue(tmp_path, signum):
-    with Restarting(tmp_path, free_port()) as server:
+def test_a_queue_goes_on_after_a_restart_and_no_other_order_does(tmp_path, signum):
+    with Restarting(tmp_path, free_port(), 'order = "queue"', "draws_per_item = 2") as server:
         with Client(port=server.port) as client, client.writer("numbers") as writer:
             append(writer, range(100))
             writer.flush(DEADLINE)
-            with client.sampler("numbers", 500) as sampler:
-                sampler.sample(DEADLINE)
-        server.end(signum)
-        server.declare('order = "queue"', "draws_per_item = 2")
-        server.start()
-        with Client(port=server.port) as client, client.sampler("numbers", 20) as sampler:
-            for first in (0, 10, 20):
-                assert sampler.sample(DEADLINE)["x"].tolist() == sorted([*range(first, first + 10)] * 2)
+        given = []
+        for others in (['order = "queue"', "draws_per_item = 3"], []):
+            with Client(port=server.port) as client, client.sampler("numbers", 20, prefetch=1) as sampler:
+                given += sampler.sample(DEADLINE)["x"].tolist()
+            server.end(signum)
+            assert "draws_per_item" in server.refusal(*others)
+            server.start()
+        assert given == sorted(given)
+        assert all(given.count(x) <= 2 for x in given)
+
+
+def test_a_sampler_that_may_not_read_the_memory_any_more_ends(tmp_path):
+    with Restarting(tmp_path, free_port()) as server, Client(port=server.port) as client:
+        with client.writer("numbers") as writer:
+            append(writer, range(100))
+            writer.flush(DEADLINE)
+        with client.sampler("numbers", 10) as sampler:
+            sampler.sample(DEADLINE)
+            server.end(signal.SIGKILL)
+            server.start('order = "newest"')
+            with pytest.raises(UsageError) as refused:
+                until(lambda: sampler.sample(DEADLINE) is None, "refusal")
+            assert "numbers" in refused.value.problem
 
 
 def test_requests_that_a_killed_server_had_are_sent_again(tmp_path):

@@ -63,7 +63,7 @@ class Machines:
     def run(self, name, script):
         """Runs the script there and waits for its end."""
         return subprocess.run(
-            self.command(name, script), check=True, capture_output=True, text=True, timeout=100
+            self.command(name, script), check=True, capture_output=True, text=True, timeout=300
         ).stdout
 
     def start(self, name, script, log):

@@ -25,6 +25,7 @@ TINY += ["--replay.samples-per-insert", "0", "--replay.no-inserts-wait"]  # Do n
 FEW_GAMES = ["--evaluator.episodes", "3", "--evaluator.num-envs", "3"]
 # A score depends on chance and must not end a run. Without a limit, the evaluator would have a low CPU priority.
 TINY += [*FEW_GAMES, "--run.stop-score", "501"]
+UNSCORED = ["--evaluator.no-enabled", "--run.stop-score", "none"]  # An evaluator takes seconds to import torch.
 # The same with a tenth of the load, for tests of the start, end and restart of programs.
 CALM = [*TINY, "--env", "calm:Calm", "--replay.samples-per-insert", "8"]
 CALM_FILE = """
@@ -84,7 +85,7 @@ class Programs:
                 return status
             if all(process.poll() is not None for process in self.running.values()):
                 break
-            time.sleep(0.05)  # The learner, which answers, is busy.
+            time.sleep(0.2)  # The learner, which answers, is busy.
         pytest.fail("".join(f"--- {name}\n{self.output(name)}" for name in self.running))
 
     def observer(self):

@@ -51,7 +51,7 @@ class RayCluster:
         with open(self.folder / f"node-{node}.log", "w") as log:
             command = [RAY, "start", "--block", "--num-cpus", str(num_cpus), *SMALL, *arguments]
             self.nodes.append(self._start(command, log))
-        until(lambda: "Ray runtime started" in self.output(node), f"node:\n{self.output(node)}", seconds=100.0)
+        until(lambda: "Ray runtime started" in self.output(node), f"node:\n{self.output(node)}", seconds=240.0)
         return node
 
     def kill_node(self, node):

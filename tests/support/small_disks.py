@@ -37,7 +37,7 @@ def run_on_a_small_disk(folder, script, **environment):
         env={**os.environ, "FOLDER": str(folder), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert process.returncode == 0, process.stderr
     return process.stdout

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -80,22 +81,33 @@ def all_items(batch):
 class Restarting:
     """A server by command, which is killed and started again on the same port."""
 
-    def __init__(self, folder, port, *, keeps=True):
+    def __init__(self, folder, port, *limits, keeps=True):
+        """`limits`: further lines of TOML for the table."""
         self.port, self.files, self._keeps, self._table = port, set(), keeps, folder / "tables.toml"
-        self.declare()
+        self._declare(limits)
         arguments = [f"--table={self._table}", f"--port={port}", "--ready"]
         arguments += [f"--snapshots={folder / 'snapshots'}"] * keeps
         self._command = [sys.executable, "-m", "apexreplay", "serve", *arguments]
         self._errors = (folder / "log").open("ab")
         self.start()
 
-    def declare(self, *limits):
-        """Declares the table for the next start. `limits`: further lines of TOML."""
-        lines = ["[numbers]", "capacity = 1_000", "segment_length = 10", "priority_exponent = 0.0", "num_streams = 4"]
-        lines += ["max_bytes = 50_000"]  # By default, a queue has more than other tables.
+    def _declare(self, limits):
+        lines = ("[numbers]", "capacity = 1_000", "segment_length = 10", "priority_exponent = 0.0", "num_streams = 4")
         self._table.write_text("\n".join([*lines, *limits, 'steps.x = "int64"', ""]))
 
-    def start(self):
+    def refusal(self, *limits):
+        """Returns the message with which a start is refused whose table has these limits instead."""
+        before = self._table.read_text()
+        self._declare(limits)
+        answer = subprocess.run(self._command, capture_output=True, text=True, timeout=DEADLINE)
+        self._table.write_text(before)
+        assert answer.returncode == 2
+        return answer.stderr.splitlines()[-1]
+
+    def start(self, *limits):
+        """Starts the server. `limits`: those of the table if they change."""
+        if limits:
+            self._declare(limits)
         self.process = spawn(self._command, output=PIPE, errors=self._errors)
         assert self.process.stdout.readline() == b"ready\n"
         self.files |= memories(self.process.pid)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-DEADLINE = 30.0  # seconds; only failing tests wait that long
+DEADLINE = 90.0  # seconds; only failing tests wait that long
 
 
 def until(get, what="end of the wait", seconds=DEADLINE):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import linear_q, masked_corridor
-from support.programs import FEW_GAMES
+from support.programs import FEW_GAMES, UNSCORED
 
 from apex import load_policy
 from apex.runs.checkpoints.checkpoint import load_checkpoint
@@ -38,8 +38,8 @@ def last_figures(folder):
 @pytest.mark.covers_programs
 def test_a_custom_algorithm_trains_through_all_programs(programs, type_apex):
     shutil.copy(linear_q.__file__, programs.folder / "linear_q.py")
-    own = ("--env", "CartPole-v1", "--algorithm", "linear_q:LinearQ", "--name", "own", "--stop-score", "none")
-    run(programs, "train", "train", *own, *SMALL, *programs.offset, "--max-updates", "200")
+    own = ("--env", "CartPole-v1", "--algorithm", "linear_q:LinearQ", "--name", "own")
+    run(programs, "train", "train", *own, *SMALL, *UNSCORED, *programs.offset, "--max-updates", "200")
     folder = RunFolder.open(programs.folder / "runs/own")
     figures = last_figures(folder)
     assert figures["learner/updates"] == 200
@@ -83,7 +83,7 @@ def temperature(folder):
 @pytest.mark.covers_programs
 def test_sac_goes_through_all_programs_and_resumes_its_temperature(programs, type_apex):
     name = ("--env", "Pendulum-v1", "--algorithm", "sac", "--learner.learning-rate", "1e-2", "--name", "sac")
-    run(programs, "train", "train", *name, "--stop-score", "none", *SMALL, *programs.offset, "--max-updates", "150")
+    run(programs, "train", "train", *name, *SMALL, *UNSCORED, *programs.offset, "--max-updates", "150")
     folder = RunFolder.open(programs.folder / "runs/sac")
     assert {"learner/policy_loss", "learner/temperature", "learner/entropy"} <= set(last_figures(folder))
     before, num_steps = temperature(folder)
@@ -107,7 +107,7 @@ def test_r2d2_learns_to_remember_over_sockets_and_resumes(programs, type_apex, m
     shutil.copy(REPOSITORY / "examples/memory.py", programs.folder / "memory.py")
     name = ("--preset", "r2d2", "--env", "memory:make_cue", "--name", "cue", "--stop-score", "0.95")
     far = ("--replay.num-shards", "2", "--transport.no-shared-memory", "--evaluator.period-seconds", "2")
-    run(programs, "train", "train", *name, *far, *programs.offset, "--actors", "4", "--max-updates", "2000")
+    run(programs, "train", "train", *name, *far, *programs.offset, "--actors", "4", "--max-updates", "10000")
     folder = RunFolder.open(programs.folder / "runs/cue")
     assert "reached the score 0.95" in programs.output("train")
     rows = read_curve(folder.curves / "replay.jsonl")

@@ -81,7 +81,6 @@ def check(folder, output):
     return run
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("single", [False, True])
 def test_a_callback_sees_a_run_and_ends_it_beside_broken_and_stuck_ones(tmp_path, single):
     ended = subprocess.run(script(single_process=single), cwd=tmp_path, capture_output=True, text=True, timeout=380)
@@ -93,7 +92,6 @@ def test_a_callback_sees_a_run_and_ends_it_beside_broken_and_stuck_ones(tmp_path
 
 
 @needs_ray
-@pytest.mark.timeout(400)
 def test_callbacks_run_in_the_driver_of_ray(tmp_path):
     cluster = RayCluster(tmp_path, 2)
     try:

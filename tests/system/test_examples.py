@@ -46,7 +46,7 @@ def test_there_is_no_other_example():
 def test_an_example_trains_and_plays(name, tmp_path):
     """The script runs in another folder. The programs of its run can import the same modules."""
     command = [sys.executable, str(EXAMPLES / name), "--max-updates", "30", "--folder", str(tmp_path / "runs")]
-    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert re.search(OUTPUTS[name], answer.stdout), answer.stdout
     (folder,) = (tmp_path / "runs").iterdir()
@@ -103,7 +103,7 @@ print(round(steps), changed, observation.shape, observation.dtype)
 
 def test_the_example_of_pixels_repeats_actions_and_sees_them():
     pytest.importorskip("shimmy", reason="needs the extra dm-control, which dev has")
-    answer = subprocess.run([sys.executable, "-c", PIXELS], cwd=EXAMPLES, capture_output=True, text=True, timeout=100)
+    answer = subprocess.run([sys.executable, "-c", PIXELS], cwd=EXAMPLES, capture_output=True, text=True, timeout=300)
     if answer.returncode == 77:
         pytest.skip("nothing can draw on this host without a screen")
     assert answer.stdout.strip() == "24 3 (64, 64, 3) uint8", answer.stderr

@@ -30,7 +30,7 @@ def test_a_program_runs_no_command_of_a_file(name, tmp_path):
     touch = {"args": ["sh", "-c", f"touch {tmp_path}/ran"]}
     run = HostileRun(tmp_path, "environment.id", "subprocess:check_output", touch)
     command = command_of(name, run)
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert not (tmp_path / "ran").exists()
     assert name == "plot" or "--allow subprocess" in ended.stderr, ended.stderr
     assert ended.returncode == (0 if name == "report" else 2), ended.stderr  # The page has no video.
@@ -41,7 +41,7 @@ def test_a_report_imports_nothing_from_the_current_folder(tmp_path):
     plant(tmp_path)
     (tmp_path / "canary.py").rename(tmp_path / "numpy.py")
     command = [sys.executable, "-P", "-m", "apex", "report", str(run.path)]  # as the command `apex report` does
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert not (tmp_path / "imported").exists()
     assert b"<video" in (run.path / "report.html").read_bytes(), ended.stderr
 

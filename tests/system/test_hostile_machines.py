@@ -34,7 +34,7 @@ def python(script, *, prefix=(), **options):
     here = Path(apex.__file__).parent.parent
     environment = options.pop("env", {**os.environ, "PYTHONPATH": str(here)})
     command = [*prefix, sys.executable, "-u", "-c", textwrap.dedent(script)]
-    return subprocess.run(command, env=environment, timeout=60, **options)
+    return subprocess.run(command, env=environment, timeout=300, **options)
 
 
 @pytest.mark.parametrize("level", ["info", "exception"])
@@ -134,7 +134,7 @@ print(ascii(load_toml(pathlib.Path(sys.argv[1])).run.folder))
     here = str(Path(apex.__file__).parent.parent)
     environment = {"PYTHONPATH": here, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "-c", script, str(tmp_path / "config.toml")]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert (output.stdout.strip(), output.stderr) == (ascii(ODD), "")
     assert load_toml(tmp_path / "config.toml") == config
 

@@ -32,7 +32,6 @@ def test_the_first_example_has_at_most_ten_lines():
     assert len([line for line in first[1].splitlines() if line]) <= 10
 
 
-@pytest.mark.timeout(300)
 def test_the_page_of_the_replay_server_runs(tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()

@@ -15,7 +15,7 @@ from apex.runs.metrics.writer import read_curve
 from apexreplay.errors import NEIGHBOUR_GONE
 from apexreplay.store.location import discard, store_path
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(700)
 
 
 def test_the_same_command_continues_a_run_whose_host_was_lost(programs):
@@ -32,15 +32,15 @@ def test_the_same_command_continues_a_run_whose_host_was_lost(programs):
         return bool(rows) and rows[-1]["scalars"]["replay/num_inserted"] > 0
 
     programs.start("first", *command)
-    until(lambda: has_stored() and saved() > 0 and (mirror / "mine/manifest.json").exists(), "a run", seconds=120.0)
+    until(lambda: has_stored() and saved() > 0 and (mirror / "mine/manifest.json").exists(), "a run", seconds=240.0)
     first = RunFolder.open(folder)
     programs.running["first"].send_signal(signal.SIGKILL)
-    until(lambda: not running_in(programs.folder), "end of the first start", seconds=60.0)
+    until(lambda: not running_in(programs.folder), "end of the first start", seconds=240.0)
     lost = saved()
     shutil.rmtree(programs.folder / "runs")
     until(lambda: discard(store_path(first.run_id)), "the memory to be left by its server")
     programs.start("second", *command)
-    until(lambda: saved() > lost, "a newer checkpoint in the mirror", seconds=120.0)
+    until(lambda: saved() > lost, "a newer checkpoint in the mirror", seconds=240.0)
     for process in running_in(programs.folder):  # as a scheduler may do
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)

@@ -10,7 +10,6 @@ from nbclient import NotebookClient
 NOTEBOOK = Path(__file__).parents[2] / "examples/train.ipynb"
 
 
-@pytest.mark.timeout(400)
 def test_the_notebook_trains_and_shows_curve_film_and_metrics(tmp_path, monkeypatch):
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))

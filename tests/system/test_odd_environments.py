@@ -54,7 +54,7 @@ def start(programs):
 def end(programs):
     """Returns the exit status of the program, after all processes have ended."""
     status = programs.wait("odd")
-    until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
+    until(lambda: not running_in(programs.folder), "end of all processes", seconds=240.0)
     return status
 
 
@@ -97,6 +97,6 @@ def test_a_thread_of_an_environment_does_not_keep_a_command(programs, start, com
 @pytest.mark.parametrize("command", ["train", "learner", "doctor"])
 def test_ctrl_c_ends_the_wait_for_an_environment(programs, start, command):
     start(command, "--env", "odd:Hangs")
-    until((programs.folder / "hangs").exists, "environment", seconds=60.0)
+    until((programs.folder / "hangs").exists, "environment", seconds=240.0)
     programs.running["odd"].send_signal(signal.SIGINT)
     assert end(programs) == 130, programs.output("odd")

@@ -83,7 +83,7 @@ def forge(endpoint, run, keys):
 
 def test_a_run_trains_hides_its_secrets_and_believes_no_stranger(programs, audit):
     programs.start("train", "train", *CALM, *programs.offset, "--name", "one")
-    observer = until(programs.observer, "keys", seconds=60.0)
+    observer = until(programs.observer, "keys", seconds=240.0)
     known = list(secrets(programs.folder / "runs" / "one" / "keys"))
 
     def training():
@@ -92,7 +92,7 @@ def test_a_run_trains_hides_its_secrets_and_believes_no_stranger(programs, audit
         everyone = {"replay", "actor", "evaluator"}
         return status and status.updates > 10 and {row.role for row in status.roles} == everyone
 
-    until(training, "training with every program", seconds=120.0)
+    until(training, "training with every program", seconds=240.0)
     new_folder(programs.folder / "old")
     for stranger in (None, Keys(programs.folder / "old", "evaluator")):
         forge(programs.endpoint, RunFolder.open(programs.folder / "runs" / "one"), stranger)
@@ -109,7 +109,7 @@ def test_a_run_trains_hides_its_secrets_and_believes_no_stranger(programs, audit
     until(
         lambda: any(port == tensorboard for _, port in listening(running_in(programs.folder))),
         "TensorBoard",
-        seconds=120.0,
+        seconds=240.0,
     )
     found = listening(running_in(programs.folder))
     assert {address for address, _ in found} == {"127.0.0.1"}

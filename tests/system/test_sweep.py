@@ -62,9 +62,9 @@ def test_a_sweep_survives_ctrl_c_and_kill_and_compares_its_winner(tmp_path):
 
     first = start(tmp_path, command, "first.log")
     try:
-        until(lambda: has_run(0), "no run", seconds=100.0)
+        until(lambda: has_run(0), "no run", seconds=240.0)
         first.send_signal(signal.SIGINT)
-        assert first.wait(100) == 130, (tmp_path / "first.log").read_text()
+        assert first.wait(300) == 130, (tmp_path / "first.log").read_text()
         assert [trial.state.name for trial in trials()] == ["FAIL", "WAITING"]
 
         second = start(tmp_path, command, "second.log")
@@ -75,7 +75,7 @@ def test_a_sweep_survives_ctrl_c_and_kill_and_compares_its_winner(tmp_path):
         first.kill()
     finished = {trial.number: trial.value for trial in trials("COMPLETE")}
     (killed,) = trials("RUNNING")
-    until(lambda: not running_in(tmp_path), "a program is left", seconds=20.0)
+    until(lambda: not running_in(tmp_path), "a program is left", seconds=120.0)
 
     last = start(tmp_path, command, "last.log")
     assert last.wait(600) == 0, (tmp_path / "last.log").read_text()
@@ -101,19 +101,18 @@ def test_a_sweep_survives_ctrl_c_and_kill_and_compares_its_winner(tmp_path):
     assert (config.seed, config.run.folder, config.run.name, config.checkpoint.replay) == (1, "runs", "", True)
 
     again = start(tmp_path, command, "again.log")
-    assert again.wait(60) == 0  # Nothing is left to train.
+    assert again.wait(300) == 0  # Nothing is left to train.
     assert table in (tmp_path / "again.log").read_text()
     other = start(tmp_path, [*command, "--seed", "5"], "other.log")
-    assert other.wait(60) == 2
+    assert other.wait(300) == 2
     assert "seed" in (tmp_path / "other.log").read_text()
 
 
-@pytest.mark.timeout(300)
 def test_seeds_are_trained_one_after_the_other_and_compared(tmp_path):
     (train,) = commands_of("apex train --preset")
     command = [*train, *FAST, "--seeds", "1,4"]
     run = start(tmp_path, command, "log")
-    assert run.wait(200) == 0, (tmp_path / "log").read_text()
+    assert run.wait(450) == 0, (tmp_path / "log").read_text()
     runs = {path.name: RunFolder.open(path) for path in (tmp_path / "runs").iterdir() if path.is_dir()}
     assert {name: folder.config.seed for name, folder in runs.items()} == {"mine-seed-1": 1, "mine-seed-4": 4}
     lines = (tmp_path / "log").read_text().splitlines()
@@ -122,7 +121,7 @@ def test_seeds_are_trained_one_after_the_other_and_compared(tmp_path):
     assert rows[0][1:] == ["score", "best", "minutes"]
     assert (tmp_path / "runs/mine.png").stat().st_size > 10_000
     again = start(tmp_path, command, "again")
-    assert again.wait(60) == 2  # The name of the first run is taken.
+    assert again.wait(300) == 2  # The name of the first run is taken.
     assert "mine-seed-1" in (tmp_path / "again").read_text()
 
 

@@ -52,7 +52,6 @@ def wandb_records(path):
             whole = b""
 
 
-@pytest.mark.timeout(400)
 def test_wandb_has_settings_curves_and_artifacts_offline(tmp_path):
     run, rows = train(tmp_path, "wandb")
     first, second = sorted((tmp_path / "runs/wandb").glob("offline-run-*/run-*.wandb"))
@@ -77,7 +76,6 @@ def test_wandb_has_settings_curves_and_artifacts_offline(tmp_path):
     assert list(first.parent.glob("files/media/videos/*.mp4"))
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, for MLflow
 def test_mlflow_has_settings_curves_and_artifacts_in_its_local_store(tmp_path):
     run, rows = train(tmp_path, "mlflow")

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.programs import FEW_GAMES
+from support.programs import FEW_GAMES, UNSCORED
 
 import apex
 from apex.launch.train import read_start
@@ -49,18 +49,17 @@ def test_the_tutorial_environment_is_trained_evaluated_and_filmed(tmp_path, type
     subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=200)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["Colour", "Camera", "Grid", "Planes"])
 def test_each_kind_of_observations_is_trained_exported_and_resumed(tmp_path, type_apex, name):
     shutil.copy(ROOT / "examples/observations.py", tmp_path)
-    type_apex("train", "--env", f"observations:{name}", *SHORT, "--max-updates", "20", "--name", "one")
+    limits = ("--max-updates", "20", "--replay.min-size-to-sample", "300")
+    type_apex("train", "--env", f"observations:{name}", *SHORT, *UNSCORED, *limits, "--name", "one")
     type_apex("train", "--resume", "runs/one", "--max-updates", "30")
     type_apex("export", "runs/one", "--onnx")
     type_apex("evaluate", "runs/one", "--episodes", "2")
     assert RunFolder.open(tmp_path / "runs/one").end.kind == "updates"
 
 
-@pytest.mark.timeout(300)
 def test_a_vector_environment_is_trained(tmp_path, type_apex):
     (tmp_path / "batched.py").write_text(python_of("../guide/families.md"))
     (train,) = commands_of("../guide/families.md")
@@ -68,18 +67,16 @@ def test_a_vector_environment_is_trained(tmp_path, type_apex):
     assert RunFolder.open(tmp_path / "runs/one").end.kind == "updates"
 
 
-@pytest.mark.timeout(300)
 def test_a_custom_network_is_trained(tmp_path, type_apex):
     (tmp_path / "wide.py").write_text(python_of("network.md"))
     (train,) = commands_of("network.md")
-    type_apex(*train, *SHORT)
+    type_apex(*train, *SHORT, *UNSCORED)
 
 
-@pytest.mark.timeout(300)
 def test_an_algorithm_with_another_optimizer_is_trained(tmp_path, type_apex):
     (tmp_path / "adamw.py").write_text(python_of("algorithm.md"))
     train, _ = commands_of("algorithm.md")
-    type_apex(*train, *SHORT, "--name", "adamw")
+    type_apex(*train, *SHORT, *UNSCORED, "--name", "adamw")
     assert RunFolder.open(tmp_path / "runs/adamw").end.kind == "updates"
 
 
@@ -100,7 +97,7 @@ def test_the_loops_of_the_tuning_guide_start_distinct_runs(tmp_path):
     names = []
     for block in blocks:
         script = f'apex() {{ echo "$*" >> calls; echo TensorBoard; }}\n{block}'
-        subprocess.run(["bash", "-euc", script], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+        subprocess.run(["bash", "-euc", script], cwd=tmp_path, check=True, capture_output=True, timeout=300)
     for command, *options in map(str.split, (tmp_path / "calls").read_text().splitlines()):
         if command == "train":
             names.append(read_start(options).config.run.name)

@@ -39,7 +39,7 @@ def install(tmp_path):
     def run(extra, indexes=""):
         script = f'source "{ROOT}/venv.sh" && ensure_venv "{root}" {extra}'
         environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "PIP_EXTRA_INDEX_URL": indexes}
-        ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+        ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=300)
         assert ended.returncode == 0, ended.stderr
         return ended.stderr
 

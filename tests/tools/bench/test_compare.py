@@ -56,7 +56,7 @@ MAP = """
 import mmap, pathlib, time
 file = open(pathlib.Path(apex.__file__).with_name("_fast.cpython.so"))
 fast = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-time.sleep(2.5)
+time.sleep(6)
 """
 
 
@@ -297,7 +297,7 @@ def test_ctrl_c_ends_a_comparison_and_leaves_nothing_behind(repository):
     try:
         until(lambda: repository.runs or process.poll() is not None, "bench", seconds=60)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     finally:
         process.kill()
         process.communicate()

@@ -130,7 +130,7 @@ def test_a_failed_bench_is_named_and_costs_no_other_figure(tmp_path):
     python.write_text(STAND_IN % sys.executable)
     python.chmod(0o755)
     script = start(tmp_path, "--rehearse", str(out), python=python)
-    assert finish(script, 60) == 1
+    assert finish(script, 300) == 1
     last = (tmp_path / "errors").read_text().splitlines()[-1]
     assert "learner learner-batch-128" in last
     written = {path.name: json.loads(path.read_text())["figures"] for path in out.iterdir()}
@@ -149,7 +149,7 @@ def test_a_failed_game_is_named_and_costs_no_other_game(tmp_path, arguments, see
     python.write_text(LEARNER)
     python.chmod(0o755)
     environment = {**os.environ, "APEX_PYTHON": str(python)}
-    answer = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, env=environment, timeout=60)
+    answer = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, env=environment, timeout=300)
     games = ("pong", "breakout", "seaquest", "qbert")
     assert answer.stdout.splitlines() == [
         f"-m bench learning run --task {game}-gpu --system apex --seed {seed}" for game in games

@@ -143,7 +143,6 @@ def test_memory_is_summed_over_all_living_processes():
 
 
 @pytest.mark.covers_programs
-@pytest.mark.timeout(240)  # Four measurements with real programs.
 def test_a_short_run_measures_every_figure(tmp_path):
     """Both links are measured, with frames of a random policy and with frames of a trained policy in another game."""
     run, record = make_run(tmp_path / "runs", best=3), tmp_path / "record.json"

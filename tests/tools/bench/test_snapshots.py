@@ -11,7 +11,6 @@ from bench.insert_latency import measure_inserts
 
 
 @pytest.mark.programs
-@pytest.mark.timeout(200)
 def test_a_short_run_has_every_figure_and_leaves_nothing_behind(tmp_path):
     bench = start(tmp_path, "snapshots", "--transitions", "20000", "--seconds", "8", "--json")
     try:

@@ -163,7 +163,7 @@ def test_loaders_are_recognized_by_their_mapped_replay_memory(tmp_path):
         process.stdin.flush()
         process.stdout.readline()
         assert maps_memory(process.pid)
-        process.communicate("\n", timeout=60)
+        process.communicate("\n", timeout=300)
 
 
 def test_a_stopped_process_continues_after_its_time(run):

@@ -16,7 +16,6 @@ def run(capsys, *arguments):
     return status, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.timeout(400)
 def test_a_run_continues_after_kills_during_saves_and_damage(capsys):
     status, result = run(capsys, "--kills", "24", "--flips", "200", "--truncations", "50")
     assert (status, result["passed"]) == (FINISHED, True)

@@ -101,18 +101,6 @@ def test_a_queue_gives_each_item_a_number_of_times_in_order(tmp_path, draws_per_
     assert drawn == sorted(drawn)
 
 
-def test_a_restart_may_change_how_a_queue_gives_items(tmp_path):
-    numbers, given = Numbers(tmp_path / "t"), []
-    numbers.insert(40)
-    numbers.drawer(SamplerCounters(1, tmp_path / "c"), 10, "newest").draw()
-    for draws_per_item, count in ((1, 5), (3, 7), (2, 5), (0, 3), (1, 3)):
-        counters = SamplerCounters(1, tmp_path / "c")
-        counters.set_queue(draws_per_item, numbers.writer.first_key)
-        order = ("queue", draws_per_item) if draws_per_item else ("newest",)
-        given.append(keys_of(numbers.drawer(counters, count, *order).draw()))
-    assert given == [[0, 1, 2, 3, 4], [5, 5, 5, 6, 6, 6, 7], [7, 7, 8, 8, 9], [39, 38, 37], [0, 1, 2]]
-
-
 def test_the_newest_items_are_given_again_and_again(tmp_path):
     numbers, counters = Numbers(tmp_path / "t", max_version_lag=1), SamplerCounters(1)
     drawer = numbers.drawer(counters, 10, "newest")

@@ -11,6 +11,7 @@ import torch
 from apex.config import Config, LearnerConfig
 from apex.learning.setup import prepare_torch, restore_trainer
 from apex.runs.checkpoints.folder import Found
+from apex.types import Progress
 
 
 @pytest.fixture
@@ -56,10 +57,22 @@ def test_each_thread_of_torch_flushes_denormal_numbers():
         torch.set_num_threads(before)
 
 
-def test_the_noise_of_updates_depends_on_the_seed_and_on_the_update():
+@pytest.fixture
+def generators():
+    """Restores the global generators."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    yield
+    for restore, state in zip((torch.set_rng_state, random.setstate, np.random.set_state), before, strict=True):
+        restore(state)
+
+
+def test_the_noise_of_updates_depends_on_the_seed_and_on_the_update(tmp_path, generators):
     def draws(seed, num_updates):
-        folder = SimpleNamespace(config=Config(seed=seed), elapsed_seconds=0.0)
-        restore_trainer(folder, SimpleNamespace(num_updates=num_updates), Found(None, None, [], [], []))
+        folder = SimpleNamespace(config=Config(seed=seed), elapsed_seconds=0.0, checkpoints=tmp_path)
+        trainer = SimpleNamespace(num_updates=0)
+        trainer.restore = lambda saved: setattr(trainer, "num_updates", num_updates)
+        state = SimpleNamespace(_asdict=dict, progress=Progress()) if num_updates else None
+        restore_trainer(folder, trainer, Found(None, state, [], [], []))
         return torch.rand(1).item(), random.random(), np.random.random()
 
     first, *others = draws(1, 0), draws(2, 0), draws(1, 500), draws(2, 500)

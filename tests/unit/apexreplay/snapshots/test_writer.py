@@ -416,6 +416,7 @@ def test_restore_fails_if_every_snapshot_is_damaged(place, caplog):
     [
         ({"run_id": RUN + 1}, "another run id"),
         ({"priority_exponent": 0.5}, "priority_exponent 1.0, but the setting is 0.5"),
+        ({"draws_per_item": 2}, "draws_per_item 0, .* 2"),
         ({"num_streams": 2}, "3 streams"),
         ({"capacity": 5}, "capacity 5"),
         ({"max_bytes": 100}, "max_bytes 100"),

@@ -281,7 +281,8 @@ def test_refuses_a_file_that_is_too_short(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("capacity", 41), ("max_bytes", 4001), ("num_streams", 4), ("priority_exponent", 0.6)]
+    ("name", "value"),
+    [("capacity", 41), ("max_bytes", 4001), ("num_streams", 4), ("priority_exponent", 0.6), ("draws_per_item", 2)],
 )
 def test_attach_with_other_sizes_is_refused(path, name, value):
     create(path).close()
