@@ -33,7 +33,8 @@ def pytest_configure_node(node):
     node.workerinput["own_namespaces"] = may_isolate()
 
 
-PROGRAMS_SECONDS = 500  # time limit of a test that starts programs, longer than the deadlines that say what is missing
+SECONDS = 500  # time limit of a test without a mark, longer than the deadlines that say what is missing
+OF_PROGRAMS = "COVERAGE_PROCESS_CONFIG"  # variable with which programs that tests start measure coverage
 
 
 @cache
@@ -79,29 +80,25 @@ def trusts_nothing(monkeypatch, tmp_path):
 def _coverage_of_programs(request, monkeypatch):
     """Excludes started programs from coverage, which doubles their time, unless the test is meant to cover them."""
     if request.node.get_closest_marker("covers_programs") is None or request.node.get_closest_marker("no_cover"):
-        monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _no_coverage_of_shared_programs(request):
-    """Excludes the programs that fixtures of modules start from coverage, if only that of some folders counts."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.config.getoption("--cover"):
-            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
-        yield
+        monkeypatch.delenv(OF_PROGRAMS, raising=False)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item):
-    """Pauses coverage during the fixtures of a test that does not count; pytest-cov pauses only for the test itself."""
+    """Pauses coverage during the fixtures of a test that does not count, and in programs that these start.
+
+    pytest-cov pauses only for the test itself, and sets the variable again each time it resumes.
+    """
     controller = getattr(item.config.pluginmanager.getplugin("_cov"), "cov_controller", None)
     if controller is None or not item.get_closest_marker("no_cover"):
         return (yield)
     controller.pause()
+    os.environ.pop(OF_PROGRAMS, None)
     try:
         return (yield)
     finally:
         controller.resume()
+        os.environ.pop(OF_PROGRAMS, None)
 
 
 @pytest.hookimpl(tryfirst=True)  # runs before pytest-xdist reads the groups
@@ -111,8 +108,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in WITH_PROGRAMS:
             item.add_marker("programs")
-        if item.get_closest_marker("programs") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(PROGRAMS_SECONDS))
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SECONDS))
         if covered and not any(item.path.is_relative_to(folder) for folder in covered):
             item.add_marker("no_cover")
         if item.get_closest_marker("programs") and not isolated:

@@ -147,7 +147,8 @@ class BaseSampler(Lease):
         welcome = self._welcome
         if self._reader is not None:
             problem = f"the server does not let this sampler read the memory of {self.table.name!r} any more"
-            require(welcome.row >= 0, f"{problem}: its order has changed", remedy="open a new sampler")
+            problem += ": the order of the table has changed, or the server runs elsewhere now"
+            require(welcome.row >= 0, problem, remedy="open a new sampler")
             self._reader = _MemoryReader(self.table, welcome, self.batch_size)
         self._used = welcome  # last: if the memory cannot be opened yet, the next call tries again
 

@@ -51,7 +51,7 @@ def restore(
     require(saved == exponent, problem, remedy="use the same value")
     draws, wanted = snapshot.draws_per_item, settings.draws_per_item
     problem = f"{where} has draws_per_item {draws}, but the setting is {wanted}{layout.NOTES['draws_per_item']}"
-    require(draws == wanted, problem, remedy="use the same order and value")
+    require(draws == wanted, problem, remedy="use the same order and number")
     problem = f"{where} has {snapshot.num_streams} streams, but num_streams is {settings.num_streams}"
     require(snapshot.num_streams <= settings.num_streams, problem, remedy="raise it")
     require_room(folder, snapshot, table, capacity=settings.capacity, max_bytes=settings.max_bytes)

@@ -113,7 +113,8 @@ class StoreWriter(Store):
         for name, value in settings.written().items():
             found = regions.header[name][0]
             mismatch = f"{path} was created with {name} {found}, but the setting is {value}{NOTES.get(name, '')}"
-            require(found == value, mismatch, remedy=f"set it to {found}, or remove the file")
+            remedy = "use the same order and number" if name == "draws_per_item" else f"set it to {found}"
+            require(found == value, mismatch, remedy=f"{remedy}, or remove the file")
         ownership = FileLock(path, LOCK_ATTEMPTS, in_use(path))
         writer = cls(path, regions, ownership, weights, settings, steps)
         try:

@@ -15,7 +15,7 @@ from apex.runs.metrics.writer import read_curve
 from apexreplay.errors import NEIGHBOUR_GONE
 from apexreplay.store.location import discard, store_path
 
-pytestmark = pytest.mark.timeout(700)
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_the_same_command_continues_a_run_whose_host_was_lost(programs):

@@ -188,13 +188,13 @@ def kill_launcher(programs, name):
 
 
 def test_the_memory_outlives_a_killed_run_and_the_start_of_another(programs):
-    programs.start("train", "train", *CALM, *UNSCORED, *programs.offset, "--name", "one", "--run.no-tensorboard")
+    programs.start("train", "train", *CALM, *programs.offset, "--name", "one")
     programs.status(lambda status: status.updates > 10)
     kill_launcher(programs, "train")
     folder = RunFolder.open(programs.folder / "runs" / "one")
     assert store_path(folder.run_id).exists()
     steps, _ = steps_and_updates(folder)
-    programs.start("again", "train", "--resume", "one")
+    programs.start("again", "train", "--resume", "one", "--run.no-tensorboard")
     programs.status(lambda status: status.steps > steps[-1] + 1_000)
     for process in running_in(programs.folder):
         with suppress(ProcessLookupError):  # The process has ended with its parent.

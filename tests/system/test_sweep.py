@@ -108,6 +108,7 @@ def test_a_sweep_survives_ctrl_c_and_kill_and_compares_its_winner(tmp_path):
     assert "seed" in (tmp_path / "other.log").read_text()
 
 
+@pytest.mark.timeout(900)
 def test_seeds_are_trained_one_after_the_other_and_compared(tmp_path):
     (train,) = commands_of("apex train --preset")
     command = [*train, *FAST, "--seeds", "1,4"]
