@@ -213,7 +213,7 @@ TASKS = {
     # Goals of one seed each.
     "cartpole-swingup-pixels": LearningTask(
         "examples.pixels:make_swingup",
-        ("--env", "examples.pixels:make_swingup", "--environment.frame-stack", "3"),
+        ("--env", "examples.pixels:make_swingup"),
         30,
         400.0,
         1_200.0,
