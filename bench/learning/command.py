@@ -260,9 +260,7 @@ def _wait(process: subprocess.Popen[Any], limit_seconds: float, stop: Stop) -> N
         raise RunError(cause or f"the command ended with status {process.returncode}")
 
 
-def _evaluate(
-    command: Sequence[str], place: Mapping[str, Any], episodes: int, seed: int, stop: Stop
-) -> RecordedScore:
+def _evaluate(command: Sequence[str], place: Mapping[str, Any], episodes: int, seed: int, stop: Stop) -> RecordedScore:
     """Plays full games with a policy of the run, with the given command, at its place."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         process = spawn(command, output=output, errors=STANDARD_ERROR, **place)

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from apexreplay.server.table_settings import read_tables
 from apexreplay.serving import serve
 
