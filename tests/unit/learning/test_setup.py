@@ -71,8 +71,8 @@ def test_the_noise_of_updates_depends_on_the_seed_and_on_the_update(tmp_path, ge
         folder = SimpleNamespace(config=Config(seed=seed), elapsed_seconds=0.0, checkpoints=tmp_path)
         trainer = SimpleNamespace(num_updates=0)
         trainer.restore = lambda saved: setattr(trainer, "num_updates", num_updates)
-        state = SimpleNamespace(_asdict=dict, progress=Progress()) if num_updates else None
-        restore_trainer(folder, trainer, Found(None, state, [], [], []))
+        state = SimpleNamespace(_asdict=dict, progress=Progress(), num_updates=num_updates)
+        restore_trainer(folder, trainer, Found(None, state if num_updates else None, [], [], []))
         return torch.rand(1).item(), random.random(), np.random.random()
 
     first, *others = draws(1, 0), draws(2, 0), draws(1, 500), draws(2, 500)
