@@ -266,6 +266,7 @@ def test_the_number_format_follows_hardware_and_network(learner, network, schema
 # Memory
 
 LZ4_VECTORS = replace(vectors(), codec="lz4")
+SEQUENCES = replace(vectors(), sequence_length=80, sequence_period=40, state_size=8)
 
 
 @pytest.mark.parametrize(
@@ -278,10 +279,21 @@ LZ4_VECTORS = replace(vectors(), codec="lz4")
         # 50 steps: 50 + 1 for the stack + 3 for the open window + 7 for the ends of episodes of 8, rounded up.
         (vectors(100), -(-(61 * (400 + 4) + 4 + 8) // 50)),
         (LZ4_VECTORS, -(-(61 * (LZ4_VECTORS.table.max_entry_bytes + 4) + 4 + 8) // 50)),
+        # 50 steps are 1.25 sequences, with the frames of one more: (50 + 80) / 1.25.
+        (SEQUENCES, 104 * (SEQUENCES.table.max_entry_bytes + 4) + 8),
+        (replace(SEQUENCES, frame_shape=(84, 84), frame_dtype="uint8", codec="lz4"), 104 * 1_400),
     ],
 )
 def test_bytes_of_pixels_follow_the_area_and_others_are_exact(schema, expected):
     assert bytes_per_transition(Config(), schema) == expected
+
+
+def test_a_replay_memory_holds_a_segment_of_sequences():
+    """50 steps may complete two sequences, and the end of an episode one more."""
+    each = bytes_per_transition(Config(), SEQUENCES)
+    assert sized(config(replay={"max_bytes": 3 * each}), schema=SEQUENCES).replay.max_bytes == 3 * each
+    with pytest.raises(ConfigError):
+        sized(config(replay={"max_bytes": 2 * each}), schema=SEQUENCES)
 
 
 @pytest.mark.parametrize("capacity", [50_000, 65_536, 65_537, 2_000_000])

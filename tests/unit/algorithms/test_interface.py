@@ -1,12 +1,13 @@
 """Tests which algorithm a configuration selects, and what is refused."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.builders import MASKED, PIXELS, VECTORS
 
-from apex.algorithms.interface import METHODS, check_allowed, make_algorithm
+from apex.algorithms.interface import METHODS, check_allowed, forget, make_algorithm
 from apex.config import Config, LearnerConfig
 from apex.dqn.algorithm import DqnAlgorithm
 from apex.errors import ConfigError
@@ -86,3 +87,10 @@ def test_forbidden_action_is_refused():
     check_allowed(np.array([1, 1]), None)
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         check_allowed(np.array([0, 1]), mask)
+
+
+def test_only_a_recurrent_agent_forgets():
+    forgotten = []
+    forget(SimpleNamespace(forget=forgotten.append))
+    forget(SimpleNamespace())
+    assert forgotten == [None]

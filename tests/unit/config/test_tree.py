@@ -192,3 +192,8 @@ def test_a_retired_setting_is_ignored_in_saved_files(tmp_path):
 )
 def test_the_windows_of_many_actors_shrink(num_actors, window, expected):
     assert ActorConfig(num_actors=num_actors, window=window).send_window == expected
+
+
+@pytest.mark.parametrize(("algorithm", "steps"), [("", 1), ("mine:Own", 1), ("r2d2", 80 - 35 - 3)])
+def test_only_a_sequence_trains_several_steps(algorithm, steps):
+    assert replace(Config(), algorithm=algorithm).steps_per_item == steps

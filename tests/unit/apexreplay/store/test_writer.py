@@ -25,6 +25,7 @@ from support.store_builders import (
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.layout import CELLS_OFFSET, FIRST_BYTE, FIRST_KEY
 from apexreplay.store.priority_weights import MAX_STORED_PRIORITY
+from apexreplay.types import Stream
 
 WRITERS = []
 
@@ -417,3 +418,15 @@ def test_probability_is_at_most_1_if_a_leaf_grows_after_reading_the_root(path):
     writer, _ = make_store(path, make_segment(0, count=1, priority=1))
     sample = open_reader(path, steps=grow).sample(1, np.random.default_rng(0))
     assert sample.records["probability"].tolist() == [1.0]
+
+
+def test_steps_are_counted_beside_items(path):
+    writer, reader = make_store(path)
+    writer.count_steps(3)
+    writer.count_steps(4)
+    assert (writer.num_steps, reader.num_steps) == (7, 7)
+
+
+def test_all_incarnations_of_a_stream_have_one_shard():
+    shards = [[Stream(actor_id, incarnation).shard(3) for actor_id in range(5)] for incarnation in (1, 9)]
+    assert shards == [[0, 1, 2, 0, 1]] * 2
