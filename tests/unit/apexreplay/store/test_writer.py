@@ -25,7 +25,7 @@ from support.store_builders import (
 from apexreplay.store.deduplication import InsertOutcome
 from apexreplay.store.layout import CELLS_OFFSET, FIRST_BYTE, FIRST_KEY
 from apexreplay.store.priority_weights import MAX_STORED_PRIORITY
-from apexreplay.types import Stream
+from apexreplay.types import Stream, group_of
 
 WRITERS = []
 
@@ -427,6 +427,8 @@ def test_steps_are_counted_beside_items(path):
     assert (writer.num_steps, reader.num_steps) == (7, 7)
 
 
-def test_all_incarnations_of_a_stream_have_one_shard():
-    shards = [[Stream(actor_id, incarnation).shard(3) for actor_id in range(5)] for incarnation in (1, 9)]
-    assert shards == [[0, 1, 2, 0, 1]] * 2
+def test_all_incarnations_of_streams_have_one_shard_and_one_group():
+    for incarnation in (1, 9):
+        streams = [Stream(actor_id, incarnation) for actor_id in (4, 3, 5)]
+        assert [stream.shard(3) for stream in streams] == [1, 0, 2]
+        assert group_of(streams) == 3
