@@ -44,7 +44,7 @@ ANSWER_SECONDS = 2.0  # time after which an unanswered question is asked again
 START_SECONDS = 240.0  # time until a run trains
 ASSERTION = re.compile(r"^Assertion failed", re.MULTILINE)  # libzmq prints it before it aborts the process
 CLOCK = Path(__file__).with_name("clock")  # folder of the module that changes the wall clock of a program
-END_SECONDS = 60.0  # time for a run to end after SIGTERM
+END_SECONDS = 20.0  # time for a run to end after SIGTERM
 
 
 class Look(NamedTuple):

@@ -34,5 +34,5 @@ def make_swingup(render_mode="rgb_array"):
     camera = {"height": SIZE, "width": SIZE, "camera_id": 0}
     task = gymnasium.make("dm_control/cartpole-swingup-v0", render_mode=render_mode, render_kwargs=camera)
     quality = task.unwrapped.physics.model.vis.quality
-    quality.shadowsize = quality.offsamples = 0  # Without a GPU, shadows and smooth edges take four fifths of the time.
+    quality.shadowsize = quality.offsamples = 0  # Without a GPU, both take most of the time.
     return AddRenderObservation(RepeatedAction(task))

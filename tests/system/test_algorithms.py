@@ -108,7 +108,7 @@ def test_r2d2_learns_to_remember_over_sockets_and_resumes(programs, type_apex, m
     shutil.copy(REPOSITORY / "examples/memory.py", programs.folder / "memory.py")
     name = ("--preset", "r2d2", "--env", "memory:make_cue", "--name", "cue", "--stop-score", "0.95")
     far = ("--replay.num-shards", "2", "--transport.no-shared-memory", "--evaluator.period-seconds", "2")
-    run(programs, "train", "train", *name, *far, *programs.offset, "--actors", "4", "--max-updates", "10000")
+    run(programs, "train", "train", *name, *far, *programs.offset, "--actors", "4", "--max-updates", "2000")
     folder = RunFolder.open(programs.folder / "runs/cue")
     assert "reached the score 0.95" in programs.output("train")
     rows = read_curve(folder.curves / "replay.jsonl")

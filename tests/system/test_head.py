@@ -53,7 +53,7 @@ def test_an_actor_host_follows_a_name_to_new_runs_and_hosts(machines):
         assert not machines.processes(host, "apex.actor")
         assert actor.poll() is None, (machines.folder / "actor.log").read_text()
     actor.terminate()
-    assert actor.wait(100) == NEIGHBOUR_GONE
+    assert actor.wait(20) == NEIGHBOUR_GONE
 
 
 def test_actors_follow_a_replay_server_that_is_known_by_name(machines):

@@ -35,7 +35,7 @@ def test_the_same_command_continues_a_run_whose_host_was_lost(programs):
     until(lambda: has_stored() and saved() > 0 and (mirror / "mine/manifest.json").exists(), "a run", seconds=240.0)
     first = RunFolder.open(folder)
     programs.running["first"].send_signal(signal.SIGKILL)
-    until(lambda: not running_in(programs.folder), "end of the first start", seconds=240.0)
+    until(lambda: not running_in(programs.folder), "end of the first start", seconds=60.0)
     lost = saved()
     shutil.rmtree(programs.folder / "runs")
     until(lambda: discard(store_path(first.run_id)), "the memory to be left by its server")

@@ -54,7 +54,7 @@ def start(programs):
 def end(programs):
     """Returns the exit status of the program, after all processes have ended."""
     status = programs.wait("odd")
-    until(lambda: not running_in(programs.folder), "end of all processes", seconds=240.0)
+    until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
     return status
 
 

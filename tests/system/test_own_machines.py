@@ -68,7 +68,7 @@ def test_the_commands_of_the_cluster_guide_work(machines):
     until(lambda: updates(machines, "one") > 10, "training", seconds=240.0)
     running["gpu1", "learner"].send_signal(signal.SIGINT)  # Ctrl-C in the learner's shell ends the other programs too.
     expected = {**dict.fromkeys(running, 75), ("gpu1", "learner"): 130}  # The run is not over.
-    assert {program: process.wait(200) for program, process in running.items()} == expected
+    assert {program: process.wait(60) for program, process in running.items()} == expected
     assert nothing_runs(machines)
 
 

@@ -75,7 +75,7 @@ def test_a_sweep_survives_ctrl_c_and_kill_and_compares_its_winner(tmp_path):
         first.kill()
     finished = {trial.number: trial.value for trial in trials("COMPLETE")}
     (killed,) = trials("RUNNING")
-    until(lambda: not running_in(tmp_path), "a program is left", seconds=120.0)
+    until(lambda: not running_in(tmp_path), "a program is left", seconds=20.0)
 
     last = start(tmp_path, command, "last.log")
     assert last.wait(600) == 0, (tmp_path / "last.log").read_text()

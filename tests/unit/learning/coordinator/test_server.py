@@ -390,7 +390,7 @@ def test_the_end_is_sent_without_a_request(tmp_path, transport):
         replay, stop = session_of(coordinator.welcome("replay"), "replay")
         until(lambda: coordinator.status().roles, "heartbeat")
         coordinator.finish(EndReason("steps", 1_000.0))
-        until(lambda: stop.poll(), "end", seconds=60.0)
+        until(lambda: stop.poll(), "end", seconds=5.0)
         assert replay.finished
         replay.close()
     finally:
