@@ -88,7 +88,9 @@ def resume_parser(prog: str) -> Parser:
     """Returns a parser for the run to resume and for --allow; `parse_config` reads the rest of the command line."""
     parser = Parser(prog=prog, add_help=False)
     parser.add_argument(
-        OPTION, metavar="RUN", help="continue the run in this folder; only limits, such as --run.max-steps, may change"
+        OPTION,
+        metavar="RUN",
+        help="continue the run in this folder; limits, mirror, TensorBoard, keys and addresses may change",
     )
     parser.add_argument(
         CONTINUE, dest="continue_run", action="store_true", help="continue the run --name NAME if it exists"
