@@ -27,7 +27,7 @@ def read_sweep(path: Path, words: list[str]) -> tuple[Config, Search]:
         raise ConfigError(f"cannot read the sweep {path}: {cause}", "name a TOML file") from error
     good = {"search"} <= {*tables} <= {"start", "search"} and all(isinstance(each, dict) for each in tables.values())
     require_setting(good, f"{path} must have the tables start and search, got {', '.join(tables) or 'none'}")
-    options = [word for name, value in _leaves(tables.get("start", {})) for word in _options(name, value)]
+    options = [word for name, value in _leaves(tables.get("start", {})) for word in options_of(name, value)]
     start = parse_config([*options, *words], prog="apex sweep", given=False)
     search = {SHORT_NAMES.get(name, name.replace("-", "_")): values for name, values in _leaves(tables["search"])}
     require_setting(bool(search), f"{path}: the table search is empty", FORM)
@@ -48,7 +48,7 @@ def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
-def _options(name: str, value: Any) -> list[str]:
+def options_of(name: str, value: Any) -> list[str]:
     """Returns a start setting as options of `apex train`."""
     if isinstance(value, bool):
         setting = SHORT_NAMES.get(name.replace("_", "-"), name)

@@ -4,37 +4,36 @@ python -m bench learning run --task cartpole --system apex --seed K
 python -m bench learning run --task cartpole --system sb3 --seed K          # bench/peers/setup.sh first
 python -m bench learning run --task pong --system apex --seed 2 --minutes 20 -- --learner.learning-rate 2e-4
 python -m bench learning untuned --hours 2
+python -m bench learning trial bench/learning/trials/minatar.toml
 python -m bench learning tables
 
 `run` starts the command as a user does, `apex train` with TensorBoard and live view (plain lines without a terminal),
 and measures the time until it exits. Then full games on seeds that were not used before give the score.
 docs/results/learning/TASK/ gets SYSTEM-seed-K.json and .csv. A run that was stopped or has failed is not recorded.
 `untuned` records the missing runs of the first table in docs/learning.md; it starts none that may end after the hours.
+`trial` makes the missing runs of a designed experiment, and prints its effects (bench/learning/design.py).
 `tables` rewrites the results in docs/learning.md and draws docs/results/learning/TASK.png.
 """
 
 import argparse
-import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
 from apex.config.arguments import Parser, positive_float, value_of
-from apex.evaluation.episodes import Episode, summarize
 from apexreplay.errors import FAILED, FINISHED, require
 from apexreplay.files.atomic_files import replace_file
-from apexreplay.process.lifecycle import POLL_SECONDS, Stop, reports_errors, stop_on_signals
-from apexreplay.process.spawn import spawn
+from apexreplay.process.lifecycle import Stop, reports_errors, stop_on_signals
+from bench.learning.measure import FRESH, GRACE_SECONDS, STANDARD_OUTPUT, Place, evaluate, wait
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
 from bench.learning.records import (
     Record,
@@ -47,17 +46,12 @@ from bench.learning.records import (
 )
 from bench.learning.runs import ROOT, ApexSystem, PeerSystem, RunError, System
 from bench.learning.tables import write
-from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, VARIANTS, LearningTask
+from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, VARIANTS
+from bench.learning.trial import run_trial
 from bench.learning.untuned import CORES, counts, missing_runs
 
 MAX_SEED = 999_999
-# added to a run's seed for the games that count, so that neither training nor evaluator uses these seeds
-FRESH = 1_000_000
-GRACE_SECONDS = 300.0  # time beyond its limit in which a run starts and ends
-KILL_SECONDS = 20.0  # time for a command to end after SIGTERM
-EVALUATE_SECONDS = 3_600.0  # time limit of the last games
 GAMES_SECONDS = 900.0  # time that 100 games of Atari may take
-STANDARD_OUTPUT, STANDARD_ERROR = 1, 2  # file descriptors
 
 
 @reports_errors("python -m bench learning")
@@ -77,9 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             with stop_on_signals() as stop:
                 if options.command == "run":
                     _run(options, further, stop)
-                else:
-                    require(not further, "untuned accepts no arguments after --: its settings are fixed")
+                    return FINISHED
+                require(not further, f"{options.command} accepts no arguments after --")
+                if options.command == "untuned":
                     return _run_untuned(options, stop)
+                limits = {"jobs": options.jobs, "seconds": 3_600 * options.hours}
+                good = run_trial(options.root, options.file, options.python, **limits, stop=stop)
+                return FINISHED if good else FAILED
     except (OSError, subprocess.SubprocessError) as error:
         raise RunError(str(error)) from error
     return FINISHED
@@ -104,16 +102,23 @@ def _make_parser() -> Parser:
     text = "time limit of the run (default: that of the task)"
     run.add_argument("--minutes", type=positive_float, metavar="M", help=text)
     untuned = commands.add_parser("untuned", help="record the missing runs of games that no setting was tuned on")
-    text = "time for all of them (default: no limit)"
+    trial = commands.add_parser("trial", help="make the missing runs of a designed experiment, and print its effects")
+    trial.add_argument("file", type=Path, metavar="FILE", help="its design, see bench/learning/design.py")
+    text = "start no run that may end later (default: no limit)"
     untuned.add_argument("--hours", type=positive_float, default=math.inf, metavar="H", help=text)
+    text = "start no run later (default: no limit)"
+    trial.add_argument("--hours", type=positive_float, default=math.inf, metavar="H", help=text)
     cores = len(os.sched_getaffinity(0))
     some = value_of(Annotated[int, Meta(ge=1, le=cores)])
+    text = "runs at once, which share the cores (default: 1)"
+    trial.add_argument("--jobs", type=some, default=1, metavar="J", help=text)
     run.add_argument(
         "--cores", type=some, default=cores, metavar="N", help=f"cores that the run may use (default: all {cores})"
     )
     peer, text = ROOT / ".peer-sb3/bin/python", "interpreter with apex (default: this one)"
     for command in (run, untuned):
         command.add_argument("--peer-python", type=Path, default=peer, metavar="PYTHON")
+    for command in (run, untuned, trial):
         command.add_argument("--python", default=sys.executable, metavar="PYTHON", help=text)
     return parser
 
@@ -183,12 +188,11 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
 
     with tempfile.TemporaryDirectory(prefix="apex-learning-") as name:
         folder = Path(name)
-        place = _place(folder, task)
+        place = Place(folder, task.environment)
         command = system.train(task, options.seed, minutes, further)
         print(f"learning: {system.show(command)}", file=sys.stderr, flush=True)
         began, clock, processor = time.time(), time.monotonic(), ProcessorTime(available[: options.cores])
-        run = spawn(command, output=STANDARD_OUTPUT, errors=STANDARD_ERROR, ends_by=signal.SIGTERM, **place)
-        _wait(run, 60 * minutes + GRACE_SECONDS, stop)
+        wait(place.start(command, STANDARD_OUTPUT), 60 * minutes + GRACE_SECONDS, stop)
         seconds, others = time.monotonic() - clock, processor.others_share()
         if others > OTHERS_SHARE:
             print(f"learning: other processes used {others:.0%} of the cores: the times do not count", file=sys.stderr)
@@ -198,7 +202,7 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         games = task.episodes, options.seed + FRESH
 
         def play(*, is_final: bool) -> RecordedScore:
-            return _evaluate(system.evaluate(folder, *games, final=is_final), place, *games, stop)
+            return evaluate(system.evaluate(folder, *games, final=is_final), place, *games, stop)
 
         score = play(is_final=task.final_only)
         # A run that ends at a score ends with the policy that reached it.
@@ -227,61 +231,3 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
     path = write_record(options.root, record, outcome.curve)
     goal = "" if record.reached is None else ", the goal is reached" if record.reached else ", the goal is not reached"
     print(f"learning: {score.mean:.1f} after {seconds:.1f} s{goal}; wrote {path} and its curve", file=sys.stderr)
-
-
-def _place(folder: Path, task: LearningTask) -> dict[str, Any]:
-    """Returns where a command runs: in this folder, from which it finds an environment of `examples`."""
-    if not task.environment.startswith("examples."):
-        return {"cwd": folder}
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"cwd": folder, "environment": {"PYTHONPATH": os.pathsep.join(paths)}}
-
-
-def _wait(process: subprocess.Popen[Any], limit_seconds: float, stop: Stop) -> None:
-    """Waits for a command to end; raises RunError if it was stopped or failed."""
-    deadline, cause = time.monotonic() + limit_seconds, ""
-    try:
-        while process.poll() is None:
-            late = time.monotonic() >= deadline
-            if not cause and (late or stop.poll()):
-                cause = f"the command had not ended after {limit_seconds:.0f} s" if late else "stopped"
-                process.send_signal(signal.SIGINT)  # The command stops all programs that it has started.
-                deadline = time.monotonic() + KILL_SECONDS
-            elif cause and late:
-                process.kill()
-            try:
-                process.wait(POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                continue
-    finally:
-        process.kill()
-        process.wait()
-    if cause or process.returncode:
-        raise RunError(cause or f"the command ended with status {process.returncode}")
-
-
-def _evaluate(command: Sequence[str], place: Mapping[str, Any], episodes: int, seed: int, stop: Stop) -> RecordedScore:
-    """Plays full games with a policy of the run, with the given command, at its place."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        process = spawn(command, output=output, errors=STANDARD_ERROR, **place)
-        _wait(process, EVALUATE_SECONDS, stop)
-        output.seek(0)
-        lines = output.read().strip().splitlines()
-    try:
-        answer = json.loads(lines[-1])
-        scores, epsilon = [float(each) for each in answer["scores"]], float(answer["epsilon"])
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"the evaluation gave no scores ({type(error).__name__}: {error})") from error
-    if len(scores) != episodes:
-        raise RunError(f"the evaluation gave {len(scores)} games, expected {episodes}")
-    summary = summarize([Episode(each, 0) for each in scores])
-    assert summary.interval is not None  # Only a single game has no interval.
-    return RecordedScore(
-        mean=summary.mean,
-        median=summary.median,
-        interval=summary.interval,
-        episodes=episodes,
-        epsilon=epsilon,
-        seed=seed,
-        scores=scores,
-    )

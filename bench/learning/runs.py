@@ -1,6 +1,7 @@
 """Starts a run of each system, and reads its results in one form."""
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ class ApexSystem:
 
     def train(self, task: LearningTask, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
         """See System."""
-        end = ("--max-minutes", f"{minutes:g}")
+        end = () if math.isinf(minutes) else ("--max-minutes", f"{minutes:g}")
         return [*self._program, "train", *task.options, *self._variant, "--seed", str(seed), *end, *further]
 
     def read(self, folder: Path, began: float) -> Outcome:
