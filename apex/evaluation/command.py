@@ -53,7 +53,7 @@ class Evaluation(Summary):
     scores: list[float]  # sum of the raw rewards of each game
     lengths: list[int]  # steps of each game
     metrics: dict[str, Metric]  # by name: info["is_success"] as "success", and the numbers in info["metrics"]
-    epsilon: float  # probability of a random action; DPG: standard deviation of noise; SAC: factor on its own
+    epsilon: float  # probability of a random action; DPG: standard deviation of noise; SAC: factor on the policy's
     seed: int
     checkpoint: Path | None  # checkpoint of the policy; None: a random policy
     updates: int | None  # updates of the policy; None: a random policy
@@ -88,7 +88,7 @@ def evaluate(
     """Plays `episodes` full games with a run's policy, `num_envs` in parallel, as `apex evaluate` does.
 
     `run`, `checkpoint` and `allow` are as in `apex.load_policy`. The games use other seeds than training. `epsilon`:
-    probability of a random action, DPG: standard deviation of noise, SAC: factor on its own; None: 0.001, or no noise.
+    probability of a random action; DPG: standard deviation of noise; SAC: factor on the policy's; None: 0.001, or none.
     `video`: path of a film of the first game, ending in .mp4 or .gif. `save_episodes`: new folder for the games as a
     dataset of Minari, such as "games-v0".
 

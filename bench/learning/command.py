@@ -36,6 +36,7 @@ from apexreplay.process.lifecycle import Stop, reports_errors, stop_on_signals
 from bench.learning.measure import FRESH, GRACE_SECONDS, STANDARD_OUTPUT, Place, evaluate, wait
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
 from bench.learning.records import (
+    MAX_SEED,
     Record,
     RecordedScore,
     describe_code,
@@ -50,7 +51,6 @@ from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, VARIANTS
 from bench.learning.trial import run_trial
 from bench.learning.untuned import CORES, counts, missing_runs
 
-MAX_SEED = 999_999
 GAMES_SECONDS = 900.0  # time that 100 games of Atari may take
 
 
@@ -106,7 +106,7 @@ def _make_parser() -> Parser:
     trial.add_argument("file", type=Path, metavar="FILE", help="its design, see bench/learning/design.py")
     text = "start no run that may end later (default: no limit)"
     untuned.add_argument("--hours", type=positive_float, default=math.inf, metavar="H", help=text)
-    text = "start no run later (default: no limit)"
+    text = "start no run after these hours (default: no limit)"
     trial.add_argument("--hours", type=positive_float, default=math.inf, metavar="H", help=text)
     cores = len(os.sched_getaffinity(0))
     some = value_of(Annotated[int, Meta(ge=1, le=cores)])

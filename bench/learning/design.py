@@ -7,7 +7,7 @@ Its TOML file is written before the first run:
     minutes = 20  # time limit of a run; default: none
     half = true  # run only the combinations that change an even number of factors; default: all
 
-    [factors]  # the first level of each is the baseline
+    [factors]  # settings by their full names; the first level of each is the baseline
     "learner.target_period" = [100, 1000]
     "learner.learning_rate" = [3e-4, 1e-4]
     "actor.n_step" = [3, 1]
@@ -19,29 +19,33 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import NormalDist, mean
-from typing import Annotated, Any, NamedTuple
+from statistics import NormalDist, mean, variance
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
+from apex.command_line import SETTINGS, parse_config
+from apex.config.validation import did_you_mean
 from apex.sweep.space import options_of
 from apexreplay.errors import UsageError, require
-from bench.learning.comparison import values_of_seeds
+from bench.learning.records import MAX_SEED
 
 MIN_SEEDS = 3
 CONFIDENCE = 0.95
 
-Levels = tuple[Any, ...]  # of each factor
-Scores = Mapping[Levels, Sequence[float]]  # of each seed
+Level = bool | int | float | str
+Levels = tuple[Level, ...]  # of each factor
+Scores = Mapping[Levels, Sequence[float | None]]  # of each seed; None: the run is missing
+OWN = ("seed", "run.", "environment.id", "transport.")  # settings that no factor can be
 
 
 class Design(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """See the module."""
 
     options: list[str]  # with --env
-    seeds: Annotated[list[int], Meta(min_length=MIN_SEEDS)]
-    factors: Annotated[dict[str, list[Any]], Meta(min_length=1)]
+    seeds: Annotated[list[Annotated[int, Meta(ge=0, le=MAX_SEED)]], Meta(min_length=MIN_SEEDS)]
+    factors: Annotated[dict[str, list[Level]], Meta(min_length=1)]
     minutes: Annotated[float, Meta(gt=0)] = math.inf
     half: bool = False
 
@@ -55,7 +59,12 @@ class Design(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         every = itertools.product(*self.factors.values())
         return [levels for levels in every if not self.half or len(self.changes(levels)) % 2 == 0]
 
-    def changes(self, levels: Levels) -> dict[str, Any]:
+    @property
+    def has_time_limit(self) -> bool:
+        """Returns whether a faster or quieter machine trains longer."""
+        return math.isfinite(self.minutes) or "--max-minutes" in self.options
+
+    def changes(self, levels: Levels) -> dict[str, Level]:
         """Returns the factors that differ from the baseline."""
         pairs = zip(self.factors.items(), levels, strict=True)
         return {name: level for (name, known), level in pairs if level != known[0]}
@@ -70,7 +79,7 @@ class Effect(NamedTuple):
     """The mean score with a level of a factor, minus that with the factor's first level."""
 
     factor: str
-    level: Any
+    level: Level
     value: float
     low: float  # interval
     high: float
@@ -79,7 +88,7 @@ class Effect(NamedTuple):
     def conclusion(self) -> str:
         """Returns what the interval allows to say."""
         if self.low <= 0 <= self.high:
-            return "none: the seeds differ too much"
+            return "none: the interval contains 0"
         return "higher" if self.low > 0 else "lower"
 
 
@@ -87,43 +96,50 @@ def read_design(path: Path) -> Design:
     """Raises UsageError for a file that is no design."""
     try:
         design = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Design)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, msgspec.ValidationError) as error:
         cause = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot read the experiment {path}: {cause}", "see bench/learning/design.py") from error
     for name, levels in (("seeds", design.seeds), *design.factors.items()):
-        shown = list(map(json.dumps, levels))
-        require(len(shown) > 1, f"{path}: {name} has only one value, {', '.join(shown) or 'none'}")
-        require(len({*shown}) == len(shown), f"{path}: {name} has a value twice: {', '.join(shown)}")
+        shown = ", ".join(map(_show, levels))
+        require(len(levels) > 1, f"{path}: {name} has only one value, {shown or 'none'}")
+        options = {tuple(options_of(name, level)) for level in levels}
+        require(len(levels) == len({*levels}) == len(options), f"{path}: {name} has a value twice: {shown}")
+    for name in design.factors:
+        require(name in SETTINGS, f"{path}: {name} is no setting", remedy=did_you_mean(name, SETTINGS))
+        require(not name.startswith(OWN), f"{path}: {name} cannot be a factor")
     require("--env" in design.options[:-1], f"{path}: options must have --env and an environment")
     pairs = all(len(levels) == 2 for levels in design.factors.values())
     fits = pairs and len(design.factors) > 2
     require(not design.half or fits, f"{path}: half needs three or more factors of two levels")
+    for cell in design.cells():  # Settings that cannot be are refused before the first run.
+        parse_config(design.settings(cell), prog="apex train")
     return design
 
 
 def effects(design: Design, scores: Scores) -> list[Effect]:
     """Returns the main effect of each level of each factor beside the first; every cell has a score of each seed.
 
-    The variance is that of the seeds within cells, which is assumed to be the same in all. An effect is a mean over the
-    levels of the other factors.
+    An effect is a mean over the levels of the other factors. The spread of the seeds may differ between cells, so the
+    degrees of freedom are those of Welch and Satterthwaite.
     """
     cells, num_seeds = design.cells(), len(design.seeds)
-    squares = sum((score - mean(scores[cell])) ** 2 for cell in cells for score in scores[cell])
-    freedom = len(cells) * (num_seeds - 1)
+    known = {cell: [score for score in scores[cell] if score is not None] for cell in cells}
     found = []
     for place, (name, (first, *others)) in enumerate(design.factors.items()):
-        with_first = [mean(scores[cell]) for cell in cells if cell[place] == first]
         for level in others:
-            with_level = [mean(scores[cell]) for cell in cells if cell[place] == level]
-            value = mean(with_level) - mean(with_first)
-            variance = squares / freedom / num_seeds * (1 / len(with_level) + 1 / len(with_first))
-            reach = t_quantile((1 + CONFIDENCE) / 2, freedom) * math.sqrt(variance)
+            sides = [[known[cell] for cell in cells if cell[place] == each] for each in (level, first)]
+            high, low = (mean(map(mean, side)) for side in sides)
+            parts = [variance(seeds) / num_seeds / len(side) ** 2 for side in sides for seeds in side]
+            total = sum(parts)
+            freedom = total**2 / sum(part**2 / (num_seeds - 1) for part in parts) if total else math.inf
+            reach = t_quantile((1 + CONFIDENCE) / 2, freedom) * math.sqrt(total)
+            value = high - low
             found.append(Effect(name, level, value, value - reach, value + reach))
     return found
 
 
-def t_quantile(probability: float, freedom: int) -> float:
-    """Returns the quantile of Student's t; from 4 degrees of freedom on with an error below 0.5 %, for 0.025 ... 0.975.
+def t_quantile(probability: float, freedom: float) -> float:
+    """Returns the quantile of Student's t; from 2 degrees of freedom on with an error below 1 %, for 0.025 ... 0.975.
 
     Abramowitz and Stegun 1964, 26.7.5.
     """
@@ -143,9 +159,11 @@ def render_design(design: Design, scores: Scores) -> list[str]:
     cells = design.cells()
     for cell in cells:
         changes = ", ".join(f"{name} {_show(level)}" for name, level in design.changes(cell).items())
-        lines.append(f"| {changes or 'nothing'} | {values_of_seeds(scores.get(cell, ())) or '-'} |")
+        known = scores.get(cell, [None] * len(design.seeds))
+        each = ", ".join("-" if score is None else f"{score:.2f}" for score in known)
+        lines.append(f"| {changes or 'nothing'} | {each if None in known else f'{mean(known):.2f} ({each})'} |")
     num_runs = len(cells) * len(design.seeds)
-    missing = num_runs - sum(map(len, scores.values()))
+    missing = num_runs - sum(score is not None for seeds in scores.values() for score in seeds)
     if missing:
         return [*lines, "", f"No effects yet: {missing} of {num_runs} runs are missing."]
     lines += ["", f"| setting | effect ({CONFIDENCE:.0%} interval) | conclusion |".replace("%", " %"), "|---|---|---|"]
@@ -155,9 +173,9 @@ def render_design(design: Design, scores: Scores) -> list[str]:
         value = f"{effect.value:+.2f} ({effect.low:+.2f} to {effect.high:+.2f})"
         lines.append(f"| {change} | {value} | {effect.conclusion} |")
     if design.half:
-        lines += ["", "Half of the combinations: an effect cannot be told from the interaction of all other factors."]
+        lines += ["", "Half of the combinations ran: each effect is mixed with the interaction of all other factors."]
     return lines
 
 
-def _show(level: Any) -> str:
+def _show(level: Level) -> str:
     return level if isinstance(level, str) else json.dumps(level)

@@ -16,6 +16,7 @@ from apexreplay.files.atomic_files import replace_file
 FOLDER = Path("docs/results/learning")  # relative to the repository
 HEADER = "seconds,steps,score"
 FORMAT = 1
+MAX_SEED = 999_999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,17 @@ def describe_code() -> tuple[str | None, bool | None]:
         timeout=30,
     )
     return checkout["commit"], bool(status.stdout.strip())
+
+
+def is_same_code(commit: str, other: str, root: Path = Path(apex.__file__).parents[1]) -> bool:
+    """Returns whether both packages are the same in two commits of `root`; raises OSError if one is unknown."""
+    if commit == other:
+        return True
+    compare = ["git", "-C", str(root), "diff", "--quiet", commit, other, "--", "apex", "apexreplay"]
+    status = subprocess.run(compare, check=False, capture_output=True, timeout=30).returncode
+    if status > 1:
+        raise OSError(f"git cannot compare {commit} and {other}")
+    return status == 0
 
 
 def describe_machine() -> dict[str, Any]:

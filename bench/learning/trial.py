@@ -1,7 +1,9 @@
 """Runs a designed experiment, and keeps the score of each run in docs/results/trials/NAME.jsonl."""
 
 import json
+import math
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -12,12 +14,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from apexreplay.errors import UsageError
+from apexreplay.errors import ApexError, UsageError, require
 from apexreplay.process.lifecycle import Stop
 from bench.learning.design import Design, Levels, read_design, render_design
 from bench.learning.measure import FRESH, GRACE_SECONDS, STANDARD_ERROR, Place, evaluate, wait
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
-from bench.learning.records import describe_code, describe_machine
+from bench.learning.records import describe_code, describe_machine, is_same_code
 from bench.learning.runs import ApexSystem, RunError
 from bench.learning.tasks import LearningTask
 
@@ -25,108 +27,150 @@ FOLDER = Path("docs/results/trials")  # relative to the repository
 EPISODES = 100  # games of the policy at the end of a run, whose mean is its score
 NO_LIMIT_SECONDS = 24 * 3_600.0  # time limit of a run that has none in its design
 
+Run = tuple[Levels, int]  # a cell and a seed
+
 
 def run_trial(root: Path, file: Path, python: str, *, jobs: int, seconds: float, stop: Stop) -> bool:
     """Makes the missing runs of a design, each seed with all cells by turns, the baseline first; prints its tables.
 
-    `jobs`: runs at once, each with its share of the cores. No run starts after `seconds`. Returns whether every run
-    that was started has ended well. Raises UsageError.
+    `jobs`: runs at once, each with its share of the cores. No run starts after `seconds`. Returns whether no run has
+    failed. Raises UsageError and OSError.
     """
-    design, trial = read_design(file), _Trial(root / FOLDER / f"{file.stem}.jsonl", python)
-    began, cores = time.monotonic(), sorted(os.sched_getaffinity(0))
-    missing: SimpleQueue[tuple[Levels, int]] = SimpleQueue()
-    there = trial.scores(design)
-    for seed in design.seeds:
-        for cell in design.cells():
-            if (cell, seed) not in there:
-                missing.put((cell, seed))
-    failures: list[Exception] = []
-
-    def work(own: Sequence[int]) -> None:
-        while not stop.poll() and time.monotonic() - began < seconds:
-            try:
-                cell, seed = missing.get_nowait()
-            except Empty:
-                break
-            try:
-                trial.run(design, cell, seed, own, stop, is_alone=jobs == 1)
-            except (RunError, OSError) as error:
-                failures.append(error)
-                print(f"learning: {trial.show(design, cell, seed)}: {error}", file=sys.stderr)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(work, [cores[job::jobs] for job in range(jobs)]))
-    scores: dict[Levels, list[float]] = {}
-    for (cell, _), score in sorted(trial.scores(design).items(), key=lambda each: each[0][1]):
-        scores.setdefault(cell, []).append(score)
-    print("\n".join(render_design(design, scores)))
-    return not failures
+    design = read_design(file)
+    problem = "--jobs cannot be used with a time limit, because such runs would train for less time each"
+    require(jobs == 1 or not design.has_time_limit, problem, remedy="limit the updates or the steps")
+    path = root / FOLDER / f"{file.stem}.jsonl"
+    trial, cores = _Trial(design, path, python), sorted(os.sched_getaffinity(0))
+    good = trial.make_missing([cores[job::jobs] for job in range(jobs)], seconds, stop)
+    print("\n".join(render_design(design, trial.scores())))
+    return good
 
 
 class _Trial:
     """The file with the finished runs. A run is found again by its command."""
 
-    def __init__(self, path: Path, python: str) -> None:
+    def __init__(self, design: Design, path: Path, python: str) -> None:
+        """Raises UsageError if the file has a line that is no run."""
+        self._design = design
         self._path = path
         self._system = ApexSystem(python)
         self._lock = threading.Lock()
-
-    def show(self, design: Design, cell: Levels, seed: int) -> str:
-        """Returns the command of a run as a user types it."""
-        return self._system.show(self._command(design, cell, seed))
-
-    def scores(self, design: Design) -> dict[tuple[Levels, int], float]:
-        """Returns the scores of the design's finished runs by cell and seed. Raises UsageError."""
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        own = {self._show(run): run for run in self._all()}
+        self._finished: dict[Run, dict[str, Any]] = {}
         try:
-            known = {run["command"]: float(run["score"]) for run in map(json.loads, lines)}
+            for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+                figures = json.loads(line)
+                if run := own.get(figures["command"]):
+                    require(run not in self._finished, f"{path} has a run twice: {figures['command']}")
+                    if "failure" not in figures:
+                        float(figures["score"])
+                    self._finished[run] = figures
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{self._path} has a line that is no run: {type(error).__name__}: {error}") from error
-        runs = ((cell, seed) for seed in design.seeds for cell in design.cells())
-        return {run: known[shown] for run in runs if (shown := self.show(design, *run)) in known}
+            raise UsageError(f"{path} has a line that is no run: {type(error).__name__}: {error}") from error
 
-    def run(
-        self, design: Design, cell: Levels, seed: int, cores: Collection[int], stop: Stop, *, is_alone: bool
-    ) -> None:
-        """Makes and records one run. Raises RunError and OSError."""
+    def scores(self) -> dict[Levels, list[float | None]]:
+        """Returns the scores of each cell's seeds; None for one that is missing or has failed."""
+        found = {run: figures.get("score") for run, figures in self._finished.items()}
+        return {cell: [found.get((cell, seed)) for seed in self._design.seeds] for cell in self._design.cells()}
+
+    def make_missing(self, shares: Sequence[Collection[int]], seconds: float, stop: Stop) -> bool:
+        """Makes the missing runs, one at a time on each share of the cores. Returns whether none has failed."""
+        began, missing = time.monotonic(), SimpleQueue[Run]()
+        for run in self._all():
+            if run not in self._finished:
+                missing.put(run)
+        if not missing.empty():
+            self._require_same_circumstances(len(shares[0]))
+
+        def work(cores: Collection[int]) -> None:
+            while not stop.poll() and time.monotonic() - began < seconds:
+                try:
+                    run = missing.get_nowait()
+                except Empty:
+                    return
+                print(f"learning: {self._show(run)}", file=sys.stderr, flush=True)
+                try:
+                    figures = self._make(run, cores, stop, is_alone=len(shares) == 1)
+                except (ApexError, OSError, subprocess.SubprocessError) as error:
+                    if stop.poll():
+                        return
+                    figures = {"failure": str(error)}
+                self._record(run, figures, len(cores))
+
+        with ThreadPoolExecutor(len(shares)) as pool:
+            list(pool.map(work, shares))
+        failed = {run: figures["failure"] for run, figures in self._finished.items() if "failure" in figures}
+        for run, failure in failed.items():  # They are not repeated until they succeed.
+            print(f"learning: {self._show(run)}: {failure}", file=sys.stderr)
+        if failed:
+            print(f"learning: to repeat a failed run, remove its line in {self._path}, and say why", file=sys.stderr)
+        return not failed
+
+    def _all(self) -> list[Run]:
+        """Returns all runs in their order."""
+        return [(cell, seed) for seed in self._design.seeds for cell in self._design.cells()]
+
+    def _require_same_circumstances(self, num_cores: int) -> None:
+        """Refuses to add runs of other code, or with other cores, to those that are there."""
         commit, dirty = describe_code()
-        command, shown = self._command(design, cell, seed), self.show(design, cell, seed)
-        print(f"learning: {shown}", file=sys.stderr, flush=True)
+        require(not dirty, "the code differs from its commit", remedy="commit the changes, or take a clean checkout")
+        other = f"give the design another name, or remove {self._path}"
+        cpu = describe_machine()["cpu"]
+        for run in self._finished.values():
+            was = run["cores"]
+            require(
+                was == num_cores, f"the runs there had {was} cores each, these would have {num_cores}", remedy=other
+            )
+            same = None in (commit, run["commit"]) or is_same_code(str(commit), run["commit"])
+            require(same, f"the runs there are of commit {run['commit']}, which has other code", remedy=other)
+            same = run["cpu"] == cpu or not self._design.has_time_limit
+            require(same, f"the runs there had another processor: {run['cpu']}", remedy=other)
+
+    def _make(self, run: Run, cores: Collection[int], stop: Stop, *, is_alone: bool) -> dict[str, Any]:
+        """Makes one run; returns its figures. Raises ApexError, OSError and SubprocessError."""
+        limit = 60 * self._design.minutes + GRACE_SECONDS
         with tempfile.TemporaryDirectory(prefix="apex-trial-") as name:
             place, clock, processor = (
-                Place(Path(name), design.environment, cores),
+                Place(Path(name), self._design.environment, cores),
                 time.monotonic(),
                 ProcessorTime(cores),
             )
-            limit = min(60 * design.minutes + GRACE_SECONDS, NO_LIMIT_SECONDS)
-            wait(place.start(command, STANDARD_ERROR), limit, stop)
-            # Others' runs are children of this process too, and count as others until they end.
+            output = STANDARD_ERROR if is_alone else subprocess.DEVNULL  # Two live views would overwrite each other.
+            wait(place.start(self._command(run), output), limit if math.isfinite(limit) else NO_LIMIT_SECONDS, stop)
+            # Runs at the same time are children of this process too, and count as others until they end.
             seconds, others = time.monotonic() - clock, processor.others_share() if is_alone else None
             outcome = self._system.read(place.folder, 0.0)
-            games = self._system.evaluate(place.folder, EPISODES, seed + FRESH, final=True)
-            score = evaluate(games, place, EPISODES, seed + FRESH, stop)
-        if others is not None and others > OTHERS_SHARE:
-            print(f"learning: other processes used {others:.0%} of the cores", file=sys.stderr)
-        figures: dict[str, Any] = {
-            "command": shown,
+            games = EPISODES, run[1] + FRESH
+            score = evaluate(self._system.evaluate(place.folder, *games, final=True), place, *games, stop)
+        if others is not None and others > OTHERS_SHARE and self._design.has_time_limit:
+            raise RunError(f"other processes used {others:.0%} of the cores")
+        return {
             "score": score.mean,
             "interval": score.interval,
             "seconds": round(seconds, 1),
             "steps": outcome.steps,
             "updates": outcome.updates,
             "others_share": None if others is None else round(others, 3),
-            "commit": commit,
-            "dirty": dirty,
-            "cores": len(cores),
-            "cpu": describe_machine()["cpu"],
         }
-        print(f"learning: score {score.mean:.2f} after {seconds:.0f} s", file=sys.stderr, flush=True)
+
+    def _record(self, run: Run, figures: dict[str, Any], num_cores: int) -> None:
+        circumstances = {"commit": describe_code()[0], "cores": num_cores, "cpu": describe_machine()["cpu"]}
+        line = {"command": self._show(run), **figures, **circumstances}
         with self._lock:
+            self._finished[run] = line
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{json.dumps(figures)}\n")
+                file.write(f"{json.dumps(line)}\n")
+        if "score" in figures:
+            print(
+                f"learning: score {figures['score']:.2f} after {figures['seconds']:.0f} s", file=sys.stderr, flush=True
+            )
 
-    def _command(self, design: Design, cell: Levels, seed: int) -> list[str]:
-        options = tuple(design.settings(cell))
-        task = LearningTask("", options, EPISODES, None, 0.0, design.minutes, 0, final_only=True)
-        return self._system.train(task, seed, design.minutes, ())
+    def _show(self, run: Run) -> str:
+        """Returns the command of a run as a user types it."""
+        return self._system.show(self._command(run))
+
+    def _command(self, run: Run) -> list[str]:
+        (cell, seed), minutes = run, self._design.minutes
+        task = LearningTask("", tuple(self._design.settings(cell)), EPISODES, None, 0.0, minutes, 0, final_only=True)
+        return self._system.train(task, seed, minutes, ())

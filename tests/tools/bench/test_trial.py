@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shlex
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from apexreplay.errors import UsageError
 from bench.learning import command as learning
 from bench.learning import trial
 from bench.learning.design import Design, effects, read_design, render_design, t_quantile
+from bench.learning.records import is_same_code
 from bench.learning.trial import FOLDER
 
 PAIR = {"learner.target_period": [100, 1000], "learner.learning_rate_until_limit": [False, True]}
@@ -56,7 +58,7 @@ def test_effects_and_intervals_are_those_computed_by_hand():
     assert (period.low, period.high) == pytest.approx((4 - reach, 4 + reach), abs=1e-3)
     assert period.conclusion == "higher"
     assert (limit.value, limit.low) == pytest.approx((1.0, 1 - reach), abs=1e-3)
-    assert limit.conclusion == "none: the seeds differ too much"
+    assert limit.conclusion == "none: the interval contains 0"
     worse = {cell: [-score for score in scores] for cell, scores in SCORES.items()}
     assert effects(make_design(), worse)[0].conclusion == "lower"
 
@@ -65,24 +67,34 @@ def test_each_level_beside_the_first_has_an_effect():
     design = make_design({"a": [1, 2, 3]})
     found = effects(design, {(1,): [0.0, 1.0, 2.0], (2,): [4.0, 5.0, 6.0], (3,): [0.0, 1.0, 2.0]})
     assert [(each.level, each.value) for each in found] == [(2, 4.0), (3, 0.0)]
-    reach = 2.4469 * math.sqrt(2 / 3)  # 6 degrees of freedom
+    reach = 2.7764 * math.sqrt(2 / 3)  # 4 degrees of freedom
     assert found[0].high == pytest.approx(4 + reach, abs=1e-3)
+
+
+def test_a_spread_in_one_cell_has_fewer_degrees_of_freedom():
+    (effect,) = effects(make_design({"a": [1, 2]}), {(1,): [1.0, 1.0, 1.0], (2,): [0.0, 3.0, 6.0]})
+    reach = 4.3027 * math.sqrt(9 / 3)  # The variance of the second cell is 9; 2 degrees of freedom.
+    assert effect.high == pytest.approx(2 + reach, rel=1e-2)
+    (effect,) = effects(make_design({"a": [1, 2]}), {(1,): [1.0] * 3, (2,): [3.0] * 3})
+    assert (effect.low, effect.high) == (2.0, 2.0)
 
 
 @pytest.mark.parametrize(("freedom", "value"), [(4, 2.7764), (8, 2.3060), (16, 2.1199), (100, 1.9840)])
 def test_quantiles_of_t_are_those_of_its_table(freedom, value):
     assert t_quantile(0.975, freedom) == pytest.approx(value, rel=1e-3)
     assert t_quantile(0.025, freedom) == pytest.approx(-value, rel=1e-3)
+    assert t_quantile(0.975, 2.0) == pytest.approx(4.3027, rel=1e-2)
 
 
 def test_tables_name_cells_effects_and_missing_runs():
     lines = render_design(make_design(), SCORES)
-    assert "| nothing | 2.0 (1.0, 2.0, 3.0) |" in lines
-    assert "| learner.target_period 1000, learner.learning_rate_until_limit true | 7.0 (6.0, 7.0, 8.0) |" in lines
+    assert "| nothing | 2.00 (1.00, 2.00, 3.00) |" in lines
+    assert "| learner.target_period 1000, learner.learning_rate_until_limit true | 7.00 (6.00, 7.00, 8.00) |" in lines
     assert "| learner.target_period 1000, not 100 | +4.00 (+2.67 to +5.33) | higher |" in lines
-    some = render_design(make_design(), {(100, False): [1.0, 2.0]})
+    some = render_design(make_design(), {(100, False): [1.0, None, 2.0]})
     assert some[-1] == "No effects yet: 10 of 12 runs are missing."
-    assert "| learner.target_period 1000 | - |" in some
+    assert "| nothing | 1.00, -, 2.00 |" in some
+    assert "| learner.target_period 1000 | -, -, - |" in some
 
 
 DESIGN = """
@@ -91,6 +103,9 @@ seeds = [7, 8, 9]
 [factors]
 "learner.target_period" = [100, 1000]
 """
+
+
+CODE = "c" * 40
 
 
 class Commands:
@@ -107,22 +122,35 @@ class Commands:
 
     def evaluate(self, folder, episodes, seed, *, final):
         assert final
-        scores = json.dumps({"scores": [seed - 1_000_000] * episodes, "epsilon": 0.001})
+        (period,) = (folder / "period").read_text().split()
+        scores = json.dumps({"scores": [int(period) + seed - 1_000_000] * episodes, "epsilon": 0.001})
         return ["echo", scores]
 
     def show(self, command):
         return shlex.join(["apex", *command[1:]])
 
 
+TRAIN = """#!/bin/sh
+for word; do case $word in --learner.target_period=*) echo "${word#*=}" > period;; esac; done
+taskset --cpu-list --pid $$ >> %s
+"""
+
+
 @pytest.fixture
 def experiment(tmp_path, monkeypatch):
-    """Runs the command in this process with a stand-in for Python; returns its status."""
+    """Runs the command in this process with a stand-in for Python, whose end is given; returns its status."""
     monkeypatch.setattr(trial, "ApexSystem", Commands)
+    monkeypatch.setattr(trial, "describe_code", lambda: (CODE, False))
+    monkeypatch.setattr(trial, "OTHERS_SHARE", 2.0)  # Other tests run beside this one.
     (tmp_path / "calm.toml").write_text(DESIGN)
 
-    def run(*arguments, python="true"):
-        words = ["--root", str(tmp_path), "trial", str(tmp_path / "calm.toml"), "--python", python, *arguments]
-        return learning.main(words)
+    def run(*arguments, end=""):
+        python = tmp_path / "python"
+        python.write_text(TRAIN % (tmp_path / "cores") + end)
+        python.chmod(0o755)
+        return learning.main(
+            ["--root", str(tmp_path), "trial", str(tmp_path / "calm.toml"), "--python", str(python), *arguments]
+        )
 
     return run
 
@@ -137,45 +165,123 @@ def test_runs_are_made_by_turns_and_only_once(experiment, tmp_path, capsys):
     commands = [f"apex train --env CartPole-v1 --learner.target_period={period} --seed {seed}"
                 for seed in (7, 8, 9) for period in (100, 1000)]  # fmt: skip
     assert [run["command"] for run in runs] == commands
-    assert {run["score"] for run in runs} == {7.0, 8.0, 9.0}
+    assert [run["score"] for run in runs] == [107.0, 1007.0, 108.0, 1008.0, 109.0, 1009.0]
     assert [run["cores"] for run in runs] == [len(os.sched_getaffinity(0))] * 6
-    assert "| nothing | 8.0 (7.0, 8.0, 9.0) |" in capsys.readouterr().out
-    assert experiment(python="false") == 0  # Nothing is left to run.
+    tables = capsys.readouterr().out
+    assert "| nothing | 108.00 (107.00, 108.00, 109.00) |" in tables
+    assert "| learner.target_period 1000, not 100 | +900.00" in tables
+    assert experiment(end="exit 1") == 0  # Nothing is left to run.
     assert len(runs_of(tmp_path)) == 6
 
 
 def test_a_changed_design_keeps_the_runs_that_it_has_in_common(experiment, tmp_path, capsys):
     assert experiment() == 0
     (tmp_path / "calm.toml").write_text(DESIGN.replace("1000", "500"))
-    assert experiment("--jobs", "1") == 0
+    assert experiment() == 0
     assert len(runs_of(tmp_path)) == 9
     (tmp_path / "calm.toml").write_text(DESIGN.replace("[7,", "[6,"))
-    assert experiment(python="false") == 1
+    capsys.readouterr()
+    assert experiment("--hours", "1e-9") == 0
     assert "No effects yet: 2 of 6 runs are missing." in capsys.readouterr().out
 
 
-def test_jobs_share_the_cores(experiment, tmp_path):
-    cores = len(os.sched_getaffinity(0))
-    assert experiment("--jobs", str(cores)) == 0
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_runs_at_the_same_time_have_cores_of_their_own(experiment, tmp_path, capsys):
+    assert experiment("--jobs", "2") == 0
     runs = runs_of(tmp_path)
     assert len({run["command"] for run in runs}) == 6
-    assert {run["cores"] for run in runs} == {1}
-    assert {run["others_share"] is None for run in runs} == {cores > 1}
+    assert {run["others_share"] for run in runs} == {None}
+    used = {line.partition(": ")[2] for line in (tmp_path / "cores").read_text().splitlines()}
+    assert len(used) == 2
+    (tmp_path / "calm.toml").write_text(DESIGN.replace("seeds", "minutes = 1\nseeds"))
+    assert experiment("--jobs", "2") == 2
+    assert "--jobs cannot be used with a time limit" in capsys.readouterr().err
 
 
-def test_a_failed_run_is_not_recorded_and_the_others_are_made(experiment, tmp_path, capsys):
-    script = tmp_path / "python"
-    script.write_text('#!/bin/sh\ncase "$*" in *"period=1000 --seed 8"*) exit 3;; esac\n')
-    script.chmod(0o755)
-    assert experiment(python=str(script)) == 1
-    assert len(runs_of(tmp_path)) == 5
-    assert "--seed 8: the command ended with status 3" in capsys.readouterr().err
+def test_a_failed_run_is_not_repeated_and_the_others_are_made(experiment, tmp_path, capsys):
+    fails = 'case "$*" in *"period=1000 --seed 8"*) exit 3;; esac\n'
+    assert experiment(end=fails) == 1
+    assert [run.get("failure") for run in runs_of(tmp_path)] == [None] * 3 + ["the command ended with status 3"] + [
+        None
+    ] * 2
+    assert experiment() == 1
+    captured = capsys.readouterr()
+    assert "--seed 8: the command ended with status 3" in captured.err
+    assert "| learner.target_period 1000 | 1007.00, -, 1009.00 |" in captured.out
+    assert len(runs_of(tmp_path)) == 6
+
+
+def test_a_stopped_run_is_not_recorded(experiment, tmp_path, capsys):
+    ends = f'case "$*" in *"period=1000 --seed 7"*) kill -INT {os.getpid()}; sleep 60;; esac\n'
+    assert experiment(end=ends) == 130
+    assert len(runs_of(tmp_path)) == 1
+    assert "No effects yet: 5 of 6 runs are missing." in capsys.readouterr().out
 
 
 def test_no_run_starts_after_the_hours(experiment, tmp_path, capsys):
     assert experiment("--hours", "1e-9") == 0
     assert not (tmp_path / FOLDER).exists()
     assert "6 of 6 runs are missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "design", "cause"),
+    [
+        ({"describe_code": lambda: (CODE, True)}, "", "the code differs from its commit"),
+        ({"is_same_code": lambda one, other: False}, "", f"of commit {CODE}, which has other code"),
+        ({"describe_machine": lambda: {"cpu": "Z80"}}, "minutes = 9", "had another processor"),
+    ],
+)
+def test_runs_of_different_circumstances_are_not_mixed(
+    experiment, tmp_path, capsys, monkeypatch, changes, design, cause
+):
+    (tmp_path / "calm.toml").write_text(f"{design}\n{DESIGN}")
+    assert experiment() == 0
+    text = (tmp_path / FOLDER / "calm.jsonl").read_text()
+    (tmp_path / FOLDER / "calm.jsonl").write_text(text[: text.rindex("{")])
+    for name, change in changes.items():
+        monkeypatch.setattr(trial, name, change)
+    assert experiment() == 2
+    assert cause in capsys.readouterr().err
+    assert len(runs_of(tmp_path)) == 5
+
+
+def test_runs_with_more_cores_are_not_mixed_with_others(experiment, tmp_path, capsys):
+    assert experiment() == 0
+    _, *rest = runs_of(tmp_path)
+    lines = [json.dumps(run | {"cores": 96}) for run in rest]
+    (tmp_path / FOLDER / "calm.jsonl").write_text("\n".join(lines))
+    assert experiment() == 2
+    assert "the runs there had 96 cores each" in capsys.readouterr().err
+
+
+def test_a_busy_machine_ends_no_run_that_counts_updates(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr(trial, "OTHERS_SHARE", -1.0)
+    assert experiment() == 0
+    (tmp_path / "calm.toml").write_text("minutes = 9\n" + DESIGN.replace("1000", "500"))
+    assert experiment() == 1
+    assert "other processes used" in runs_of(tmp_path)[-1]["failure"]
+
+
+def test_commits_with_the_same_packages_have_the_same_code(tmp_path):
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    def commit(name, text):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        git("add", ".")
+        git("commit", "-qm", text)
+        return git("rev-parse", "HEAD").strip()
+
+    git("init", "-q")
+    first, page, code = commit("apex/a.py", "1"), commit("docs/a.md", "2"), commit("apexreplay/a.py", "3")
+    assert is_same_code(first, first, tmp_path)
+    assert is_same_code(first, page, tmp_path)
+    assert not is_same_code(page, code, tmp_path)
+    with pytest.raises(OSError, match="cannot compare"):
+        is_same_code(code, "0" * 40, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +296,14 @@ def test_no_run_starts_after_the_hours(experiment, tmp_path, capsys):
         (DESIGN.replace("seeds", "minutes = 0\nseeds"), "minutes"),
         (DESIGN.replace("seeds", "limit = 0\nseeds"), "limit"),
         (DESIGN.replace('"--env", ', ""), "--env"),
+        (DESIGN.replace("1000", "100.0"), "has a value twice: 100, 100.0"),
+        (DESIGN.replace("1000", '"100"'), "has a value twice"),
+        (DESIGN.replace("1000", "[1]"), "factors"),
+        (DESIGN.replace("1000", "0"), "target_period"),
+        (DESIGN.replace("[7,", "[-7,"), "seeds"),
+        (DESIGN.replace("target_period", "target-period"), "learner.target-period is no setting"),
+        (DESIGN.replace("learner.target_period", "run.max_updates"), "run.max_updates cannot be a factor"),
+        (DESIGN.replace("learner.target_period", "seed"), "seed cannot be a factor"),
         ("[", "calm.toml"),
     ],
 )
@@ -202,6 +316,6 @@ def test_a_file_that_is_no_design_is_refused(tmp_path, text, cause):
 
 def test_a_damaged_file_of_runs_is_refused(experiment, tmp_path, capsys):
     (tmp_path / FOLDER).mkdir(parents=True)
-    (tmp_path / FOLDER / "calm.jsonl").write_text('{"command": "apex"}\n')
+    (tmp_path / FOLDER / "calm.jsonl").write_text('{"score": 1}\n')
     assert experiment() == 2
     assert "calm.jsonl has a line that is no run" in capsys.readouterr().err
