@@ -219,7 +219,7 @@ class EvaluatorConfig(Branch):
     episodes: Annotated[int, Meta(ge=1, le=MAX_EPISODES)] = 5  # full games per evaluation
     confirm_episodes: Annotated[int, Meta(ge=100, le=MAX_EPISODES)] = 100  # new games that confirm a score, at most
     final_seconds: Seconds = 120.0  # maximum seconds for games of the final policy at the end of a run; 0: no games
-    epsilon: Probability = 0.001  # probability of random actions; DPG: deviation of noise; SAC: factor on that of the policy
+    epsilon: Probability = 0.001  # probability of random actions; DPG: deviation of noise; SAC: factor on the policy's
     num_envs: PositiveInt = 5  # games played in parallel
     num_threads: PositiveInt = 1  # PyTorch threads
 
