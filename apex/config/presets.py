@@ -186,8 +186,10 @@ VECTOR = Config(
 # Grids of cells, planes of bools, and dictionaries without images. Updates take several times as long as with vectors.
 GRID = replace(
     VECTOR,
+    # Where one wrong move ends the game, returns of more steps contain the wrong moves of exploration (ADR 53).
+    actor=replace(VECTOR.actor, n_step=1),
     replay=ReplayConfig(capacity=100_000, min_size_to_sample=1_000, samples_per_insert=8.0, inserts_wait=True),
-    learner=replace(VECTOR.learner, batch_size=64, learning_rate=3e-4),  # with 5e-4, units became dormant
+    learner=replace(VECTOR.learner, batch_size=64, learning_rate=1e-4),  # with 3e-4, units became dormant (ADR 53)
     network=NetworkConfig(hidden=128, body_hidden=64),
 )
 
