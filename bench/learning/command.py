@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if options.command == "run":
                     _run(options, further, stop)
                     return FINISHED
-                require(not further, f"{options.command} accepts no arguments after --")
+                require(not further, f"{options.command} accepts no arguments after --: its settings are fixed")
                 if options.command == "untuned":
                     return _run_untuned(options, stop)
                 limits = {"jobs": options.jobs, "seconds": 3_600 * options.hours}

@@ -99,7 +99,8 @@ def read_design(path: Path) -> Design:
     except (OSError, ValueError, msgspec.ValidationError) as error:
         cause = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot read the experiment {path}: {cause}", "see bench/learning/design.py") from error
-    for name, levels in (("seeds", design.seeds), *design.factors.items()):
+    named: dict[str, Sequence[Level]] = {"seeds": design.seeds, **design.factors}
+    for name, levels in named.items():
         shown = ", ".join(map(_show, levels))
         require(len(levels) > 1, f"{path}: {name} has only one value, {shown or 'none'}")
         options = {tuple(options_of(name, level)) for level in levels}
@@ -159,14 +160,17 @@ def render_design(design: Design, scores: Scores) -> list[str]:
     cells = design.cells()
     for cell in cells:
         changes = ", ".join(f"{name} {_show(level)}" for name, level in design.changes(cell).items())
-        known = scores.get(cell, [None] * len(design.seeds))
-        each = ", ".join("-" if score is None else f"{score:.2f}" for score in known)
-        lines.append(f"| {changes or 'nothing'} | {each if None in known else f'{mean(known):.2f} ({each})'} |")
+        seeds = scores.get(cell, [None] * len(design.seeds))
+        known = [score for score in seeds if score is not None]
+        each = ", ".join("-" if score is None else f"{score:.2f}" for score in seeds)
+        lines.append(
+            f"| {changes or 'nothing'} | {f'{mean(known):.2f} ({each})' if len(known) == len(seeds) else each} |"
+        )
     num_runs = len(cells) * len(design.seeds)
     missing = num_runs - sum(score is not None for seeds in scores.values() for score in seeds)
     if missing:
         return [*lines, "", f"No effects yet: {missing} of {num_runs} runs are missing."]
-    lines += ["", f"| setting | effect ({CONFIDENCE:.0%} interval) | conclusion |".replace("%", " %"), "|---|---|---|"]
+    lines += ["", f"| setting | effect ({100 * CONFIDENCE:.0f} % interval) | conclusion |", "|---|---|---|"]
     for effect in effects(design, scores):
         first = _show(design.factors[effect.factor][0])
         change = f"{effect.factor} {_show(effect.level)}, not {first}"
