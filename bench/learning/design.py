@@ -26,6 +26,7 @@ import msgspec
 from msgspec import Meta
 
 from apex.command_line import SETTINGS, parse_config
+from apex.config import Config
 from apex.config.validation import did_you_mean
 from apex.sweep.space import options_of
 from apexreplay.errors import UsageError, require
@@ -62,7 +63,11 @@ class Design(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     @property
     def has_time_limit(self) -> bool:
         """Returns whether a faster or quieter machine trains longer."""
-        return math.isfinite(self.minutes) or "--max-minutes" in self.options
+        return math.isfinite(self.minutes) or self.config(self.cells()[0]).run.max_minutes > 0
+
+    def config(self, levels: Levels) -> Config:
+        """Returns the configuration of a run, without seed and `minutes`. Raises UsageError."""
+        return parse_config(self.settings(levels), prog="apex train")
 
     def changes(self, levels: Levels) -> dict[str, Level]:
         """Returns the factors that differ from the baseline."""
@@ -113,7 +118,11 @@ def read_design(path: Path) -> Design:
     fits = pairs and len(design.factors) > 2
     require(not design.half or fits, f"{path}: half needs three or more factors of two levels")
     for cell in design.cells():  # Settings that cannot be are refused before the first run.
-        parse_config(design.settings(cell), prog="apex train")
+        run = design.config(cell).run
+        limits = run.max_updates or run.max_steps or run.max_minutes or math.isfinite(design.minutes)
+        require(bool(limits), f"{path}: the runs have no limit", remedy="add --max-updates or --max-steps to options")
+        problem = f"{path}: runs that end at a score have different lengths"
+        require(run.stop_score is None, problem, remedy="add --stop-score none to options")
     return design
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from apexreplay.errors import ApexError, UsageError, require
+from apexreplay.errors import UsageError, require
 from apexreplay.process.lifecycle import Stop
 from bench.learning.design import Design, Levels, read_design, render_design
 from bench.learning.measure import FRESH, GRACE_SECONDS, STANDARD_ERROR, Place, evaluate, wait
@@ -41,9 +41,15 @@ def run_trial(root: Path, file: Path, python: str, *, jobs: int, seconds: float,
     require(jobs == 1 or not design.has_time_limit, problem, remedy="limit the updates or the steps")
     path = root / FOLDER / f"{file.stem}.jsonl"
     trial, cores = _Trial(design, path, python), sorted(os.sched_getaffinity(0))
-    good = trial.make_missing([cores[job::jobs] for job in range(jobs)], seconds, stop)
+    good = trial.make_missing(share(cores, jobs), seconds, stop)
     print("\n".join(render_design(design, trial.scores())))
     return good
+
+
+def share(cores: Sequence[int], jobs: int) -> list[Sequence[int]]:
+    """Returns the cores of each job, as many for each; the rest stays unused."""
+    size = len(cores) // jobs
+    return [cores[job * size : (job + 1) * size] for job in range(jobs)]
 
 
 class _Trial:
@@ -62,8 +68,9 @@ class _Trial:
                 figures = json.loads(line)
                 if run := own.get(figures["command"]):
                     require(run not in self._finished, f"{path} has a run twice: {figures['command']}")
-                    if "failure" not in figures:
-                        float(figures["score"])
+                    if "failure" not in figures and not math.isfinite(float(figures["score"])):
+                        raise ValueError(f"score {figures['score']}")
+                    self._circumstances(figures)
                     self._finished[run] = figures
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} has a line that is no run: {type(error).__name__}: {error}") from error
@@ -90,12 +97,17 @@ class _Trial:
                     return
                 print(f"learning: {self._show(run)}", file=sys.stderr, flush=True)
                 try:
+                    commit = _clean_commit()
                     figures = self._make(run, cores, stop, is_alone=len(shares) == 1)
-                except (ApexError, OSError, subprocess.SubprocessError) as error:
+                    require(commit == _clean_commit(), "the commit has changed during the run, which does not count")
+                except RunError as error:
                     if stop.poll():
                         return
                     figures = {"failure": str(error)}
-                self._record(run, figures, len(cores))
+                except BaseException:  # The next run would fail too.
+                    stop.request()
+                    raise
+                self._record(run, {**figures, "commit": commit, "cores": len(cores), "cpu": describe_machine()["cpu"]})
 
         with ThreadPoolExecutor(len(shares)) as pool:
             list(pool.map(work, shares))
@@ -110,24 +122,26 @@ class _Trial:
         """Returns all runs in their order."""
         return [(cell, seed) for seed in self._design.seeds for cell in self._design.cells()]
 
+    def _circumstances(self, figures: dict[str, Any]) -> tuple[int, str | None, str]:
+        """Returns cores, commit and processor of a finished run. Raises KeyError."""
+        return figures["cores"], figures["commit"], figures["cpu"]
+
     def _require_same_circumstances(self, num_cores: int) -> None:
         """Refuses to add runs of other code, or with other cores, to those that are there."""
-        commit, dirty = describe_code()
-        require(not dirty, "the code differs from its commit", remedy="commit the changes, or take a clean checkout")
+        commit, cpu = _clean_commit(), describe_machine()["cpu"]
         other = f"give the design another name, or remove {self._path}"
-        cpu = describe_machine()["cpu"]
         for run in self._finished.values():
-            was = run["cores"]
+            was, at, processor = self._circumstances(run)
             require(
                 was == num_cores, f"the runs there had {was} cores each, these would have {num_cores}", remedy=other
             )
-            same = None in (commit, run["commit"]) or is_same_code(str(commit), run["commit"])
-            require(same, f"the runs there are of commit {run['commit']}, which has other code", remedy=other)
-            same = run["cpu"] == cpu or not self._design.has_time_limit
-            require(same, f"the runs there had another processor: {run['cpu']}", remedy=other)
+            same = commit is None or at is None or is_same_code(commit, at)
+            require(same, f"the runs there are of commit {at}, which has other code", remedy=other)
+            same = processor == cpu or not self._design.has_time_limit
+            require(same, f"the runs there had another processor: {processor}", remedy=other)
 
     def _make(self, run: Run, cores: Collection[int], stop: Stop, *, is_alone: bool) -> dict[str, Any]:
-        """Makes one run; returns its figures. Raises ApexError, OSError and SubprocessError."""
+        """Makes one run; returns its figures. Raises RunError if it has failed."""
         limit = 60 * self._design.minutes + GRACE_SECONDS
         with tempfile.TemporaryDirectory(prefix="apex-trial-") as name:
             place, clock, processor = (
@@ -151,11 +165,12 @@ class _Trial:
             "steps": outcome.steps,
             "updates": outcome.updates,
             "others_share": None if others is None else round(others, 3),
+            "dormant_shares": outcome.dormant_shares,
+            "versions": outcome.versions,
         }
 
-    def _record(self, run: Run, figures: dict[str, Any], num_cores: int) -> None:
-        circumstances = {"commit": describe_code()[0], "cores": num_cores, "cpu": describe_machine()["cpu"]}
-        line = {"command": self._show(run), **figures, **circumstances}
+    def _record(self, run: Run, figures: dict[str, Any]) -> None:
+        line = {"command": self._show(run), **figures}
         with self._lock:
             self._finished[run] = line
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,3 +189,10 @@ class _Trial:
         (cell, seed), minutes = run, self._design.minutes
         task = LearningTask("", tuple(self._design.settings(cell)), EPISODES, None, 0.0, minutes, 0, final_only=True)
         return self._system.train(task, seed, minutes, ())
+
+
+def _clean_commit() -> str | None:
+    """Returns the commit of the code; None if it is not in a git checkout. Raises UsageError if it was changed."""
+    commit, dirty = describe_code()
+    require(not dirty, "the code differs from its commit", remedy="commit the changes, or take a clean checkout")
+    return commit

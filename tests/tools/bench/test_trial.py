@@ -5,8 +5,11 @@ import math
 import os
 import shlex
 import subprocess
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from apexreplay.errors import UsageError
@@ -14,7 +17,9 @@ from bench.learning import command as learning
 from bench.learning import trial
 from bench.learning.design import Design, effects, read_design, render_design, t_quantile
 from bench.learning.records import is_same_code
-from bench.learning.trial import FOLDER
+from bench.learning.trial import FOLDER, _Trial, share
+
+ROOT = Path(__file__).parents[3]
 
 PAIR = {"learner.target_period": [100, 1000], "learner.learning_rate_until_limit": [False, True]}
 CARTPOLE = ["--env", "CartPole-v1"]
@@ -98,7 +103,7 @@ def test_tables_name_cells_effects_and_missing_runs():
 
 
 DESIGN = """
-options = ["--env", "CartPole-v1"]
+options = ["--env", "CartPole-v1", "--stop-score", "none", "--max-updates", "90"]
 seeds = [7, 8, 9]
 [factors]
 "learner.target_period" = [100, 1000]
@@ -118,7 +123,7 @@ class Commands:
         return [self.python, "train", *task.options, "--seed", str(seed), *further]
 
     def read(self, folder, began):
-        return SimpleNamespace(steps=500, updates=90)
+        return SimpleNamespace(steps=500, updates=90, versions={"apex": "0.2.0"}, dormant_shares={"8000": 0.5})
 
     def evaluate(self, folder, episodes, seed, *, final):
         assert final
@@ -162,7 +167,8 @@ def runs_of(tmp_path):
 def test_runs_are_made_by_turns_and_only_once(experiment, tmp_path, capsys):
     assert experiment() == 0
     runs = runs_of(tmp_path)
-    commands = [f"apex train --env CartPole-v1 --learner.target_period={period} --seed {seed}"
+    start = "apex train --env CartPole-v1 --stop-score none --max-updates 90"
+    commands = [f"{start} --learner.target_period={period} --seed {seed}"
                 for seed in (7, 8, 9) for period in (100, 1000)]  # fmt: skip
     assert [run["command"] for run in runs] == commands
     assert [run["score"] for run in runs] == [107.0, 1007.0, 108.0, 1008.0, 109.0, 1009.0]
@@ -183,6 +189,27 @@ def test_a_changed_design_keeps_the_runs_that_it_has_in_common(experiment, tmp_p
     capsys.readouterr()
     assert experiment("--hours", "1e-9") == 0
     assert "No effects yet: 2 of 6 runs are missing." in capsys.readouterr().out
+
+
+def test_jobs_have_as_many_cores_each():
+    assert share([0, 1, 2], 2) == [[0], [1]]
+    assert share([0, 1, 2, 3, 4, 5, 6], 3) == [[0, 1], [2, 3], [4, 5]]
+    assert share([5], 1) == [[5]]
+
+
+def test_a_program_that_cannot_start_is_no_failed_run(experiment, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Commands, "train", lambda *_: [str(tmp_path / "nowhere")])
+    assert experiment() == 1
+    assert "nowhere" in capsys.readouterr().err
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_run_during_which_the_commit_changed_is_not_recorded(experiment, tmp_path, capsys, monkeypatch):
+    answers = iter([CODE, CODE, CODE, CODE, "d" * 40])  # before the first run; before and after each run
+    monkeypatch.setattr(trial, "describe_code", lambda: (next(answers), False))
+    assert experiment() == 2
+    assert "the commit has changed during the run" in capsys.readouterr().err
+    assert len(runs_of(tmp_path)) == 1
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
@@ -212,7 +239,7 @@ def test_a_failed_run_is_not_repeated_and_the_others_are_made(experiment, tmp_pa
 
 
 def test_a_stopped_run_is_not_recorded(experiment, tmp_path, capsys):
-    ends = f'case "$*" in *"period=1000 --seed 7"*) kill -INT {os.getpid()}; sleep 60;; esac\n'
+    ends = f'case "$*" in *"period=1000 --seed 7"*) kill -INT {os.getpid()}; exec sleep 60;; esac\n'
     assert experiment(end=ends) == 130
     assert len(runs_of(tmp_path)) == 1
     assert "No effects yet: 5 of 6 runs are missing." in capsys.readouterr().out
@@ -237,8 +264,8 @@ def test_runs_of_different_circumstances_are_not_mixed(
 ):
     (tmp_path / "calm.toml").write_text(f"{design}\n{DESIGN}")
     assert experiment() == 0
-    text = (tmp_path / FOLDER / "calm.jsonl").read_text()
-    (tmp_path / FOLDER / "calm.jsonl").write_text(text[: text.rindex("{")])
+    *lines, _ = (tmp_path / FOLDER / "calm.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / FOLDER / "calm.jsonl").write_text("".join(lines))
     for name, change in changes.items():
         monkeypatch.setattr(trial, name, change)
     assert experiment() == 2
@@ -295,6 +322,8 @@ def test_commits_with_the_same_packages_have_the_same_code(tmp_path):
         (DESIGN.replace("seeds", "half = true\nseeds"), "half needs three or more"),
         (DESIGN.replace("seeds", "minutes = 0\nseeds"), "minutes"),
         (DESIGN.replace("seeds", "limit = 0\nseeds"), "limit"),
+        (DESIGN.replace('"--max-updates", "90"', ""), "the runs have no limit"),
+        (DESIGN.replace('"--stop-score", "none", ', ""), "end at a score"),
         (DESIGN.replace('"--env", ', ""), "--env"),
         (DESIGN.replace("1000", "100.0"), "has a value twice: 100, 100.0"),
         (DESIGN.replace("1000", '"100"'), "has a value twice"),
@@ -319,3 +348,31 @@ def test_a_damaged_file_of_runs_is_refused(experiment, tmp_path, capsys):
     (tmp_path / FOLDER / "calm.jsonl").write_text('{"score": 1}\n')
     assert experiment() == 2
     assert "calm.jsonl has a line that is no run" in capsys.readouterr().err
+    (tmp_path / FOLDER / "calm.jsonl").unlink()
+    assert experiment() == 0
+    first, *rest = (tmp_path / FOLDER / "calm.jsonl").read_text().splitlines()
+    for lines, cause in (
+        ([first, first], "has a run twice"),
+        ([first.replace("107.0", "NaN")], "score nan"),
+        ([first.replace('"cores"', '"core"')], "cores"),
+    ):
+        (tmp_path / FOLDER / "calm.jsonl").write_text("\n".join([*lines, *rest]))
+        capsys.readouterr()
+        assert experiment() == 2
+        assert cause in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / FOLDER).glob("*.jsonl")), ids=lambda path: path.stem)
+def test_committed_runs_are_those_of_a_committed_design(path):
+    file = ROOT / "bench/learning/trials" / f"{path.stem}.toml"
+    design = msgspec.convert(tomllib.loads(file.read_text()), Design)  # `read_design` needs the environment's package.
+    runs = _Trial(design, path, "python")
+    missing = [seed for seeds in runs.scores().values() for seed in seeds if seed is None]
+    assert missing == []
+    assert len(path.read_text().splitlines()) == len(design.cells()) * len(design.seeds)
+
+
+def test_a_design_without_minutes_passes_no_limit_of_time():
+    assert "--max-minutes" not in _Trial(make_design(), ROOT / "none.jsonl", "python")._show(((100, False), 1))
+    shown = _Trial(make_design(minutes=3), ROOT / "none.jsonl", "python")._show(((100, False), 1))
+    assert shown.endswith("--seed 1 --max-minutes 3")

@@ -87,6 +87,12 @@ def test_the_paper_preset_has_the_values_of_the_paper(setting, value):
     assert (environment.atari_size, environment.atari_stack) == (84, 4)
 
 
+def test_grids_have_one_step_returns_and_a_low_rate():
+    """See ADR 53."""
+    assert (GRID.actor.n_step, GRID.learner.learning_rate, GRID.learner.target_period) == (1, 1e-4, 100)
+    assert replace(GRID.actor, n_step=3) == VECTOR.actor
+
+
 def test_the_narrow_preset_differs_from_pong_in_few_settings():
     learner = replace(PONG.learner, learning_rate_until_limit=True, learning_rate_updates=200_000, random_shift=4)
     actor = replace(PONG.actor, n_step=5)
