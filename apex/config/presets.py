@@ -189,7 +189,7 @@ GRID = replace(
     # Where one wrong move ends the game, returns of more steps contain the wrong moves of exploration (ADR 53).
     actor=replace(VECTOR.actor, n_step=1),
     replay=ReplayConfig(capacity=100_000, min_size_to_sample=1_000, samples_per_insert=8.0, inserts_wait=True),
-    learner=replace(VECTOR.learner, batch_size=64, learning_rate=1e-4),  # with 3e-4, units became dormant (ADR 53)
+    learner=replace(VECTOR.learner, batch_size=64, learning_rate=1e-4),  # ADR 53
     network=NetworkConfig(hidden=128, body_hidden=64),
 )
 
