@@ -70,7 +70,7 @@ class _Trial:
                     require(run not in self._finished, f"{path} has a run twice: {figures['command']}")
                     if "failure" not in figures and not math.isfinite(float(figures["score"])):
                         raise ValueError(f"score {figures['score']}")
-                    self._circumstances(figures)
+                    _circumstances(figures)
                     self._finished[run] = figures
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} has a line that is no run: {type(error).__name__}: {error}") from error
@@ -98,16 +98,18 @@ class _Trial:
                 print(f"learning: {self._show(run)}", file=sys.stderr, flush=True)
                 try:
                     commit = _clean_commit()
-                    figures = self._make(run, cores, stop, is_alone=len(shares) == 1)
+                    try:
+                        figures = self._make(run, cores, stop, is_alone=len(shares) == 1)
+                    except RunError as error:
+                        if stop.poll():
+                            return
+                        figures = {"failure": str(error)}
                     require(commit == _clean_commit(), "the commit has changed during the run, which does not count")
-                except RunError as error:
-                    if stop.poll():
-                        return
-                    figures = {"failure": str(error)}
-                except BaseException:  # The next run would fail too.
+                    own = {"commit": commit, "cores": len(cores), "cpu": describe_machine()["cpu"]}
+                    self._record(run, figures | own)
+                except BaseException:  # The next run would fail too, as on a full disk.
                     stop.request()
                     raise
-                self._record(run, {**figures, "commit": commit, "cores": len(cores), "cpu": describe_machine()["cpu"]})
 
         with ThreadPoolExecutor(len(shares)) as pool:
             list(pool.map(work, shares))
@@ -122,16 +124,12 @@ class _Trial:
         """Returns all runs in their order."""
         return [(cell, seed) for seed in self._design.seeds for cell in self._design.cells()]
 
-    def _circumstances(self, figures: dict[str, Any]) -> tuple[int, str | None, str]:
-        """Returns cores, commit and processor of a finished run. Raises KeyError."""
-        return figures["cores"], figures["commit"], figures["cpu"]
-
     def _require_same_circumstances(self, num_cores: int) -> None:
         """Refuses to add runs of other code, or with other cores, to those that are there."""
         commit, cpu = _clean_commit(), describe_machine()["cpu"]
         other = f"give the design another name, or remove {self._path}"
         for run in self._finished.values():
-            was, at, processor = self._circumstances(run)
+            was, at, processor = _circumstances(run)
             require(
                 was == num_cores, f"the runs there had {was} cores each, these would have {num_cores}", remedy=other
             )
@@ -144,11 +142,8 @@ class _Trial:
         """Makes one run; returns its figures. Raises RunError if it has failed."""
         limit = 60 * self._design.minutes + GRACE_SECONDS
         with tempfile.TemporaryDirectory(prefix="apex-trial-") as name:
-            place, clock, processor = (
-                Place(Path(name), self._design.environment, cores),
-                time.monotonic(),
-                ProcessorTime(cores),
-            )
+            place = Place(Path(name), self._design.environment, cores)
+            clock, processor = time.monotonic(), ProcessorTime(cores)
             output = STANDARD_ERROR if is_alone else subprocess.DEVNULL  # Two live views would overwrite each other.
             wait(place.start(self._command(run), output), limit if math.isfinite(limit) else NO_LIMIT_SECONDS, stop)
             # Runs at the same time are children of this process too, and count as others until they end.
@@ -189,6 +184,11 @@ class _Trial:
         (cell, seed), minutes = run, self._design.minutes
         task = LearningTask("", tuple(self._design.settings(cell)), EPISODES, None, 0.0, minutes, 0, final_only=True)
         return self._system.train(task, seed, minutes, ())
+
+
+def _circumstances(figures: dict[str, Any]) -> tuple[int, str | None, str]:
+    """Returns cores, commit and processor of a finished run. Raises KeyError."""
+    return figures["cores"], figures["commit"], figures["cpu"]
 
 
 def _clean_commit() -> str | None:

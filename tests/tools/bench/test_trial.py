@@ -204,6 +204,15 @@ def test_a_program_that_cannot_start_is_no_failed_run(experiment, tmp_path, caps
     assert not (tmp_path / FOLDER).exists()
 
 
+def test_a_file_that_cannot_be_written_ends_the_trial(experiment, tmp_path, capsys):
+    (tmp_path / FOLDER).parent.mkdir(parents=True)
+    (tmp_path / FOLDER).write_text("")  # a file in place of the folder, as a full disk refuses the write
+    assert experiment() == 1
+    errors = capsys.readouterr().err
+    assert errors.count("apex train") == 1  # The next run is not started.
+    assert "exists" in errors or "Not a directory" in errors
+
+
 def test_a_run_during_which_the_commit_changed_is_not_recorded(experiment, tmp_path, capsys, monkeypatch):
     answers = iter([CODE, CODE, CODE, CODE, "d" * 40])  # before the first run; before and after each run
     monkeypatch.setattr(trial, "describe_code", lambda: (next(answers), False))
