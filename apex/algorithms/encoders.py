@@ -19,7 +19,7 @@ from apex.schema import Part, Schema
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride of each layer for images [DQN]
 MOST_SIDE = 12  # height and width of an image's features; larger ones, of images above 135 pixels, are pooled
-GRID_CHANNELS = 32  # of each of the two layers for grids
+GRID_CHANNELS = 32  # of each of the two layers for grids, at width 1
 SMALL_GRID, LARGE_GRID = 7, 16  # cells; below, borders are padded; from the latter on, layers have stride 2
 BITS = 8
 
@@ -41,6 +41,12 @@ class Encoder(nn.Module):
             example = torch.zeros(1, *schema.observation_shape, dtype=getattr(torch, schema.frame_dtype))
             self.num_features = self(example).shape[1]
 
+    @property
+    def grid(self) -> "Grid | None":
+        """The encoder of the only part, if this is a grid."""
+        first = self.encoders[0]
+        return first if isinstance(first, Grid) and len(self.encoders) == 1 else None
+
     def code(self, name: str) -> str:
         """Returns the features of `x` as an expression of exported code. `name`: of this module in the state dict."""
         features = [
@@ -51,9 +57,13 @@ class Encoder(nn.Module):
 
     def forward(self, observation: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Returns float [B, num_features]."""
-        parts = split(observation, self._parts)
+        parts = self.split(observation)
         features = [encode(parts[name]) for encode, name in zip(self.encoders, self._names, strict=True)]
         return features[0] if len(features) == 1 else torch.cat(features, 1)
+
+    def split(self, observation: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """See the function `split`."""
+        return split(observation, self._parts)
 
 
 def split(frames: Tensor | Mapping[str, Tensor], parts: Sequence[Part]) -> Mapping[str, Tensor]:
@@ -132,19 +142,20 @@ class _Image(_PartEncoder):
         return f'convolve(image_axes({x}).float() * (1 / 255), "{name}.layers", {strides}{pool})'
 
 
-class _Grid(_PartEncoder):
+class Grid(_PartEncoder):
     """Two convolutions of single cells with their neighbours.
 
     Each number of a cell becomes its eight bits: it is often a category, and the first layer can still add them up to
     the number.
     """
 
-    def __init__(self, part: Part, stack: int) -> None:
+    def __init__(self, part: Part, stack: int, scale: float) -> None:
         super().__init__()
         side, channels = min(part.shape[:2]), (*part.shape, 1)[2] * stack
         self._is_bool = part.dtype == "bool"
         self._padding, self._stride = int(side < SMALL_GRID), 2 if side >= LARGE_GRID else 1
-        sizes = [channels if part.dtype == "bool" else channels * BITS, GRID_CHANNELS, GRID_CHANNELS]
+        own = max(1, round(GRID_CHANNELS * scale))
+        sizes = [channels if part.dtype == "bool" else channels * BITS, own, own]
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(sizes):
             layers += [nn.Conv2d(inputs, outputs, 3, self._stride, self._padding), nn.ReLU()]
@@ -152,11 +163,15 @@ class _Grid(_PartEncoder):
 
     def forward(self, grids: Tensor) -> Tensor:
         """uint8[B, S, H, W] or [B, S, H, W, C] -> [B, features]."""
+        features: Tensor = self.layers(self.planes(grids))
+        return features
+
+    def planes(self, grids: Tensor) -> Tensor:
+        """Returns the input of the first layer, float32[B, channels, H, W]: 0 or 1."""
         cells = channels_first(grids)
         if not self._is_bool:
             cells = _bits(cells).permute(0, 1, 4, 2, 3).flatten(1, 2)
-        features: Tensor = self.layers(cells.float())
-        return features
+        return cells.float()
 
     def code(self, x: str, name: str) -> str:
         """See `_PartEncoder`."""
@@ -206,7 +221,7 @@ def _make(part: Part, stack: int, scale: float, units: int, torso: Torso) -> _Pa
     if part.is_image:
         return _Image(part, stack, scale, torso)
     if len(part.shape) > 1 and part.dtype in ("uint8", "bool"):
-        return _Grid(part, stack)
+        return Grid(part, stack, scale)
     return _Categories(part, stack, units) if part.dtype == "int32" else _Vector(part, stack, units)
 
 

@@ -84,6 +84,10 @@ class VectorQNetwork(QNetwork):
     """The network for vectors: flatten, linear, ReLU, linear, ReLU, heads. Only `make_network` creates it."""
 
 
+class GridQNetwork(QNetwork):
+    """The network for one grid of cells: an `Encoder`, heads. Only `make_network` creates it."""
+
+
 class PixelQNetwork(QNetwork):
     """The network for uint8 images: `convolutions`, heads. Only `make_network` creates it."""
 
@@ -131,7 +135,9 @@ def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
         layers, num_features = convolutions(schema.stack * channels, height, width, config.width)
         return PixelQNetwork(config, nn.Sequential(*layers), num_features, num_actions, hidden)
     body, num_features = make_body(config, schema)
-    kind = QNetwork if isinstance(body, Encoder) else VectorQNetwork
+    kind = VectorQNetwork
+    if isinstance(body, Encoder):
+        kind = QNetwork if body.grid is None else GridQNetwork
     return kind(config, body, num_features, num_actions, hidden)
 
 

@@ -154,24 +154,37 @@ class SnapshotFolder:
         """Keeps the KEPT newest snapshots with valid manifests and the files that they list; removes all others.
 
         Manifests that list the same state file count as one snapshot: a restore adds a manifest with the same files.
+        Removes nothing while the disk cannot read a manifest, because the snapshot may be intact.
         """
         kept: set[str] = set()  # state files
         names: set[str] = set()
         for name in self._manifests():
-            found = self._read_or_log(name) if len(kept) < KEPT else None
-            if found is not None:
-                kept.add(found.state.name)
-                names |= {name, found.state.name, *(file.name for file in found.segments)}
+            if len(kept) == KEPT:
+                break
+            try:
+                found = self._read(name)
+            except SnapshotError as error:
+                if isinstance(error.__cause__, OSError):
+                    log.error("%s; no snapshot is removed", error)
+                    return
+                log.error("%s; removing it", error)
+                continue
+            kept.add(found.state.name)
+            names |= {name, found.state.name, *(file.name for file in found.segments)}
         self._folder.keep(names)
 
+    def _read(self, name: str) -> Snapshot:
+        """Returns the snapshot of a manifest; raises SnapshotError if the manifest is damaged or cannot be read."""
+        fields = self._folder.manifest(name)
+        with naming(self.path / name, SnapshotError):
+            fields["state"] = SnapshotFile(**fields["state"])
+            fields["segments"] = tuple(SnapshotFile(**file) for file in fields["segments"])
+            return Snapshot(**fields)
+
     def _read_or_log(self, name: str) -> Snapshot | None:
-        """Returns the snapshot of a manifest; logs an error and returns None if the manifest is damaged."""
+        """Returns the snapshot of a manifest; logs an error and returns None if there is none."""
         try:
-            fields = self._folder.manifest(name)
-            with naming(self.path / name, SnapshotError):
-                fields["state"] = SnapshotFile(**fields["state"])
-                fields["segments"] = tuple(SnapshotFile(**file) for file in fields["segments"])
-                return Snapshot(**fields)
+            return self._read(name)
         except SnapshotError as error:
             log.error("%s; trying the previous snapshot instead", error)
             return None

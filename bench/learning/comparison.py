@@ -1,6 +1,7 @@
 """A table for tasks without a bar: each seed, also by scores without any selection of a policy."""
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,7 +68,21 @@ def peers_of(record: Record, others: Sequence[Record]) -> list[Record]:
 
 def is_above(record: Record, others: Sequence[Record]) -> bool:
     """Whether the score is above all scores of the other systems on the same processor."""
-    return all(record.score.mean > other.score.mean for other in peers_of(record, others))
+    pairs = [(record, other) for other in peers_of(record, others)]
+    return all(ours > theirs for ours, theirs in (_scores_of(pair, final=have_finals(pair)) for pair in pairs))
+
+
+def have_finals(records: Sequence[Record]) -> bool:
+    """Whether the final policy of every run was scored.
+
+    If so, these scores are compared: a best policy is selected by evaluations, of which systems make more or less.
+    """
+    return all(record.final_score is not None for record in records)
+
+
+def mean_score(records: Sequence[Record], *, final: bool) -> float:
+    """Returns the mean score of the final policies, or of the best ones."""
+    return statistics.mean(_scores_of(records, final=final))
 
 
 def is_same_processor(record: Record, other: Record) -> bool:
@@ -98,6 +113,10 @@ def chance_of_order(ours: Sequence[Record], theirs: Sequence[Record]) -> str:
         others = peers_of(next(record for record in ours if record.machine["cpu"] == processor), theirs)
         orders *= math.comb(count + len(others), count)
     return f"1 in {orders} by chance"
+
+
+def _scores_of(records: Sequence[Record], *, final: bool) -> list[float]:
+    return [record.final_score.mean if final and record.final_score else record.score.mean for record in records]
 
 
 def _scores(root: Path, task: LearningTask, seeds: Sequence[Record]) -> list[str]:

@@ -1,9 +1,8 @@
 """The goal of a task in words, and whether the seeds of a system reached it."""
 
-import statistics
 from collections.abc import Sequence
 
-from bench.learning.comparison import is_above, is_compared, is_peer, peers_of
+from bench.learning.comparison import have_finals, is_above, is_compared, is_peer, mean_score, peers_of
 from bench.learning.records import Record
 from bench.learning.tasks import LearningTask
 
@@ -27,7 +26,7 @@ def goal(task: LearningTask) -> str:
         return f"No goal: a curve of {task.minutes:g} minutes."
     if task.bar is None:
         what = "every seed scores higher than every seed of the peers on the same processor"
-        return f"Goal: after {task.minutes:g} minutes, {what}."
+        return f"Goal: after {task.minutes:g} minutes, {what} (final policies, where both were scored)."
     return f"Goal: every seed scores at least {task.bar:g} within {task.limit_seconds:g} s."
 
 
@@ -57,7 +56,8 @@ def _comparison(task: LearningTask, group: Group, groups: Sequence[Group]) -> st
     met = sum(all(is_above(record, other) for other in others) for record in group)
     if met < len(group):
         return f"no: {met} of {len(group)} seeds"
-    strongest = max(others, key=lambda other: statistics.mean(record.score.mean for record in other))
+    final = have_finals([record for other in others for record in other])
+    strongest = max(others, key=lambda other: mean_score(other, final=final))
     # Seeds with a counterpart on the same processor. A peer that is weaker than another needs no further seeds.
     compared = sum(bool(peers_of(record, strongest)) for record in group)
     peers, needed = sum(bool(peers_of(record, group)) for record in strongest), task.peer_seeds or task.num_seeds

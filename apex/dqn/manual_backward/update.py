@@ -10,15 +10,17 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from apex.algorithms.encoders import Encoder
 from apex.algorithms.gradient_step import DeviceBatch, Update, Updated
 from apex.algorithms.optimizers import center_gradients
 from apex.config import LearnerConfig
 from apex.dqn.losses import TargetRule, describe, loss_and_gradients, td_errors
 from apex.dqn.manual_backward import pixel_torso
 from apex.dqn.manual_backward.bfloat16_layers import Bfloat16Linear, Bfloat16Torso
+from apex.dqn.manual_backward.grid_torso import GridTorso, supports_grid
 from apex.dqn.manual_backward.layers import HeadOutputs, Heads, VectorTorso
 from apex.dqn.manual_backward.pixel_torso import PixelTorso
-from apex.dqn.networks import PixelQNetwork, QNetwork, VectorQNetwork
+from apex.dqn.networks import GridQNetwork, PixelQNetwork, QNetwork, VectorQNetwork
 from apex.dqn.target_forward import TargetForward
 
 
@@ -34,8 +36,12 @@ class _Network:
 
     def __init__(self, network: nn.Module, *, bfloat16: bool = False) -> None:
         network = cast(QNetwork, network)
-        torso = Bfloat16Torso if bfloat16 else PixelTorso if isinstance(network, PixelQNetwork) else VectorTorso
-        self._body: Bfloat16Torso | PixelTorso | VectorTorso = torso(cast(nn.Sequential, network.body))
+        self._body: Bfloat16Torso | PixelTorso | GridTorso | VectorTorso
+        if isinstance(network, GridQNetwork):
+            self._body = GridTorso(cast(Encoder, network.body))
+        else:
+            torso = Bfloat16Torso if bfloat16 else PixelTorso if isinstance(network, PixelQNetwork) else VectorTorso
+            self._body = torso(cast(nn.Sequential, network.body))
         self._heads = Heads(network, Bfloat16Linear if bfloat16 else None)
 
     def forward(self, stacks: Tensor) -> _Outputs:
@@ -128,6 +134,8 @@ def has_manual_backward(network: nn.Module, *, bfloat16: bool) -> bool:
         body = cast(nn.Sequential, network.body)
         is_pooled = any(isinstance(layer, nn.AdaptiveMaxPool2d) for layer in body)
         known = not is_pooled and (bfloat16 or pixel_torso.supports(body))
+    elif type(network) is GridQNetwork:
+        known = not bfloat16 and supports_grid(cast(Encoder, network.body))
     else:
         known = type(network) is VectorQNetwork and not bfloat16
     return known and all(parameter.requires_grad for parameter in network.parameters())

@@ -210,6 +210,31 @@ def test_seeds_are_compared_on_the_same_processor():
     assert chance_of_order([slow[0], fast[0]], [slow[1], fast[1]]) == "1 in 4 by chance"
 
 
+def test_final_policies_are_compared_where_both_systems_scored_them():
+    ours = make_record("hopper", mean=60.0, final_score=replace(SCORE, mean=30.0))
+    theirs = make_record("hopper", "sb3-sac", mean=50.0, final_score=replace(SCORE, mean=40.0))
+    assert rows(ours, theirs)[0][1] == "no: 0 of 1 seeds"
+    *_, theirs_shown, ratio = cells(render_summary([ours, theirs]))[2]
+    assert (theirs_shown, ratio) == (f"40.0; best 50.0 (1 seed), {SYSTEMS['sb3-sac']}", "0.8 times the score")
+
+    unknown = replace(theirs, final_score=None)
+    assert rows(ours, unknown)[0][1] == "yes, with 1 of 2 seeds"
+    *_, shown, _, ratio = cells(render_summary([ours, unknown]))[2]
+    assert (shown, ratio) == ("best 60.0 (1 seed)", "1.2 times the score")
+
+
+def test_the_strongest_peer_has_the_highest_final_score():
+    records = [make_record("hopper", mean=60.0, final_score=replace(SCORE, mean=55.0))]
+    records += [make_record("hopper", "sb3-sac", mean=50.0, final_score=replace(SCORE, mean=20.0))]
+    records += [make_record("hopper", "sb3-td3", mean=45.0, final_score=replace(SCORE, mean=44.0))]
+    (row,) = cells(render_summary(records))[2:]
+    assert row[2:] == [
+        "55.0; best 60.0 (1 seed)",
+        f"44.0; best 45.0 (1 seed), {SYSTEMS['sb3-td3']}",
+        "1.2 times the score",
+    ]
+
+
 def test_a_tie_is_not_each_seed_above_each_seed(tmp_path):
     records = [make_record("hopper", mean=3.0), make_record("hopper", "sb3-sac", mean=3.0)]
     for record in records:

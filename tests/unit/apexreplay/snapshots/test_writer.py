@@ -394,6 +394,25 @@ def test_full_disk_leaves_no_partial_snapshot(place):
     assert scene.restore().store.num_inserted == scene.writer.num_inserted
 
 
+def test_a_failing_disk_loses_no_earlier_snapshot(place, caplog, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    scene = Scene(place)
+    scene.insert(6)
+    scene.source.take()
+    before = scene.files()
+    scene.insert(4)
+    with monkeypatch.context() as patch:
+        patch.setattr("apexreplay.files.sealed_folder.write_beside", fail)
+        patch.setattr("pathlib.Path.read_bytes", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            scene.source.take()
+    assert scene.files() == before
+    assert re.search(r"000000001\.json: Input/output error; no snapshot is removed", caplog.text)
+    assert scene.source.take().end_key == scene.writer.num_inserted
+
+
 def test_restore_fails_if_every_snapshot_is_damaged(place, caplog):
     scene = Scene(place)
     scene.insert(5)

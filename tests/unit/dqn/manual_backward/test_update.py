@@ -18,11 +18,12 @@ from apex.algorithms.parameters import flatten_parameters
 from apex.config import LearnerConfig, NetworkConfig
 from apex.config.presets import IMAGE
 from apex.dqn.autograd_update import EagerUpdate, make_update
-from apex.dqn.manual_backward import pixel_torso
+from apex.dqn.manual_backward import grid_torso, pixel_torso
+from apex.dqn.manual_backward.grid_torso import GridTorso
 from apex.dqn.manual_backward.layers import VectorTorso
-from apex.dqn.manual_backward.update import ManualUpdate
+from apex.dqn.manual_backward.update import ManualUpdate, make_forward
 from apex.dqn.networks import QNetwork, make_network
-from apex.schema import Schema
+from apex.schema import Part, Schema
 
 CPU = torch.device("cpu")
 NUM_ACTIONS = 3
@@ -31,6 +32,9 @@ VECTORS = [(1, "float32", (5,)), (3, "float32", (5,)), (2, "uint8", (5,))]
 # 61 columns: the kernel does not reach the last ones.
 PIXELS = [(4, "uint8", (84, 84)), (1, "uint8", (47, 61)), (2, "uint8", (40, 45, 3))]
 KINDS = [*VECTORS, *PIXELS]
+# Grids of categories; the last has layers with stride 2.
+GRIDS = [(1, "uint8", (7, 7, 3)), (2, "uint8", (8, 9)), (1, "uint8", (17, 16, 2))]
+PLANES = (1, "uint8", (50,), (Part("observation", "bool", (10, 10, 4)),))  # packed into 50 bytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,9 +44,15 @@ def skip_without_loop(schema):
         skip_without_convolution()
 
 
-def make_schema(stack=1, dtype="float32", frame_shape=(5,)):
+def make_schema(stack=1, dtype="float32", frame_shape=(5,), parts=()):
     return Schema(
-        frame_shape=frame_shape, frame_dtype=dtype, stack=stack, num_actions=NUM_ACTIONS, n_step=3, codec="lz4"
+        frame_shape=frame_shape,
+        frame_dtype=dtype,
+        stack=stack,
+        num_actions=NUM_ACTIONS,
+        n_step=3,
+        codec="lz4",
+        parts=parts,
     )
 
 
@@ -97,6 +107,47 @@ def test_step_equals_autograds(dueling, loss, stack, dtype, frame_shape, max_gra
 @pytest.mark.parametrize("width", [0.5, 1.0])
 def test_step_equals_autograds_at_other_widths_and_with_a_thread(width, aside):
     assert_steps_are_autograds(make_schema(*PIXELS[0]), sizes=(8, 1), width=width, aside=aside)
+
+
+@pytest.mark.parametrize("dueling", [True, False])
+@pytest.mark.parametrize("width", [0.25, 1.0])
+@pytest.mark.parametrize("kind", [*GRIDS, PLANES])
+def test_step_equals_autograds_for_grids(kind, width, dueling):
+    skip_without_convolution()
+    assert_steps_are_autograds(make_schema(*kind), width=width, dueling=dueling)
+
+
+@pytest.mark.parametrize("kind", [*GRIDS, PLANES])
+def test_actors_compute_what_the_network_does_for_grids(kind):
+    skip_without_convolution()
+    schema = make_schema(*kind)
+    network = make_network(NetworkConfig(hidden=7), schema, seed=1)
+    stacks = make_batch(schema, 8, 0).stacks[0]
+    with torch.no_grad():
+        torch.testing.assert_close(make_forward(network, bfloat16=False)(stacks), network(stacks))
+
+
+def test_grids_that_convolution_c_does_not_support_use_autograd(monkeypatch):
+    def chosen(*kind, **changes):
+        return chosen_for(make_network(NetworkConfig(hidden=7, **changes), make_schema(*kind), seed=1))
+
+    assert chosen(1, "uint8", (6, 7)) is EagerUpdate  # with padded borders
+    assert chosen(*GRIDS[0], width=0.1) is EagerUpdate  # 3 channels do not fill a vector.
+    parts = Part("grid", "uint8", (7, 7)), Part("more", "uint8", (3,))
+    assert chosen(1, "uint8", (52,), parts) is EagerUpdate
+    skip_without_convolution()
+    network = make_network(NetworkConfig(hidden=7), make_schema(*GRIDS[0]), seed=1)
+    assert chosen_for(network) is ManualUpdate
+    assert chosen_for(network, bfloat16="on") is EagerUpdate
+    monkeypatch.setattr(grid_torso, "load_convolution", lambda: None)
+    assert chosen_for(network) is EagerUpdate
+
+
+def test_a_batch_of_another_grid_is_refused_before_it_is_read():
+    skip_without_convolution()
+    network = make_network(NetworkConfig(hidden=7), make_schema(*GRIDS[0]), seed=1)
+    with pytest.raises(ValueError, match=r"uint8\[1, 8, 1, 7, 7, 2\].* 24 planes"):
+        GridTorso(network.body).forward(torch.zeros(1, 8, 1, 7, 7, 2, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("rescaled", [False, True])
