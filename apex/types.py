@@ -80,6 +80,16 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
 
 
+class RunTime(NamedTuple):
+    """The time of a run over all its starts, in seconds."""
+
+    seconds: float = 0.0
+    untrained: float = 0.0  # of these: start-ups and final evaluations, which do not count towards `run.max_minutes`
+
+
+NO_TIME = RunTime()
+
+
 class Progress(NamedTuple):
     """The progress of a run, except the number of updates. A resumed run continues its curves from these values."""
 

@@ -133,7 +133,7 @@ def measure_snapshot(
             "restore_s": time.monotonic() - began,
             "attach_s": attach,  # with a check of the whole memory
             "memory_mb": settings.sizes.file_bytes(SCHEMA.table) / 1e6,
-            "restored_transitions": restored.store.size if restored else 0,
+            "restored_transitions": restored.size if restored else 0,
             "longest_insert_ms_without": 1e3 * longest_insert[BEFORE],
             "longest_insert_ms": 1e3 * longest_insert[DURING],
             "longest_sample_ms_without": 1e3 * float(longest[BEFORE]),

@@ -207,7 +207,7 @@ class ChaosRun:
         )
         if restored is None:
             raise UsageError(f"{folder.path} has neither replay memory nor a snapshot")
-        restored.store.close()
+        restored.close()
         try:
             follower = Follower(path, folder.schema)
             follower.read()

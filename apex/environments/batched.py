@@ -126,20 +126,21 @@ class BatchedEnvironment:
         reward[skipped] = 0.0
         ended = terminated | truncated
         metrics = {i: answers.read_metrics(self._info_of(info, i)) for i in np.flatnonzero(ended).tolist()}
-        final_mask = mask = self._read_masks(info)
+        is_same_step = self._mode == AutoresetMode.SAME_STEP
+        final_mask = mask = self._read_masks(info, over=None if is_same_step else terminated)
         observation = np.empty_like(self._observation)
         observation[:, :-1] = self._observation[:, 1:]
-        if not ended.any() or self._mode != AutoresetMode.SAME_STEP:
+        if not ended.any() or not is_same_step:
             self._write(raw, observation, skipped)
         final_observation = observation
         if ended.any():
             final_observation = observation.copy()
-            if self._mode == AutoresetMode.SAME_STEP:
+            if is_same_step:
                 self._write(raw, observation, ended | skipped)
                 final_observation[~ended] = observation[~ended]
                 for i in np.flatnonzero(ended).tolist():
                     answers.write_frame(self._form.to_frame(_row(info["final_obs"], i)), final_observation[i])
-                final_mask = self._read_masks(info.get("final_info"), ended)
+                final_mask = self._read_masks(info.get("final_info"), ended, over=terminated)
             elif self._mode == AutoresetMode.DISABLED:
                 raw, info = self._env.reset(options={"reset_mask": ended.copy()})
                 self._write(raw, observation, ended, only=ended)
@@ -206,17 +207,25 @@ class BatchedEnvironment:
                 answers.write_frame(self._form.to_frame(row), stacks[i])
 
     def _read_masks(
-        self, info: Any, only: NDArray[np.bool_] | None = None, others: NDArray[np.bool_] | None = None
+        self,
+        info: Any,
+        only: NDArray[np.bool_] | None = None,
+        others: NDArray[np.bool_] | None = None,
+        *,
+        over: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.bool_] | None:
         """Returns the action masks in the info of all environments, bool[E, A]; None if the first info had none.
 
         `only`: those that have one; the others get the rows of `others`, or all actions.
+        `over`: those in a terminal state. If all that should have a mask are, their info may have none.
         """
         if not self._is_masked:
             return None
-        if not answers.has_mask(info):
-            raise BadAnswerError(f"returned no {answers.MASK!r} in its info, although the first info had one")
         masks = np.ones((self.num_envs, self._actions.num_actions), np.bool_) if others is None else others.copy()
+        if not answers.has_mask(info):
+            if over is not None and (over.all() if only is None else over[only].all()):
+                return masks
+            raise BadAnswerError(f"returned no {answers.MASK!r} in its info, although the first info had one")
         for i in range(self.num_envs) if only is None else np.flatnonzero(only).tolist():
             given = _row(info[answers.MASK], i)
             if answers.join_masks(given).any():  # A terminal state may allow no action.

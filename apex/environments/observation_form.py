@@ -74,16 +74,25 @@ def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -
     num_bytes = sum(part.num_bytes for part in parts)
     problem = f"{subject} has observations of {num_bytes:,} bytes, but {MAX_BYTES:,} are supported"
     require(num_bytes <= MAX_BYTES, problem, remedy="set environment.image_size, or return fewer values")
-    if space is leaves[0][1] and parts[0].dtype == "uint8" and parts[0].most == 255:
-        return ObservationForm(parts[0].shape, "uint8", stack, readers[0].read, readers[0].code, change)
     take = [partial(_take, keys=keys) for keys, _ in leaves]
 
-    def to_frame(observation: Any) -> Array:
+    def check(observation: Any) -> None:
         if not space.contains(observation):
             raise BadAnswerError(f"returned {_find_violation(space, observation)}", REMEDY)
+
+    def to_vector(observation: Any) -> Array:
+        check(observation)
+        return readers[0].read(observation)
+
+    def to_frame(observation: Any) -> Array:
+        check(observation)
         return np.concatenate(
             [_to_bytes(reader.read(get(observation)), reader.part) for get, reader in zip(take, readers, strict=True)]
         )
+
+    if space is leaves[0][1] and parts[0].dtype == "uint8" and parts[0].most == 255:
+        read = to_vector if len(parts[0].shape) == 1 else readers[0].read  # Readers of images check them.
+        return ObservationForm(parts[0].shape, "uint8", stack, read, readers[0].code, change)
 
     code = ", ".join(
         f"{part.name!r}: (lambda x: {reader.code})(x{''.join(f'[{key!r}]' for key in keys)})"

@@ -98,6 +98,7 @@ class SyncVectorEnvironment:
             except (Exception, SystemExit) as error:
                 self._budget.record(i, error)
                 terminated[i], truncated[i], failed[i] = False, False, True
+                observation[i] = self._observation[i]  # The state in which the step was tried is the last one known.
         final_observation, final_mask = observation, mask
         ended = terminated | truncated
         if ended.any() or failed.any():

@@ -69,7 +69,8 @@ class Dataset:
     def begin(self, i: int, observation: Any, info: Any, seed: int | None = None) -> None:
         """Begins a game of environment i."""
         game = Game(seed, [(deepcopy(observation), _numbers(info))], [])
-        self._games[i] = [game, *self._games.get(i, [])[:1]]
+        # A game without steps is one whose first observation was refused.
+        self._games[i] = [game, *[other for other in self._games.get(i, []) if other.steps][:1]]
 
     def add(self, i: int, action: Any, observation: Any, *answer: Any) -> None:
         """Adds a step to the running game of environment i."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ MAX_GIF_PICTURES = 3_000  # maximum pictures in memory, about 200 kB each; the f
 FORMATS = (".mp4", ".gif")  # suffixes of files
 
 Picture = NDArray[np.uint8]  # [H, W, 3], RGB
+
+log = logging.getLogger("apex")
 
 
 def begin_video(path: Path, fps: float, option: str) -> Mp4 | Gif:
@@ -62,6 +65,11 @@ class Mp4:
         self._writer.write(np.ascontiguousarray(picture[:height, :width, ::-1]))  # OpenCV expects BGR.
         self._num_pictures += 1
 
+    @property
+    def seconds(self) -> float:
+        """The duration of the film."""
+        return self._num_pictures / self._fps
+
     def close(self) -> None:
         """Ends the file and reads it back, because OpenCV does not report a full disk; raises UsageError on failure."""
         if self._writer is None:
@@ -95,10 +103,17 @@ class Gif:
             self._pictures.append(whole.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE))
         self._num_seen += 1
 
+    @property
+    def seconds(self) -> float:
+        """The duration of the film."""
+        return len(self._pictures) * self._seconds_each
+
     def close(self) -> None:
         """Writes the file and reads it back; raises UsageError on failure."""
         if not self._pictures:
             return
+        if self._num_seen > self._step * self._max_pictures:
+            log.warning("%s has only the first %.1f s of play: write a .mp4 for more", self._path, self.seconds)
         # The unit of a GIF is 0.01 s. Rounding the end of each picture, not its duration, keeps the overall speed.
         ends = [round(100 * self._seconds_each * (k + 1)) for k in range(len(self._pictures))]
         durations = [10 * (end - start) for start, end in zip([0, *ends], ends, strict=False)]

@@ -5,7 +5,6 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +92,11 @@ def main(argv: Sequence[str]) -> int:
     if out is not None:
         check_out(out, *FORMATS)
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # The pictures need no display.
-    load = partial(load_newest, run.checkpoints, options.epsilon, options.seed, has_ended=run.end is not None)
+
+    def load(*, checks: bool = False) -> Player | None:
+        has_ended = run.end is not None  # It may end while its games are watched.
+        return load_newest(run.checkpoints, options.epsilon, options.seed, has_ended=has_ended, checks=checks)
+
     with stop_on_signals() as stop, one_thread():
         while (first := load(checks=True)) is None:
             if stop.poll():
@@ -120,8 +123,8 @@ def main(argv: Sequence[str]) -> int:
                 forget=player.forget,
             )
             screen.close()
-        if out is not None and camera.num_pictures:
-            print(f"{out}: {camera.num_pictures / game.fps:.1f} s of play, {out.stat().st_size / 1e6:.1f} MB")
+        if out is not None and not isinstance(screen, Window) and camera.num_pictures:
+            print(f"{out}: {screen.seconds:.1f} s of play, {out.stat().st_size / 1e6:.1f} MB")
         return FINISHED
 
 

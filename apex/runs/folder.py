@@ -33,6 +33,7 @@ from apex.runs.checkpoints.paths import has_policy
 from apex.runs.new_folder import make_folder
 from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
 from apex.schema import Schema
+from apex.types import RunTime
 from apexreplay.errors import DataError, UsageError
 from apexreplay.facts import HexInt
 from apexreplay.files.atomic_files import replace_file, seal, unseal
@@ -97,20 +98,26 @@ class RunFolder:
     @property
     def elapsed_seconds(self) -> float:
         """Seconds that the run has taken over all its starts, as last recorded; 0 if there is no readable record."""
+        return self.run_time.seconds
+
+    @property
+    def run_time(self) -> RunTime:
+        """The time that the run has taken over all its starts, as last recorded; 0 if there is no readable record."""
         path = self.path / _ELAPSED
         try:
-            return float(unseal(path.read_bytes())["seconds"])
+            fields = unseal(path.read_bytes())
+            return RunTime(float(fields["seconds"]), float(fields.get("untrained", 0.0)))
         except (OSError, KeyError, TypeError, ValueError) as error:
             if not isinstance(error, FileNotFoundError) or any(self.checkpoints.glob("*")):
                 log.error("%s cannot be read (%s); the run time continues from the newest checkpoint", path, error)
-            return 0.0
+            return RunTime()
 
-    @elapsed_seconds.setter
-    def elapsed_seconds(self, seconds: float) -> None:
+    @run_time.setter
+    def run_time(self, taken: RunTime) -> None:
         with suppress(OSError):  # A full disk must not end the run; the recorded time is then too short.
             partial = self.path / f".{_ELAPSED}.partial"
             partial.unlink(missing_ok=True)  # It may be a link to another file.
-            partial.write_bytes(seal({"seconds": round(seconds, 1)}))
+            partial.write_bytes(seal({name: round(value, 1) for name, value in taken._asdict().items()}))
             os.replace(partial, self.path / _ELAPSED)
 
     @property

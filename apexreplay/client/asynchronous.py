@@ -43,8 +43,8 @@ class AsyncWriter(BaseWriter[Coroutine[Any, Any, None]]):
 class AsyncSampler(BaseSampler):
     """`Sampler` for asyncio: `async for batch in sampler`. A cancelled wait loses no batch.
 
-    A batch is decoded in the thread of the event loop. `update_priorities` and `close` do not wait: they are not
-    coroutines.
+    A batch is decoded in the thread of the event loop. `update_priorities` is no coroutine, because it does not wait.
+    `close` is none either, but waits up to a second if the server is away; the end of `async with` suspends instead.
     """
 
     async def sample(self, timeout: float | None = None) -> Batch:
@@ -55,6 +55,10 @@ class AsyncSampler(BaseSampler):
     async def __aiter__(self) -> AsyncIterator[Batch]:
         while True:
             yield await self.sample()
+
+    async def _close_aside(self) -> None:
+        if self._leave():  # in this thread: from now on, no other task uses the sockets
+            await asyncio.to_thread(self._open.close)
 
 
 class AsyncClient(BaseClient):
@@ -89,7 +93,7 @@ class AsyncClient(BaseClient):
         try:
             yield sampler
         finally:
-            sampler.close()
+            await sampler._close_aside()
 
     async def status(self, *, timeout: float = TIMEOUT) -> ServerStatus:
         """Returns the status of the server and of its tables. Raises DataError if it does not answer."""

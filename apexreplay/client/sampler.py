@@ -71,6 +71,7 @@ class BaseSampler(Lease):
         has_source = bool(welcome.row >= 0 or welcome.batches)
         require(has_source, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
         codec = Codec(int(welcome.run_id, 16), self.table)
+        self.reads_memory = welcome.row >= 0  # whether batches come from the server's memory, without messages
         self._reader: _MemoryReader | None = None
         self._remote: BatchRequester | None = None
         with ExitStack() as stack:
@@ -85,11 +86,6 @@ class BaseSampler(Lease):
                 self._remote = BatchRequester(context, endpoints, codec, batch_size=batch_size, credit=credit)
             self._open = stack.pop_all()
         connection.keep(self)
-
-    @property
-    def reads_memory(self) -> bool:
-        """Whether batches are drawn from the server's memory, without messages."""
-        return self._reader is not None
 
     def update_priorities(self, batch: Batch, priorities: Array, keys: Array | None = None) -> None:
         """Sets the priorities of a batch's items, [B], or of `keys` of it. Items that are gone are ignored.
@@ -111,11 +107,17 @@ class BaseSampler(Lease):
         self._priorities.send(PriorityUpdate(0, part.store_incarnation, part.sampler, part.number, keys, found))
 
     def close(self) -> None:
-        """Ends the lease and closes the sockets. Further calls do nothing."""
-        if not self._closed:
-            self._closed = True
-            self._connection.leave(self.hello.session)
+        """Ends the lease and closes the sockets, after at most a second. Further calls do nothing."""
+        if self._leave():
             self._open.close()
+
+    def _leave(self) -> bool:
+        """Ends the lease; returns False if it has been ended before."""
+        was_open, self._closed = not self._closed, True
+        if was_open:
+            self._connection.leave(self.hello.session)
+            self._reader = None  # The server's memory is free once nobody has it mapped.
+        return was_open
 
     def _sample(self, timeout: float | None, poll: float) -> Waiting[Batch]:
         """`poll`: seconds in which a wait for a message may block the thread."""
@@ -123,13 +125,14 @@ class BaseSampler(Lease):
         while True:
             self._check()
             self._follow()
-            batch = self._reader.draw() if self._reader is not None else self._receive(poll, waited)
+            reader = self._reader
+            batch = reader.draw() if reader is not None else self._receive(poll, waited)
             if batch is not None:
                 return batch
             if deadline is not None and time.monotonic() >= deadline:
                 remedy = "apexreplay status shows how many items there are, and with --json what limits wait for"
                 raise DataError(f"no batch of {self.table.name!r} within {timeout:g} s", remedy)
-            if self._reader is not None or not poll:
+            if self.reads_memory or not poll:
                 waited = -time.monotonic()
                 yield IDLE_SECONDS
                 waited += time.monotonic()

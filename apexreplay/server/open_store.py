@@ -54,17 +54,21 @@ def open_store(
     location.counters_path(path).unlink(missing_ok=True)  # The counts of an earlier store.
     incarnation = secrets.randbits(62) + 1
     log.info("allocating %.1f GB in %s; restoring a snapshot if there is one", settings.max_bytes / 1e9, path)
-    restored = None
+
+    def note_drawn(num_drawn: int) -> None:
+        # Otherwise the limiter would allow a burst of samples, and a queue would give items again.
+        SamplerCounters(num_rows, location.counters_path(path)).continue_from(num_drawn)
+
+    store = None
     if snapshots is not None:
-        restored = restore(snapshots, path, table, settings, run_id=run_id, store_incarnation=incarnation)
-    if restored is None:
+        options = {"run_id": run_id, "store_incarnation": incarnation}
+        store = restore(snapshots, path, table, settings, **options, note_drawn=note_drawn)
+    if store is None:
         store = StoreWriter.create(path, table, settings, store_incarnation=incarnation)
         log.info("created %s", path)
-        return store, SamplerCounters(num_rows, location.counters_path(path))
-    store, counters = restored.store, SamplerCounters(num_rows, location.counters_path(path))
-    counters.continue_from(restored.num_drawn)  # Otherwise the limiter would allow a burst of samples.
-    log.info("restored %s: %d items (%d inserted in total)", path, store.size, store.num_inserted)
-    return store, counters
+    else:
+        log.info("restored %s: %d items (%d inserted in total)", path, store.size, store.num_inserted)
+    return store, SamplerCounters(num_rows, location.counters_path(path))
 
 
 def require_snapshot(damage: DamagedMemoryError, snapshots: SnapshotFolder | None) -> None:

@@ -18,6 +18,7 @@ from apexreplay.store.reader import StoreReader
 from apexreplay.transport.curve.key_store import Keys
 from apexreplay.transport.endpoints import RequestReceiver
 from apexreplay.transport.sockets import open_context
+from apexreplay.transport.timing import GOODBYE_SECONDS
 from apexreplay.wire.codec import Codec
 from apexreplay.wire.json_codec import decode_json, encode_json
 
@@ -60,7 +61,10 @@ def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedS
         reader = StoreReader(task.path, task.codec.table)
         drawer = BatchDrawer(reader, task.counters, index, task.settings, np.random.default_rng(seed))
         settings = task.settings
-        receiver = RequestReceiver(context, task.endpoints[index], task.codec, settings.shard, settings.part_size)
+        # The items of a queue count as given once they are drawn.
+        linger = 0.0 if settings.selection.order == "priority" else GOODBYE_SECONDS
+        address = task.endpoints[index]
+        receiver = RequestReceiver(context, address, task.codec, settings.shard, settings.part_size, linger=linger)
         waiting: deque[tuple[bytes, int]] = deque(maxlen=MAX_WAITING)
         pause, report_at = 0.0, 0.0
         told: list[dict[str, int]] = []

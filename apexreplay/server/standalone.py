@@ -1,10 +1,12 @@
 """A server of tables that runs alone: a process for each table, and this one, which answers clients that join."""
 
 import asyncio
+import fcntl
 import logging
 import resource
 import secrets
 import sys
+import termios
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -13,8 +15,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from apexreplay.errors import FAILED, FINISHED, DataError, UnsavedMemoryError
+from apexreplay.errors import FAILED, FINISHED, DataError, UnsavedMemoryError, UsageError
 from apexreplay.files.atomic_files import replace_file, seal, unseal
+from apexreplay.files.file_lock import LOCK_ATTEMPTS, FileLock
 from apexreplay.process.children import check_children, start_child, stop_children
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.sampling.batch_drawer import DrawSettings
@@ -46,13 +49,16 @@ def run_server(
     """Serves the tables until `stop` is requested; returns the exit status: FAILED if a table could not be saved.
 
     With `place.snapshots`, the memory of a killed server is used again by the next one with the same folder. Raises
-    UsageError if a table does not fit the memory, AddressError for a port in use, and ChildDiedError.
+    UsageError if a table does not fit the memory or a running server has this folder, AddressError for a port in use,
+    and ChildDiedError.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # Each connection takes a file.
-    start, run_ids = _open_folder(place.snapshots, [each.table.name for each in tables])
     served, clock = [], AwakeClock()
     with ExitStack() as stack:
+        if place.snapshots is not None:
+            stack.callback(_lock(place.snapshots).release)
+        start, run_ids = _open_folder(place.snapshots, [each.table.name for each in tables])
         for run_id in run_ids:
             stack.enter_context(claim_run(run_id, place.snapshots))
         children = []
@@ -85,6 +91,18 @@ def run_server(
     return FAILED if any(child.exitcode for child in children) else FINISHED
 
 
+def _lock(folder: Path) -> FileLock:
+    """Locks a folder of snapshots for this server; raises UsageError if another server has it."""
+    path = folder / "server.lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        busy = UsageError(f"{folder} is in use by another server", "stop it, or choose another folder")
+        return FileLock(path, LOCK_ATTEMPTS, busy)
+    except OSError as error:
+        raise DataError(f"cannot use {folder}: {error.strerror}", "choose another folder") from error
+
+
 def _open_folder(folder: Path | None, names: Sequence[str]) -> tuple[int, list[int]]:
     """Returns the number of this start, and an id for each table; the ids are the same at each start with `folder`."""
     if folder is None:
@@ -92,7 +110,6 @@ def _open_folder(folder: Path | None, names: Sequence[str]) -> tuple[int, list[i
     path = folder / "server.json"
     saved: dict[str, Any] = {"start": 0, "tables": {}}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
             saved = unseal(path.read_bytes())
         run_ids = {name: saved["tables"].get(name) or secrets.randbits(52) + 1 for name in names}
@@ -101,6 +118,11 @@ def _open_folder(folder: Path | None, names: Sequence[str]) -> tuple[int, list[i
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot use {path}: {error}", "choose another folder, or remove the file") from error
     return start, [run_ids[name] for name in names]
+
+
+def _has_unread(pipe: Connection) -> bool:
+    """Whether a pipe has bytes that its other end has not read: a full one would stop the writer."""
+    return any(fcntl.ioctl(pipe.fileno(), termios.FIONREAD, bytes(4)))
 
 
 # --- the process of a table -------------------------------------------------------------------------------------------
@@ -120,8 +142,8 @@ class _Link:
         self._polls = 0
 
     def check(self) -> None:
-        """Reports the status about every STATUS_SECONDS. Called every POLL_SECONDS."""
-        if self._polls % round(STATUS_SECONDS / POLL_SECONDS) == 0:
+        """Reports the status about every STATUS_SECONDS, if the last report was read. Called every POLL_SECONDS."""
+        if self._polls % round(STATUS_SECONDS / POLL_SECONDS) == 0 and not _has_unread(self._pipe):
             self._pipe.send_bytes(encode_json(self._status()))
         self._polls += 1
 

@@ -1,9 +1,8 @@
 """Restores a new replay memory from the newest usable snapshot on disk."""
 
 import logging
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,13 +15,6 @@ from apexreplay.tables import Table
 log = logging.getLogger("apexreplay")
 
 
-class Restored(NamedTuple):
-    """A store that was restored from a snapshot."""
-
-    store: StoreWriter
-    num_drawn: int  # transitions that samplers had drawn when the snapshot was taken
-
-
 def restore(
     folder: SnapshotFolder,
     path: Path,
@@ -31,11 +23,13 @@ def restore(
     *,
     run_id: int,
     store_incarnation: int,
-) -> Restored | None:
+    note_drawn: Callable[[int], None] = lambda num_drawn: None,
+) -> StoreWriter | None:
     """Creates a store at `path` from the newest usable snapshot, with the same keys, weights and stream rows.
 
     Returns None if there is no snapshot. `store_incarnation` must be new, because the store may assign keys that the
-    earlier store has assigned to other transitions. The file appears at `path` once it is complete. Raises UsageError
+    earlier store has assigned to other transitions. The file appears at `path` once it is complete, and after a call of
+    `note_drawn` with the number of transitions that samplers had drawn when the snapshot was taken. Raises UsageError
     if the snapshot does not fit these settings, and SnapshotError if all snapshots are damaged.
     """
     snapshot = folder.load_latest()
@@ -55,13 +49,17 @@ def restore(
     problem = f"{where} has {snapshot.num_streams} streams, but num_streams is {settings.num_streams}"
     require(snapshot.num_streams <= settings.num_streams, problem, remedy="raise it")
     require_room(folder, snapshot, table, capacity=settings.capacity, max_bytes=settings.max_bytes)
-    fill = partial(_fill, folder, snapshot)
+
+    def fill(regions: layout.Regions) -> None:
+        _fill(folder, snapshot, regions)
+        note_drawn(snapshot.num_drawn)
+
     store = StoreWriter.create(path, table, settings, store_incarnation=store_incarnation, fill=fill)
     try:  # Lists the files as a snapshot of the new store, so that the next one reuses them.
         folder.commit(snapshot._replace(number=folder.next_number(), store_incarnation=store_incarnation))
     except OSError as error:
         log.error("cannot write to %s: %s; the next snapshot will write all items", folder.path, error)
-    return Restored(store, snapshot.num_drawn)
+    return store
 
 
 def require_room(folder: SnapshotFolder, snapshot: Snapshot, table: Table, *, capacity: int, max_bytes: int) -> None:

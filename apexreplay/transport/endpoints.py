@@ -105,15 +105,23 @@ class RequestReceiver(Reader):
     """Receives the requests of clients for batches, and answers them. Greets each connection: see `BatchRequester`."""
 
     def __init__(
-        self, context: Context, endpoint: str, codec: Codec, shard: int = 0, max_batch: int = MAX_PRIORITIES
+        self,
+        context: Context,
+        endpoint: str,
+        codec: Codec,
+        shard: int = 0,
+        max_batch: int = MAX_PRIORITIES,
+        *,
+        linger: float = 0.0,
     ) -> None:
-        """Binds the socket. `max_batch`: maximum items of a batch."""
+        """Binds the socket. `max_batch`: maximum items of a batch. `linger`: seconds to send the rest at the end."""
         super().__init__()
         self._codec = codec
         self._shard = shard
         self._max_batch = max_batch
         self._socket = context.socket(zmq.ROUTER)
-        prepare(self._socket, high_water_mark=1_000, max_bytes=refusable(HEADER.size), reader_may_pause=True)
+        max_bytes = refusable(HEADER.size)
+        prepare(self._socket, high_water_mark=1_000, max_bytes=max_bytes, linger=linger, reader_may_pause=True)
         self._socket.probe_router = 1  # Sends an empty message to each new connection.
         self._socket.router_mandatory = 1  # Reports an answer to a closed connection as an error.
         bind(self._socket, endpoint, "batches")

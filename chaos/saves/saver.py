@@ -17,7 +17,7 @@ from apex.runs.checkpoints.folder import find_latest, set_aside
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy, save_best
 from apex.runs.folder import RunFolder
 from apex.schema import Schema
-from apex.types import Progress
+from apex.types import Progress, RunTime
 from apexreplay.errors import UsageError
 from apexreplay.files.atomic_files import Steps, uninterrupted
 from apexreplay.frame_blob import make_blob
@@ -106,7 +106,7 @@ class Saver:
             score=float(self.num_updates),
         )
         save_best(self._folder.checkpoints, flatten_parameters(self.network), info)
-        self._folder.elapsed_seconds = float(self.num_updates)
+        self._folder.run_time = RunTime(float(self.num_updates))
         if self.num_updates % 50 == 0:
             self._folder.record_resume(self._folder.config, argv=["chaos"])
 
@@ -140,10 +140,8 @@ def open_memory(path: Path, snapshots: SnapshotFolder, run_id: int, incarnation:
     """Returns the existing memory, or else that of the newest snapshot, or else a new one, like a replay server."""
     if path.exists():
         return StoreWriter.attach(path, SCHEMA.table, SETTINGS)
-    restored = restore(snapshots, path, SCHEMA.table, SETTINGS, run_id=run_id, store_incarnation=incarnation)
-    if restored is not None:
-        return restored.store
-    return StoreWriter.create(path, SCHEMA.table, SETTINGS, store_incarnation=incarnation)
+    store = restore(snapshots, path, SCHEMA.table, SETTINGS, run_id=run_id, store_incarnation=incarnation)
+    return store or StoreWriter.create(path, SCHEMA.table, SETTINGS, store_incarnation=incarnation)
 
 
 def read_run(path: Path) -> Read:

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -315,11 +316,14 @@ async def test_closed_and_cancelled_clients_leave_no_descriptor_and_no_thread(se
             for shared in (True, False):
                 async with client.sampler("spare", 8, shared_memory=shared) as sampler:
                     await sampler.sample(DEADLINE)
-        del sampler
-        gc.collect()
+                    sampler._open.callback(lambda: closed_in.add(threading.get_ident()))
+                gc.collect()
+                assert ".replay" not in Path("/proc/self/maps").read_text()
         return len(os.listdir("/proc/self/fd"))
 
+    closed_in = set()  # The end of a socket may wait for a server that is away.
     before = await use()  # One more thread may belong to the loop's executor.
     threads = threading.active_count()
     assert [await use() for _ in range(3)] == [before] * 3
+    assert threading.get_ident() not in closed_in
     assert threading.active_count() <= threads + 1

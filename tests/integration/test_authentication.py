@@ -1,6 +1,7 @@
 """With keys, sockets accept only connections with a key of the right role."""
 
 import asyncio
+import errno
 import socket as network
 import threading
 import time
@@ -264,11 +265,33 @@ def test_an_added_key_is_accepted_without_a_restart(folder, elsewhere):
         assert server.received() == b"knock"
 
 
-@pytest.mark.parametrize("spoil", ["nonsense", "open to all"])
+def test_keys_stay_accepted_while_no_descriptor_is_free(folder, monkeypatch):
+    looks = []
+
+    def fail(path):
+        looks.append(path)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with open_server(Keys(folder, "replay")) as server, knock(Keys(folder, "actor"), server) as client:
+        assert server.received() == b"knock"
+        with monkeypatch.context() as patch:
+            patch.setattr("os.listdir", fail)
+            until(lambda: looks.count(folder) > 20, "several looks at the keys")
+            server.context.check()
+        client.send(b"again", zmq.NOBLOCK)
+        assert server.received() == b"again"
+
+
+@pytest.mark.parametrize("spoil", ["nonsense", "no key", "open to all"])
 def test_unsafe_public_keys_are_not_accepted(folder, spoil, caplog):
     public, actor = folder / "actor.key", Keys(folder, "actor")
     with open_server(Keys(folder, "replay")) as server:
-        {"nonsense": lambda: public.write_text("x" * 64), "open to all": lambda: public.chmod(0o666)}[spoil]()
+        {
+            "nonsense": lambda: public.write_text("x" * 64),
+            # Z85 has characters for more than 32 bits.
+            "no key": lambda: public.write_text(f'curve\n    public-key = "{"$" * 40}"\n'),
+            "open to all": lambda: public.chmod(0o666),
+        }[spoil]()
 
         def refused():
             with knock(actor, server):

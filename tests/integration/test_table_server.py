@@ -896,9 +896,12 @@ def test_clients_of_a_lost_memory_are_refused(tmp_path, shared):
             append(fresh, range(3))
 
 
-def test_one_folder_of_snapshots_has_one_server(tmp_path):
+@pytest.mark.parametrize("name", ["numbers", "others"])
+def test_one_folder_of_snapshots_has_one_server(tmp_path, name):
     with Restarting(tmp_path, free_port()) as server, Client(port=server.port) as client:
-        arguments = ["--table", tmp_path / "tables.toml", "--snapshots", tmp_path / "snapshots", "--port", free_port()]
+        tables = tmp_path / "second.toml"
+        tables.write_text((tmp_path / "tables.toml").read_text().replace("numbers", name))
+        arguments = ["--table", tables, "--snapshots", tmp_path / "snapshots", "--port", free_port()]
         ended = command("serve", *arguments)
         assert ended.returncode == 2
         assert "in use" in ended.stderr.splitlines()[-1]

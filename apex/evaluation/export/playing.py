@@ -3,6 +3,7 @@
 from apex.config import EnvironmentConfig
 from apex.environments.factory import atari_game, makes_batches, read_forms
 from apex.environments.foreign import registrations
+from apex.environments.mujoco import DM_CONTROL
 from apex.runs.checkpoints.policy_file import PolicyInfo
 from apexreplay.errors import require
 
@@ -106,5 +107,11 @@ def _creation(config: EnvironmentConfig) -> tuple[list[str], str]:
     module, colon, name = config.id.partition(":")
     if colon and name.isidentifier():
         return [f"from {module} import {name}"], f"{name}({args})"
+    if config.id.startswith(DM_CONTROL):
+        return ["import dm_control.suite", "import gymnasium", "import shimmy"], _call(config.id, args)
     registering = [f"from {each.module} import {each.attr}\n\n{each.attr}()" for each in registrations(config.id)]
-    return ["import gymnasium", *registering], f"gymnasium.make({config.id!r}{', ' * bool(args)}{args})"
+    return ["import gymnasium", *registering], _call(config.id, args)
+
+
+def _call(name: str, args: str) -> str:
+    return f"gymnasium.make({name!r}{', ' * bool(args)}{args})"

@@ -95,7 +95,8 @@ class SerialCoordinator:
 
     def send(self, message: TrainerReport) -> None:
         """Stores the rates in the trainer's report, which comes once a second. They are only shown to the user."""
-        now = self._folder.elapsed_seconds = self._state.elapsed_seconds
+        now = self._state.elapsed_seconds
+        self._folder.run_time = self._state.run_time
         (steps_per_second,) = self._steps.measure(now, self._store.num_steps)
         self._rates = {
             "steps_per_second": steps_per_second,
@@ -159,13 +160,14 @@ class SerialCoordinator:
 
     def finish(self, end: EndReason) -> None:
         """Evaluates the last parameters if they have no score yet, writes the last row, and closes the coordinator."""
+        self._state.stop_clock()
         evaluation, self._final = self._state.evaluation, self._trainer.num_updates
         has_score = evaluation is not None and (evaluation.confirmed or evaluation.updates == self._final)
         if self._config.enabled and self._config.final_seconds and not has_score and not self._stop.poll():
             self._evaluator.step(self._stop)
         self._coordinator.receive(TrainerEnd(end))
         self.write_rows()
-        self._folder.elapsed_seconds = self._state.elapsed_seconds
+        self._folder.run_time = self._state.run_time
         self._coordinator.close()
 
     def _describe_training(self) -> None:

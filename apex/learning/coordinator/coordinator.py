@@ -63,7 +63,7 @@ class Coordinator:
             name=folder.path.name,
             folder=str(folder.path),
             exploration=make_algorithm(config, folder.schema).exploration(config.actor.num_actors),
-            elapsed_seconds=folder.elapsed_seconds,
+            run_time=folder.run_time,
             finds_bottleneck=not deterministic,
             clock=clock,
         )
@@ -253,7 +253,7 @@ class Coordinator:
 
     def tick(self) -> None:
         """Updates the elapsed time, and forgets silent programs. Call this once a second."""
-        self._folder.elapsed_seconds = self.state.elapsed_seconds
+        self._folder.run_time = self.state.run_time
         longest = pace_of(len(self.state.members)) * self._config.transport.heartbeat_seconds
         self.state.members.forget_silent(max(FORGET_SECONDS, ABSENT_HEARTBEATS * longest))
         self._leases.expire(self._clock())

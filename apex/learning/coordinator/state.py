@@ -21,7 +21,7 @@ from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import EvaluationRow
 from apex.transport.messages.status import LearnerStatus, Resources
 from apex.transport.timing import TRAINER_SILENCE_SECONDS
-from apex.types import Exploration, Progress
+from apex.types import NO_TIME, Exploration, Progress, RunTime
 from apexreplay.facts import Waiting
 
 # A run whose actors never come ends this long after its limit of minutes at the latest. After as long, the end of a run
@@ -42,13 +42,13 @@ class RunState:
         name: str,
         folder: str,
         exploration: Exploration,
-        elapsed_seconds: float = 0.0,
+        run_time: RunTime = NO_TIME,
         finds_bottleneck: bool = True,
         num_cores: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`exploration`: how the actors explore (epsilon or noise). `elapsed_seconds`: seconds that the run had taken
-        before the learner was started again.
+        """`exploration`: how the actors explore (epsilon or noise). `run_time`: what the run had taken before the
+        learner was started again.
 
         `finds_bottleneck`: False if the parts of the run do not wait for each other, as in one process. `num_cores` of
         the learner's host; 0: of this one.
@@ -78,8 +78,10 @@ class RunState:
         self._num_cores = num_cores or read_machine().cores
         self.exploration = exploration
         self._clock = clock
-        self._started_at = clock() - elapsed_seconds
         self._began_at = clock()  # of this start
+        self._started_at = self._began_at - run_time.seconds
+        self._untrained_before = run_time.untrained
+        self._trained_until: float | None = None  # None: training goes on
         self._first_step_at: float | None = None  # of this start; None: no transition has come
         self._steps_before = 0  # steps of the run before this start
         self._learner_seen_at = clock()
@@ -118,7 +120,7 @@ class RunState:
         """Continues the run's counters and clock from `progress`, with which the learner resumes the run."""
         self.steps.num_steps, self.num_episodes = progress.num_steps, progress.num_episodes
         self._steps_before = progress.num_steps
-        self._started_at = self._clock() - progress.elapsed_seconds
+        self._started_at = self._began_at - progress.elapsed_seconds
 
     @property
     def num_steps(self) -> int:
@@ -131,10 +133,21 @@ class RunState:
         return self._clock() - self._started_at
 
     @property
-    def startup_seconds(self) -> float:
-        """Seconds of this start until its first transition, which do not count towards `run.max_minutes`."""
-        first = self._clock() if self._first_step_at is None else self._first_step_at
-        return min(first - self._began_at, MAX_STARTUP_SECONDS)
+    def untrained_seconds(self) -> float:
+        """Seconds that do not count towards `run.max_minutes`: until the first transition, and the final evaluation.
+
+        Of all starts of the run.
+        """
+        now = self._clock()
+        first = now if self._first_step_at is None else self._first_step_at
+        until = now if self._trained_until is None else self._trained_until
+        startup = min(first - self._began_at, until - self._began_at, MAX_STARTUP_SECONDS)
+        return self._untrained_before + startup + now - until
+
+    @property
+    def run_time(self) -> RunTime:
+        """The time that the run has taken until now."""
+        return RunTime(self.elapsed_seconds, self.untrained_seconds)
 
     @property
     def progress(self) -> Progress:
@@ -149,7 +162,7 @@ class RunState:
             return EndReason("score", run.stop_score)
         if run.max_steps and self.num_steps >= run.max_steps:
             return EndReason("steps", run.max_steps)
-        if run.max_minutes and self.elapsed_seconds - self.startup_seconds >= 60 * run.max_minutes:
+        if run.max_minutes and self.elapsed_seconds - self.untrained_seconds >= 60 * run.max_minutes:
             return EndReason("minutes", run.max_minutes)
         return None
 
@@ -158,8 +171,13 @@ class RunState:
         self.end = self.end or self.reached_limit()
         return self.end
 
+    def stop_clock(self) -> None:
+        """From now on, the time does not count towards `run.max_minutes`."""
+        self._trained_until = self._clock() if self._trained_until is None else self._trained_until
+
     def end_training(self, end: EndReason, final: int | None) -> None:
         """Records that training has ended. `final`: version of the last parameters if they are to be evaluated."""
+        self.stop_clock()
         self.end = self.end or end
         has_score = self.evaluation is not None and self.evaluation.confirmed  # the score that ended the run
         self.over, self.final = True, None if has_score else final

@@ -29,7 +29,7 @@ def summarize(state: RunState, latest: Latest) -> RunStatus:
         folder=state.folder,
         environment=state.config.environment.id,
         elapsed_seconds=state.elapsed_seconds,
-        startup_seconds=state.startup_seconds,
+        untrained_seconds=state.untrained_seconds,
         phase=state.phase,
         end=state.end,
         steps=state.num_steps,

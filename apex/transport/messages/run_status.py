@@ -94,7 +94,7 @@ class RunStatus(Record, frozen=True, tag="status", kw_only=True):
     folder: str
     environment: str
     elapsed_seconds: float
-    startup_seconds: float = 0.0  # of this start until its first transition; not counted towards the limit of minutes
+    untrained_seconds: float = 0.0  # start-ups and final evaluations; not counted towards the limit of minutes
     phase: Phase
     end: EndReason | None  # why the run ends; None while it continues
     steps: int

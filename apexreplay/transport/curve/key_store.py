@@ -8,7 +8,9 @@ secret.
 import os
 import resource
 import stat
+import struct
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,8 +102,14 @@ def disable_core_files() -> None:
 
 
 def certificates(folder: Path, role: str) -> list[Path]:
-    """Returns the paths of the public keys of a role."""
-    return sorted(path for pattern in (f"{role}.key", f"{role}.*.key") for path in folder.glob(pattern))
+    """Returns the paths of the public keys of a role; raises UsageError if the folder cannot be read."""
+    try:
+        names = os.listdir(folder)  # `Path.glob` hides that no descriptor is free.
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UsageError(f"cannot read {folder}: {error.strerror}") from error
+    return sorted(folder / name for name in names if name == f"{role}.key" or fnmatchcase(name, f"{role}.*.key"))
 
 
 def create_pair(folder: Path, role: str) -> None:
@@ -136,7 +144,7 @@ def _load(path: Path, forbidden: int, verb: str, command: str) -> tuple[bytes, b
         raise UsageError(f"cannot read {path}: {error.strerror}", remedy) from error
     except UsageError:
         raise
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, struct.error):  # the last one for characters that stand for more than 32 bits
         is_whole = False
     require(is_whole, f"{path} is not a key certificate", remedy=f"create one with {command}")
     return public, secret

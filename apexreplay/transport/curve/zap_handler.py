@@ -51,6 +51,7 @@ class ZapHandler:
         own = [endpoint for endpoint in keys.endpoints.values() if endpoint.bound_by == keys.role]
         self._needed = {role for endpoint in own for role in endpoint.open_to}
         self._complaints: dict[str, str] = {}  # the last error for each role whose keys cannot be read
+        self._lists: dict[str, dict[bytes, str]] = {}
         self._lists = {role: self._read(role) for role in keys.roles}
         self._admitted: dict[tuple[str, bytes], str] = {}  # (socket name, key) -> role of the key when it was accepted
         self._removed: set[bytes] = set()  # keys that were accepted earlier
@@ -155,10 +156,16 @@ class ZapHandler:
             log.warning("a key of socket %s was removed: closed its %d connections", socket_name, count)
 
     def _read(self, role: str) -> dict[bytes, str]:
-        """Returns the accepted keys of a role; {} if they cannot be read. The next check reads them again."""
+        """Returns the accepted keys of a role; {} if they cannot be read. The next check reads them again.
+
+        If no descriptor is free, nothing is known about them, so the earlier ones stay.
+        """
         try:
             keys = self._keys.accepted(role)
         except UsageError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+                return self._lists.get(role, {})
             if role in self._needed and self._complaints.get(role) != str(error):
                 self._complaints[role] = str(error)
                 log.error("refusing all peers of the role %s: %s", role, error)

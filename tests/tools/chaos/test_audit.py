@@ -258,7 +258,7 @@ def test_transitions_overwritten_before_a_restore_are_not_lost(bench, tmp_path):
     bench.store.close()
     bench.path.unlink()
     settings = SETTINGS._replace(capacity=12)
-    bench.store = restore(folder, bench.path, VECTORS.table, settings, run_id=1, store_incarnation=79).store
+    bench.store = restore(folder, bench.path, VECTORS.table, settings, run_id=1, store_incarnation=79)
     assert bench.store.first_key == 2 * COUNT
     bench.send(4)
     verdict = bench.audit()

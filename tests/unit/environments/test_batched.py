@@ -35,8 +35,9 @@ class Walk(gymnasium.Env):
     action_space = spaces.Discrete(2)
     metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
 
-    def __init__(self, number=0, kind="vector", masked=True, fails_at=None, render_mode=None):
+    def __init__(self, number=0, kind="vector", masked=True, fails_at=None, render_mode=None, bare_ends=False):
         self.number, self.kind, self.masked, self.fails_at = number, kind, masked, fails_at
+        self.bare_ends = bare_ends  # whether terminal states have no mask
         self.observation_space, self.render_mode = OBSERVATIONS[kind], render_mode
         self.episode = 0
 
@@ -55,6 +56,8 @@ class Walk(gymnasium.Env):
         observation, info = self.show()
         if over:
             info |= {"is_success": self.number == 1, "metrics": {"length": self.t}}
+        if over and not is_time_limit and self.bare_ends:
+            info.pop("action_mask", None)
         reward = 100.0 * self.number + 10 * self.t + int(action)
         return observation, reward, over and not is_time_limit, over and is_time_limit, info
 
@@ -135,6 +138,21 @@ def test_transitions_are_those_of_environments_played_one_by_one(mode, kind, mas
         # With NEXT_STEP, some steps only begin episodes.
         assert len(found) > NUM_STEPS // 2
         assert found == twin[: len(found)]
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in AutoresetMode])
+def test_terminal_states_need_no_mask(mode):
+    environment = here("make_walks", mode=mode, bare_ends=True)
+    schema = replace(describe(environment, 2), n_step=2)
+    alone = SyncVectorEnvironment(here("Walk"), lambda i: Walk(i, bare_ends=True), range(3))
+    expected = transitions_of(alone, schema, environment)
+    batched = make_environment(environment, NUM_ENVS, seed=1)
+    for found, twin in zip(transitions_of(batched, schema, environment), expected, strict=True):
+        assert len(found) > NUM_STEPS // 2
+        assert found == twin[: len(found)]
+    one = make_environment(environment, 1, seed=1)
+    one.reset()
+    assert any([one.step(np.zeros(1, np.int64)).terminated[0] for _ in range(20)])
 
 
 @pytest.mark.parametrize("mode", [mode.value for mode in AutoresetMode])

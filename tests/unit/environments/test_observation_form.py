@@ -151,6 +151,14 @@ def test_a_number_that_is_not_finite_is_refused():
         read(space).to_frame({**sample(space), "x": np.array([0, np.inf], np.float32)})
 
 
+@pytest.mark.parametrize("wrong", [np.full(128, 300), np.full(128, 0.5), np.zeros(1, np.uint8)])
+def test_a_vector_of_bytes_outside_of_its_space_is_refused(wrong):
+    form = read(spaces.Box(0, 255, (128,), np.uint8))
+    assert form.to_frame(np.full(128, 200, np.uint8)).tolist() == [200] * 128
+    with pytest.raises(BadAnswerError, match="returned the observation"):
+        form.to_frame(wrong)
+
+
 class Mission(gymnasium.Space):
     """A space of the user, whose values are texts."""
 

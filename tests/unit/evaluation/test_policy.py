@@ -216,7 +216,9 @@ def test_failed_environment_truncates_the_episode():
     env = AgentEnvironment(config, describe(config, 1))
     env.reset(seed=1)
     assert env.step(0)[1:] == (1.0, False, False, {"life_lost": False, "failed": False})
-    assert env.step(1)[1:] == (0.0, False, True, {"life_lost": False, "failed": True})
+    observation, *answer = env.step(1)
+    assert answer == [0.0, False, True, {"life_lost": False, "failed": True}]
+    assert observation.tolist() == [1.0, 1.0]  # the one before the failure
     assert env.reset()[0].tolist() == [0.0, 0.0]
 
 

@@ -162,6 +162,27 @@ def test_games_that_failed_are_not_saved(tmp_path, capsys, monkeypatch):
     assert [episode.observations.tolist() for episode in episodes] == [[[n, t] for t in range(4)] for n in (1.0, 2.0)]
 
 
+class Refused(Taped):
+    """The second reset returns an observation outside of the space once."""
+
+    observation_space = spaces.Box(0, 1, (3,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        return (observation * np.nan if len(GAMES) == 2 else observation), info
+
+
+def test_a_refused_first_observation_loses_no_finished_game(tmp_path, capsys):
+    GAMES.clear()
+    target = tmp_path / "games-v0"
+    result = evaluate(
+        capsys, "--random", "--env", here(Refused), "--episodes", 2, "--envs", 1, "--save-episodes", target
+    )
+    episodes = list(minari.MinariDataset(target / "data"))
+    assert [len(each.rewards) for each in episodes] == result["lengths"]
+    assert len(result["lengths"]) == 2
+
+
 class Interrupted(Counter):
     def step(self, action):
         if self.episode == 2:

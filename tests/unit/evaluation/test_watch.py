@@ -139,6 +139,29 @@ def test_damaged_policy_raises_an_error_with_its_name(tmp_path):
         load_newest(run.checkpoints, None, 1)
 
 
+def test_the_best_policy_plays_once_the_run_has_ended(tmp_path, capsys, monkeypatch):
+    run = make_run(tmp_path, best=70, last=[80, 90])
+
+    def load(*args, **options):
+        player = load_newest(*args, **options)
+        run.end = EndReason("interrupted")
+        return player
+
+    monkeypatch.setattr("apex.evaluation.watch.load_newest", load)
+    assert watch(run.path, "--out", tmp_path / "game.gif", "--episodes", 2, "--epsilon", 0) == 0
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert first.endswith("update 90")
+    assert second.endswith("update 70")
+
+
+def test_a_gif_that_is_cut_says_so(tmp_path, capsys, caplog, monkeypatch):
+    monkeypatch.setattr("apex.evaluation.video.Gif.__init__.__defaults__", (5,))
+    out = tmp_path / "game.gif"
+    assert watch(make_run(tmp_path, best=1).path, "--out", out, "--seconds", 0.4) == 0  # 20 steps, 10 pictures
+    assert capsys.readouterr().out.startswith(f"{out}: 0.2 s of play")
+    assert "game.gif has only the first 0.2 s of play: write a .mp4" in caplog.text
+
+
 def test_program_waits_for_the_first_policy_of_a_run(tmp_path, capsys):
     run = make_run(tmp_path)
     best = make_run(tmp_path / "other", best=1).checkpoints / BEST

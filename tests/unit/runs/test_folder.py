@@ -16,6 +16,7 @@ from apex.config import Config, EnvironmentConfig, RunConfig
 from apex.runs.folder import RunFolder, list_runs
 from apex.runtime.provenance import describe_checkout, describe_hardware
 from apex.schema import Schema
+from apex.types import RunTime
 from apexreplay.errors import DataError, UsageError
 from apexreplay.files.atomic_files import seal, unseal
 from apexreplay.server.leases import LeaseTable
@@ -294,7 +295,7 @@ def test_the_run_time_continues_over_all_starts(tmp_path):
     config = Config(run=RunConfig(folder=str(tmp_path), name="run"))
     folder = RunFolder.create(config, SCHEMA)
     assert folder.elapsed_seconds == 0
-    folder.elapsed_seconds = 12.34
+    folder.run_time = RunTime(12.34)
     assert RunFolder.open(tmp_path / "run").elapsed_seconds == 12.3
     folder.record_resume(config)
     again = RunFolder.open(tmp_path / "run")
@@ -303,7 +304,7 @@ def test_the_run_time_continues_over_all_starts(tmp_path):
 
 def test_a_damaged_or_missing_run_time_is_logged(tmp_path, caplog):
     folder = create(tmp_path)
-    folder.elapsed_seconds = 100.0
+    folder.run_time = RunTime(100.0)
     file = folder.path / "elapsed.json"
     for data in (b'{"seco', file.read_bytes().replace(b"100.0", b"900.0"), b'{"seconds": 9, "sea": "x"}'):
         file.write_bytes(data)
@@ -325,7 +326,7 @@ def test_a_planted_link_leads_no_writer_to_another_file(tmp_path):
         (folder.path / name).symlink_to(precious)
     folder.config_file.unlink()
     folder.restore_config_file()
-    folder.elapsed_seconds = 3.0
+    folder.run_time = RunTime(3.0)
     assert precious.read_text() == "mine"
     assert folder.elapsed_seconds == 3
     assert not any(path.is_symlink() for path in folder.path.iterdir())

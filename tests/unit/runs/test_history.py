@@ -7,6 +7,7 @@ from support.run_builders import EVALUATOR, add_rows, make_run
 
 from apex.runs.folder import RunFolder
 from apex.runs.history import RunHistory
+from apex.types import RunTime
 
 
 def read(run, role="evaluator", tag=EVALUATOR):
@@ -20,7 +21,7 @@ def test_seconds_count_from_the_start_of_the_run(tmp_path):
 
 def test_seconds_of_a_resumed_run_do_not_count_the_pause(tmp_path):
     run = make_run(tmp_path, [(4, 1_000, 9.5)])
-    run.elapsed_seconds = 10
+    run.run_time = RunTime(10)
     run.record_resume(run.config, argv=[])
     again = datetime.fromisoformat(run.manifest["resumed"][0]["started"])
     add_rows(run, "evaluator", [(3, 1_500, {EVALUATOR: 30})], since=again)
@@ -29,7 +30,7 @@ def test_seconds_of_a_resumed_run_do_not_count_the_pause(tmp_path):
 
 def test_seconds_continue_after_the_curves_if_the_folder_has_less(tmp_path):
     run = make_run(tmp_path, [(14, 1_000, 9.5)])
-    run.elapsed_seconds = 10  # Its programs took 4 s to start.
+    run.run_time = RunTime(10)  # Its programs took 4 s to start.
     run.record_resume(run.config, argv=[])
     again = datetime.fromisoformat(run.manifest["resumed"][0]["started"])
     add_rows(run, "evaluator", [(3, 1_500, {EVALUATOR: 30})], since=again)
@@ -67,5 +68,5 @@ def test_history_has_tags_and_total_seconds(tmp_path):
     run = make_run(tmp_path, [(7, 100, 1)])
     assert RunHistory(run).tags("evaluator") == {EVALUATOR}
     assert RunHistory(run).seconds == pytest.approx(7)
-    run.elapsed_seconds = 9
+    run.run_time = RunTime(9)
     assert RunHistory(run).seconds == 9

@@ -139,7 +139,7 @@ class Store(RuleBasedStateMachine):
         if restored is None:
             writer = create(self.path, store_incarnation=self.incarnation, **self.sizes)
             return self._use(writer, NaiveStore(**self.sizes))
-        self._use(restored.store, deepcopy(self.saved))
+        self._use(restored, deepcopy(self.saved))
         self.naive.remove_gaps()
 
     @precondition(lambda self: self.naive.transitions)

@@ -25,12 +25,13 @@ from support.store_builders import (
     open_reader,
     weigh,
 )
-from support.waiting import until
+from support.waiting import DEADLINE, until
 
 from apexreplay.errors import SnapshotError, UsageError
 from apexreplay.files.atomic_files import uninterrupted
 from apexreplay.process.children import stop_children
 from apexreplay.process.lifecycle import Stop
+from apexreplay.server.open_store import open_store
 from apexreplay.server.snapshot_process import SnapshotProcess, take_snapshots
 from apexreplay.snapshots.folder import SnapshotFolder
 from apexreplay.snapshots.restore import restore
@@ -71,6 +72,7 @@ class Scene:
             assert self.writer.update_priorities(update) == self.naive.update(keys, [1.0, 2.0, 3.0])
 
     def restore(self, name="restored", folder=None, run_id=RUN, store_incarnation=78, schema=SCHEMA, **changes):
+        self.drawn = []  # the number of items drawn before the snapshot, once it is known
         return restore(
             folder or self.folder,
             self.place / name,
@@ -78,6 +80,7 @@ class Scene:
             self.settings._replace(**changes),
             run_id=run_id,
             store_incarnation=store_incarnation,
+            note_drawn=self.drawn.append,
         )
 
     def go_on_with_the_snapshot(self):
@@ -85,9 +88,8 @@ class Scene:
         self.writer.close()
         self.path.unlink()
         self.incarnation += 1
-        restored = self.restore("store", store_incarnation=self.incarnation)
-        assert restored.num_drawn == 1234
-        self.writer, self.source = restored.store, self.make_source()
+        self.writer, self.source = self.restore("store", store_incarnation=self.incarnation), self.make_source()
+        assert self.drawn == [1234]
         self.naive.remove_gaps()
 
     def check(self):
@@ -157,7 +159,7 @@ def test_snapshot_of_another_store_reuses_no_file(place):
     scene.writer, scene.source = create(scene.path, store_incarnation=99), scene.make_source()
     scene.writer.insert(make_segment(0, 1))
     assert scene.source.take().first_key == 0
-    assert scene.restore().store.num_inserted == scene.writer.num_inserted
+    assert scene.restore().num_inserted == scene.writer.num_inserted
 
 
 def test_an_empty_store_has_no_snapshot(place):
@@ -187,7 +189,7 @@ def test_snapshot_is_right_if_the_writer_continues_at_any_step(place, step):
         scene.insert(3)
         snapshot = source.take()
         assert snapshot.size > 0
-        restored = scene.restore(f"restored-{round_number}").store
+        restored = scene.restore(f"restored-{round_number}")
         reader = open_reader(place / f"restored-{round_number}")
         assert (restored.first_key, restored.num_inserted) == (snapshot.first_key, snapshot.end_key)
         keys = range(snapshot.first_key, snapshot.end_key)
@@ -208,7 +210,7 @@ def test_snapshot_omits_weights_evicted_during_the_copy(place):
     before = scene.writer.first_key
     snapshot = scene.make_source(steps=CallAt("copy weights", lambda: scene.insert(3))).take()
     assert snapshot.first_key == scene.writer.first_key > before
-    restored = scene.restore().store
+    restored = scene.restore()
     sample = open_reader(place / "restored").sample(1_000, scene.rng)
     weights = {key: weigh(scene.naive.transitions[key][2]) for key in range(snapshot.first_key, snapshot.end_key)}
     expected = [weights[key] / sum(weights.values()) for key in sample.records["key"].tolist()]
@@ -255,11 +257,33 @@ def test_crash_at_any_step_leaves_the_new_or_the_old_snapshot(place, step, nth):
     armed.clear()
     found = scene.folder.load_latest()
     assert found.end_key in (snapshots[0].end_key, scene.writer.num_inserted)
-    assert scene.restore().store.num_inserted == found.end_key
+    assert scene.restore().num_inserted == found.end_key
     scene.insert(1)
     newest, again = scene.source.take(), scene.source.take()
     kept = {newest.state.name, again.state.name, *(file.name for file in newest.segments + again.segments)}
     assert {path.name for path in scene.files() if path.suffix != ".json"} == kept
+
+
+def test_a_kill_after_a_restore_forgets_no_given_item(place):
+    scene = Scene(place)
+    scene.insert(6)
+    scene.source.take()
+
+    def die(step):
+        if step == "write the manifest":  # The store is there already.
+            os._exit(9)
+
+    def open_again(**options):
+        folder = SnapshotFolder(scene.folder.path, **options)
+        return open_store(place / "again", SCHEMA.table, scene.settings, 1, run_id=RUN, snapshots=folder)
+
+    process = FORK.Process(target=open_again, kwargs={"steps": die})
+    process.start()
+    process.join(DEADLINE)
+    assert process.exitcode == 9
+    store, counters = open_again()
+    assert (store.num_inserted, counters.num_drawn) == (6, 1234)
+    store.close()
 
 
 def test_failed_restore_leaves_no_store(place):
@@ -270,7 +294,7 @@ def test_failed_restore_leaves_no_store(place):
         scene.restore(max_bytes=64)
     assert not list(place.glob("restored*"))
     (place / "restored-partial").write_bytes(b"what a killed one left")
-    assert scene.restore().store.num_inserted == scene.writer.num_inserted
+    assert scene.restore().num_inserted == scene.writer.num_inserted
 
 
 class Damage:
@@ -299,15 +323,15 @@ class Damage:
         used |= {file.name for file in self.newest.segments}
         assert path.name not in used or any(path.name in message for message in caplog.messages)
         reader = open_reader(self.scene.place / "restored")
-        keys = range(restored.store.first_key, restored.store.num_inserted)
+        keys = range(restored.first_key, restored.num_inserted)
         assert len(keys) >= 3
         assert decode(reader.sample(1_000, np.random.default_rng(0))) == {
             key: expect(*self.contents[key][:2]) for key in keys
         }
-        restored.store.close()
+        restored.close()
         (self.scene.place / "restored").unlink()
         if path.name not in used:
-            assert restored.store.num_inserted == self.newest.end_key
+            assert restored.num_inserted == self.newest.end_key
         self.mend()
 
 
@@ -335,7 +359,7 @@ def test_a_missing_file_is_noticed_and_written_again(place, caplog):
     (damage.scene.folder.path / damage.newest.segments[1].name).unlink()
     damage.scene.source.take()
     assert "writing it again" in caplog.text
-    assert damage.scene.restore().store.size == damage.scene.writer.size
+    assert damage.scene.restore().size == damage.scene.writer.size
 
 
 @pytest.mark.parametrize("ending", [".json", ".state", ".segments"])
@@ -391,7 +415,7 @@ def test_full_disk_leaves_no_partial_snapshot(place):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert scene.files() == before
     assert scene.source.take().end_key == scene.writer.num_inserted
-    assert scene.restore().store.num_inserted == scene.writer.num_inserted
+    assert scene.restore().num_inserted == scene.writer.num_inserted
 
 
 def test_a_failing_disk_loses_no_earlier_snapshot(place, caplog, monkeypatch):
@@ -454,7 +478,7 @@ def test_a_larger_store_takes_a_snapshot_too(place):
     scene = Scene(place)
     scene.insert(8)
     scene.source.take()
-    larger = scene.restore(capacity=100, max_bytes=10_000, num_streams=7).store
+    larger = scene.restore(capacity=100, max_bytes=10_000, num_streams=7)
     assert larger.size == scene.writer.size
     assert larger.receipt(6).contiguous == 0
 
@@ -485,7 +509,7 @@ def test_snapshots_are_intact_while_another_process_writes(place):
         os.kill(child.pid, signal.SIGKILL)
         child.join()
     contents, number = [], 0
-    store = scene.restore(capacity=5_000, max_bytes=400_000).store
+    store = scene.restore(capacity=5_000, max_bytes=400_000)
     while number < store.receipt(0).contiguous:
         segment = make_segment(number)
         contents += [(segment, index) for index in range(len(segment.records))]

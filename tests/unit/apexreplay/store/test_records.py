@@ -39,7 +39,7 @@ def test_every_field_survives_store_and_snapshot(tmp_path, schema):
     SnapshotWriter(path, schema.table, folder, run_id=RUN, num_drawn=lambda: 0).take()
     restored = restore(folder, again, schema.table, SETTINGS, run_id=RUN, store_incarnation=2)
     assert_holds(again, schema, sent)
-    restored.store.close()
+    restored.close()
     writer.close()
 
 

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from operator import sub
 
 import pytest
@@ -75,6 +76,32 @@ def test_clients_share_a_sampler_process_and_get_only_what_they_asked_for(contex
         assert requester.receive(0.0) is None
         requester.close()
         until(lambda gone=client: not receiver.answer(gone, make_batch(PIXELS)), "the end of the connection")
+
+
+@pytest.mark.parametrize("linger", [0.0, DEADLINE])
+def test_the_end_of_a_receiver_sends_the_rest_if_it_lingers(context, linger):
+    """As when a server ends that has counted the items of a queue as given."""
+    address, batch = endpoint(), make_batch(PIXELS)._replace(blob=bytes(20_000_000))
+    client = context.socket(zmq.DEALER)
+    client.rcvhwm = 1
+    client.connect(address)
+
+    def count_slowly():
+        time.sleep(0.3)  # Meanwhile the receiver ends.
+        count = 0
+        while client.poll(1_000):
+            count += len(client.recv_multipart()[-1]) > 20_000_000 // 2
+        return count
+
+    with ThreadPoolExecutor(1) as thread:
+        with open_context() as own:
+            receiver = RequestReceiver(own, address, CODEC, linger=linger)
+            for _ in range(4):
+                client.send_multipart(CODEC.encode_request(4))
+            for name, _ in receive(receiver, 4):
+                assert receiver.answer(name, batch)
+            arrived = thread.submit(count_slowly)
+        assert (arrived.result(DEADLINE) == 4) == bool(linger)
 
 
 def test_one_call_handles_few_messages(context):

@@ -24,6 +24,7 @@ from apex.evaluation.export.command import main, to_onnx
 from apex.runs.checkpoints.policy_file import BEST, PlayedGames, PolicyInfo, save_policy
 from apex.runs.checkpoints.policy_file import read_policy as load_policy_file
 from apex.runs.folder import RunFolder
+from apex.types import RunTime
 from apexreplay.files.atomic_files import replace_file, seal
 
 SMALL = NetworkConfig(width=0.5, hidden=32, body_hidden=16)
@@ -170,7 +171,7 @@ def card_of(run, **options):
 
 def test_card_has_training_score_interface_and_settings(tmp_path):
     run = make_trained(tmp_path, PONG)
-    run.elapsed_seconds = 3_723.0
+    run.run_time = RunTime(3_723.0)
     rows = [{"steps": 100 * n, "scalars": {"learner/updates": 20 * n}} for n in range(1, 9)]
     (run.curves / "learner.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     card = card_of(run, license="cc0-1.0")

@@ -1,6 +1,8 @@
 """Tests that the model card's code plays the environment as the policy does, with torch and with ONNX."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import gymnasium
@@ -17,6 +19,7 @@ from apex.config import Config, EnvironmentConfig, NetworkConfig, R2d2Config, Ru
 from apex.config.algorithm_choice import with_sequences
 from apex.environments import foreign
 from apex.environments.factory import describe
+from apex.evaluation.export.playing import _creation
 from apex.runs.checkpoints.policy_file import BEST, PolicyInfo, save_policy
 from apex.runs.folder import RunFolder
 from apex.runtime import trust
@@ -204,6 +207,13 @@ def test_code_of_the_card_registers_the_namespace(tmp_path, monkeypatch, capsys)
     run = make_run(tmp_path, EnvironmentConfig(id="Planes/Race-v1"))
     assert "import register_all\n\nregister_all()" in (export(run.path) / "README.md").read_text()
     check_card(run, monkeypatch, capsys, lambda: gymnasium.make("Planes/Race-v1"))
+
+
+def test_code_of_the_card_registers_the_tasks_of_dm_control():
+    pytest.importorskip("shimmy", reason="needs the extra dm-control, which dev has")
+    imports, make = _creation(EnvironmentConfig(id="dm_control/cartpole-swingup-v0"))
+    code = "\n".join([*imports, f"env = {make}", "env.reset()"])
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)  # This process has the tasks already.
 
 
 @pytest.mark.parametrize("game", [Game, Grid, Masked, Camera, Cells, Memory, States])

@@ -18,7 +18,7 @@ from apex.transport.hello import host_name
 from apex.transport.messages.run_status import EvaluatorSummary, RoleRow
 from apex.transport.messages.status import LearnerStatus, Resources
 from apex.transport.timing import ABSENT_HEARTBEATS
-from apex.types import Exploration, Progress
+from apex.types import NO_TIME, Exploration, Progress, RunTime
 from apexreplay.facts import MAX_TEXT, Waiting
 from apexreplay.wire.json_codec import MAX_JSON_BYTES, encode_json
 
@@ -26,14 +26,22 @@ RESOURCES = ("cores", "memory_bytes", "gpu_share", "gpu_memory_bytes")
 THERE = {"experience": "tcp://..."}
 
 
-def make_state(clock=None, *, num_shards=1, **run):
+def make_state(clock=None, *, num_shards=1, run_time=NO_TIME, **run):
     replay = ReplayConfig(samples_per_insert=6, num_shards=num_shards)
     actor = ActorConfig(num_actors=max(4, num_shards), num_processes=2, envs_per_process=max(4, num_shards) // 2)
     learner = LearnerConfig(num_threads=2, num_loaders=1)
     config = Config(run=RunConfig(**run), actor=actor, learner=learner, replay=replay)
     exploration = Exploration("epsilon", np.full(config.actor.num_actors, 0.4**8))
     clock = clock or Clock()
-    return RunState(config, name="pong-1", folder="runs/pong-1", exploration=exploration, num_cores=8, clock=clock)
+    return RunState(
+        config,
+        name="pong-1",
+        folder="runs/pong-1",
+        exploration=exploration,
+        run_time=run_time,
+        num_cores=8,
+        clock=clock,
+    )
 
 
 def report(state, latest=lambda tag: None):
@@ -198,13 +206,33 @@ def test_minutes_count_from_the_first_step_of_each_start():
     state.restore(Progress(100, 0, 40))
     clock.now += 50
     report_all(state, replay={"num_inserted": 100})  # what the memory had before
-    assert (state.startup_seconds, state.reached_limit()) == (50.0, None)
+    assert (state.untrained_seconds, state.reached_limit()) == (50.0, None)
     clock.now += 10
     report_all(state, replay={"num_inserted": 101})
     clock.now += 19
-    assert (state.startup_seconds, state.elapsed_seconds, state.reached_limit()) == (60.0, 119.0, None)
+    assert (state.untrained_seconds, state.elapsed_seconds, state.reached_limit()) == (60.0, 119.0, None)
     clock.now += 1
     assert state.reached_limit() == EndReason("minutes", 1.0)
+
+
+def test_minutes_exclude_starts_and_final_evaluations_of_earlier_starts():
+    clock = Clock()
+    state = make_state(clock, max_minutes=1.0)
+    clock.now += 50
+    report_all(state, replay={"num_inserted": 1})
+    clock.now += 30
+    state.end_training(EndReason("interrupted"), 7)
+    clock.now += 100  # the final evaluation
+    assert state.run_time == RunTime(180.0, 150.0)
+
+    again = make_state(clock, max_minutes=1.0, run_time=state.run_time)
+    clock.now += 5  # The trainer loads its checkpoint.
+    again.restore(Progress(1, 0, 180))
+    report_all(again, replay={"num_inserted": 2})
+    clock.now += 29
+    assert (again.run_time, again.reached_limit()) == (RunTime(214.0, 155.0), None)
+    clock.now += 1
+    assert again.reached_limit() == EndReason("minutes", 1.0)
 
 
 def test_a_run_whose_actors_never_come_ends():
