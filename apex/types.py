@@ -96,3 +96,4 @@ class Progress(NamedTuple):
     num_steps: int = 0  # transitions that the replay servers had stored
     num_episodes: int = 0  # games that actors had finished
     elapsed_seconds: float = 0.0  # over all starts of the run
+    untrained_seconds: float = 0.0  # see `RunTime`

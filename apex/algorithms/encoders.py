@@ -30,13 +30,19 @@ class Encoder(nn.Module):
     The names of a dictionary are those of the parts.
     """
 
-    def __init__(self, schema: Schema, *, width: float, units: int, torso: Torso = "dqn") -> None:
-        """`width`, `torso`: factor on the channels, and layers for images. `units`: outputs for a vector."""
+    def __init__(
+        self, schema: Schema, *, width: float, units: int, torso: Torso = "dqn", grid_width: float = 1.0
+    ) -> None:
+        """`width`, `torso`: factor on the channels, and layers for images. `units`: outputs for a vector.
+
+        `grid_width`: factor on the channels for grids.
+        """
         super().__init__()
         self._parts = schema.parts
         self._names = [part.name for part in schema.all_parts]
         # A ModuleDict accepts no names with dots.
-        self.encoders = nn.ModuleList(_make(part, schema.stack, width, units, torso) for part in schema.all_parts)
+        scales = width, grid_width
+        self.encoders = nn.ModuleList(_make(part, schema.stack, scales, units, torso) for part in schema.all_parts)
         with torch.no_grad():
             example = torch.zeros(1, *schema.observation_shape, dtype=getattr(torch, schema.frame_dtype))
             self.num_features = self(example).shape[1]
@@ -151,6 +157,7 @@ class Grid(_PartEncoder):
 
     def __init__(self, part: Part, stack: int, scale: float) -> None:
         super().__init__()
+        self.size = part.shape[:2]  # cells
         side, channels = min(part.shape[:2]), (*part.shape, 1)[2] * stack
         self._is_bool = part.dtype == "bool"
         self._padding, self._stride = int(side < SMALL_GRID), 2 if side >= LARGE_GRID else 1
@@ -217,11 +224,12 @@ class _Categories(_PartEncoder):
         return f'embed({x}, w["{name}.table"])'
 
 
-def _make(part: Part, stack: int, scale: float, units: int, torso: Torso) -> _PartEncoder:
+def _make(part: Part, stack: int, scales: tuple[float, float], units: int, torso: Torso) -> _PartEncoder:
+    """`scales`: factors on the channels, for images and for grids."""
     if part.is_image:
-        return _Image(part, stack, scale, torso)
+        return _Image(part, stack, scales[0], torso)
     if len(part.shape) > 1 and part.dtype in ("uint8", "bool"):
-        return Grid(part, stack, scale)
+        return Grid(part, stack, scales[1])
     return _Categories(part, stack, units) if part.dtype == "int32" else _Vector(part, stack, units)
 
 

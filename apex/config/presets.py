@@ -190,7 +190,7 @@ GRID = replace(
     actor=replace(VECTOR.actor, n_step=1),
     replay=ReplayConfig(capacity=100_000, min_size_to_sample=1_000, samples_per_insert=8.0, inserts_wait=True),
     learner=replace(VECTOR.learner, batch_size=64, learning_rate=1e-4),  # ADR 53
-    network=NetworkConfig(hidden=128, body_hidden=64),
+    network=NetworkConfig(hidden=128, body_hidden=64, width=0.5),  # ADR 54
 )
 
 # These values were tuned on CartPole-v1 and may be too aggressive for other environments.

@@ -195,7 +195,7 @@ class NetworkConfig(Branch):
 
     value_rescaling: bool = False  # the outputs are h(Q) instead of Q, for unclipped rewards [Pohlen et al. 2018]
     factory: str = ""  # your own network, module:factory(schema), in place of the settings below
-    width: Annotated[float, Meta(gt=0, le=8)] = 1.0  # factor on channels [DQN] and, with images, on hidden units
+    width: Annotated[float, Meta(gt=0, le=8)] = 1.0  # factor on channels; images: on hidden units too [DQN]
     torso: Torso = "dqn"  # images; impala: residual blocks, spectral norm, pooling to 6 x 6 [Clark et al. 2024]
     hidden: PositiveInt = 512  # units in the hidden layer of each head [Wang et al. 2016]
     body_hidden: PositiveInt = 128  # vectors: units in each of the two layers below the heads

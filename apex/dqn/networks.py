@@ -135,7 +135,7 @@ def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
         layers, num_features = convolutions(schema.stack * channels, height, width, config.width)
         return PixelQNetwork(config, nn.Sequential(*layers), num_features, num_actions, hidden)
     body, num_features = make_body(config, schema)
-    kind = VectorQNetwork
+    kind: type[QNetwork] = VectorQNetwork
     if isinstance(body, Encoder):
         kind = QNetwork if body.grid is None else GridQNetwork
     return kind(config, body, num_features, num_actions, hidden)
@@ -150,7 +150,9 @@ def make_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Module, int]:
         units = config.body_hidden
         inputs = nn.Linear(prod(schema.observation_shape), units)
         return nn.Sequential(ScaledFlatten(), inputs, nn.ReLU(), nn.Linear(units, units), nn.ReLU()), units
-    encoder = Encoder(schema, width=config.width, units=config.body_hidden, torso=config.torso)
+    grid_width = 1.0 if schema.has_images else config.width
+    widths = {"width": config.width, "grid_width": grid_width}
+    encoder = Encoder(schema, **widths, units=config.body_hidden, torso=config.torso)
     return encoder, encoder.num_features
 
 

@@ -93,12 +93,14 @@ def restore_trainer(folder: RunFolder, trainer: Trainer, found: Found) -> Progre
     if found.state is not None:
         trainer.restore(found.state._asdict())
     seed_generators(folder.config.seed, trainer.num_updates)
+    taken = folder.run_time
     if found.state is None:
-        return Progress(elapsed_seconds=folder.elapsed_seconds)
+        return Progress(elapsed_seconds=taken.seconds, untrained_seconds=taken.untrained)
     try:
         set_aside(folder.checkpoints, found)
     except OSError as error:
         log.error("cannot move damaged checkpoints out of %s: %s", folder.checkpoints, error)
     log.info("resuming at update %d", trainer.num_updates)
     progress = found.state.progress
-    return progress._replace(elapsed_seconds=max(progress.elapsed_seconds, folder.elapsed_seconds))
+    elapsed = max(progress.elapsed_seconds, taken.seconds)
+    return progress._replace(elapsed_seconds=elapsed, untrained_seconds=taken.untrained)

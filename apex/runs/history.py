@@ -70,7 +70,7 @@ class RunHistory:
     def _find_starts(self) -> list[tuple[float, float]]:
         """Returns the Unix time of each start of the run, and the seconds that the run had taken before that start.
 
-        The manifest counts time only after the learner is ready, so the curves may show a longer time.
+        The manifest counts time only after the learner has started, so the curves may show a longer time.
         """
         times = [row["time"] for role in TIMED_ROLES for row in self._rows(role)]
         starts = [(_unix(self._run.manifest["started"]), 0.0)]

@@ -130,7 +130,7 @@ class Pruning(Callback):
 
     def on_evaluation(self, run: LiveRun, evaluation: EvaluationRow) -> None:
         """Reports the score if a tenth of the limit has passed since the last report."""
-        limit, minutes = run.config.run, 0.0 if run.status is None else run.status.elapsed_seconds / 60
+        limit, minutes = run.config.run, 0.0 if run.status is None else run.status.trained_seconds / 60
         parts = ((minutes, limit.max_minutes), (evaluation.steps, limit.max_steps))
         share = max(done / most for done, most in (*parts, (evaluation.updates, limit.max_updates)) if most)
         is_new = self.report(evaluation.score, min(TENTHS - 1, int(TENTHS * share)))

@@ -59,14 +59,15 @@ def open_store(
         # Otherwise the limiter would allow a burst of samples, and a queue would give items again.
         SamplerCounters(num_rows, location.counters_path(path)).continue_from(num_drawn)
 
-    store = None
+    restored = None
     if snapshots is not None:
         options = {"run_id": run_id, "store_incarnation": incarnation}
-        store = restore(snapshots, path, table, settings, **options, note_drawn=note_drawn)
-    if store is None:
+        restored = restore(snapshots, path, table, settings, **options, note_drawn=note_drawn)
+    if restored is None:
         store = StoreWriter.create(path, table, settings, store_incarnation=incarnation)
         log.info("created %s", path)
     else:
+        store = restored
         log.info("restored %s: %d items (%d inserted in total)", path, store.size, store.num_inserted)
     return store, SamplerCounters(num_rows, location.counters_path(path))
 

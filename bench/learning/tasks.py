@@ -210,6 +210,15 @@ TASKS = {
         20.0,
         0,
     ),
+    "minigrid-empty": LearningTask(
+        "minigrid:MiniGrid-Empty-8x8-v0",
+        ("--env", "minigrid:MiniGrid-Empty-8x8-v0", "--stop-score", "0.93"),
+        100,
+        0.9,
+        180.0,
+        3.0,
+        3,
+    ),
     # Goals of one seed each.
     "cartpole-swingup-pixels": LearningTask(
         "examples.pixels:make_swingup",

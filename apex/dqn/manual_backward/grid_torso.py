@@ -27,8 +27,9 @@ class GridTorso:
         """
         (cells,) = self._split(stacks.flatten(0, 1)).values()
         planes, inputs = self._grid.planes(cells), self._first.weight.shape[1]
-        if planes.dim() != 4 or planes.shape[1] != inputs:  # convolution.c does not check bounds.
-            raise ValueError(f"a batch is {stacks.dtype}{list(stacks.shape)}, expected grids with {inputs} planes")
+        if planes.shape[1:] != (inputs, *self._grid.size):  # convolution.c does not check bounds.
+            expected = f"{inputs} planes of {self._grid.size} cells"
+            raise ValueError(f"a batch is {stacks.dtype}{list(stacks.shape)}, expected {expected}")
         planes = planes.permute(0, 2, 3, 1).contiguous()
         first = self._first(planes)
         second = self._second(first)

@@ -227,7 +227,7 @@ def seconds_to_go(status: RunStatus) -> float | None:
     candidates = [
         _seconds(limits.steps, status.steps, status.steps_per_second),
         _seconds(limits.updates, status.updates, status.updates_per_second),
-        _seconds(60 * limits.minutes, status.elapsed_seconds - status.untrained_seconds, 1.0),
+        _seconds(60 * limits.minutes, status.trained_seconds, 1.0),
     ]
     return min((seconds for seconds in candidates if seconds is not None), default=None)
 

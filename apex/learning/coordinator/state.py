@@ -152,7 +152,7 @@ class RunState:
     @property
     def progress(self) -> Progress:
         """The numbers of steps, episodes and whole seconds of the run until now."""
-        return Progress(self.num_steps, self.num_episodes, int(self.elapsed_seconds))
+        return Progress(self.num_steps, self.num_episodes, int(self.elapsed_seconds), int(self.untrained_seconds))
 
     def reached_limit(self) -> EndReason | None:
         """Returns the limit that the run has reached; None if it should continue."""

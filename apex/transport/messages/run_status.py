@@ -115,3 +115,8 @@ class RunStatus(Record, frozen=True, tag="status", kw_only=True):
     more_roles: int  # number of programs that `roles` omits
     # the newest ones since the learner started, the oldest first
     evaluations: list[EvaluationRow] = msgspec.field(default_factory=list)
+
+    @property
+    def trained_seconds(self) -> float:
+        """Seconds that count towards the limit of minutes."""
+        return self.elapsed_seconds - self.untrained_seconds

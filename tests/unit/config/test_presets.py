@@ -91,6 +91,7 @@ def test_grids_have_one_step_returns_and_a_low_rate():
     """See ADR 53."""
     assert (GRID.actor.n_step, GRID.learner.learning_rate, GRID.learner.target_period) == (1, 1e-4, 100)
     assert replace(GRID.actor, n_step=3) == VECTOR.actor
+    assert GRID.network.width == 0.5
 
 
 def test_the_narrow_preset_differs_from_pong_in_few_settings():

@@ -163,13 +163,17 @@ def test_games_that_failed_are_not_saved(tmp_path, capsys, monkeypatch):
 
 
 class Refused(Taped):
-    """The second reset returns an observation outside of the space once."""
+    """The reset after the first finished game returns no number."""
 
     observation_space = spaces.Box(0, 1, (3,), np.float32)
+    num_refused = 0
 
     def reset(self, *, seed=None, options=None):
         observation, info = super().reset(seed=seed, options=options)
-        return (observation * np.nan if len(GAMES) == 2 else observation), info
+        if len(GAMES) < 2 or not any(map(any, GAMES[-2]["ends"])) or Refused.num_refused:
+            return observation, info
+        Refused.num_refused += 1
+        return observation * np.nan, info
 
 
 def test_a_refused_first_observation_loses_no_finished_game(tmp_path, capsys):
@@ -180,7 +184,7 @@ def test_a_refused_first_observation_loses_no_finished_game(tmp_path, capsys):
     )
     episodes = list(minari.MinariDataset(target / "data"))
     assert [len(each.rewards) for each in episodes] == result["lengths"]
-    assert len(result["lengths"]) == 2
+    assert (len(result["lengths"]), Refused.num_refused) == (2, 1)
 
 
 class Interrupted(Counter):

@@ -117,7 +117,7 @@ def test_each_25th_update_is_searched_for_dormant_units():
 
 
 def test_the_nearest_limit_gives_the_share_of_the_run():
-    progress = Progress(num_steps=300, elapsed_seconds=60.0)
+    progress = Progress(num_steps=300, elapsed_seconds=70.0, untrained_seconds=10.0)
     for run, expected in (
         (RunConfig(stop_score=5.0), None),
         (RunConfig(max_updates=1_000), 0.1),

@@ -11,7 +11,7 @@ import torch
 from apex.config import Config, LearnerConfig
 from apex.learning.setup import prepare_torch, restore_trainer
 from apex.runs.checkpoints.folder import Found
-from apex.types import Progress
+from apex.types import Progress, RunTime
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def generators():
 
 def test_the_noise_of_updates_depends_on_the_seed_and_on_the_update(tmp_path, generators):
     def draws(seed, num_updates):
-        folder = SimpleNamespace(config=Config(seed=seed), elapsed_seconds=0.0, checkpoints=tmp_path)
+        folder = SimpleNamespace(config=Config(seed=seed), run_time=RunTime(), checkpoints=tmp_path)
         trainer = SimpleNamespace(num_updates=0)
         trainer.restore = lambda saved: setattr(trainer, "num_updates", num_updates)
         state = SimpleNamespace(_asdict=dict, progress=Progress(), num_updates=num_updates)

@@ -282,7 +282,7 @@ def test_a_kill_after_a_restore_forgets_no_given_item(place):
     process.join(DEADLINE)
     assert process.exitcode == 9
     store, counters = open_again()
-    assert (store.num_inserted, counters.num_drawn) == (6, 1234)
+    assert (store.num_inserted, counters.num_drawn) == (scene.writer.num_inserted, 1234)
     store.close()
 
 
@@ -419,7 +419,7 @@ def test_full_disk_leaves_no_partial_snapshot(place):
 
 
 def test_a_failing_disk_loses_no_earlier_snapshot(place, caplog, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError(errno.EIO, "Input/output error")
 
     scene = Scene(place)
@@ -434,6 +434,7 @@ def test_a_failing_disk_loses_no_earlier_snapshot(place, caplog, monkeypatch):
             scene.source.take()
     assert scene.files() == before
     assert re.search(r"000000001\.json: Input/output error; no snapshot is removed", caplog.text)
+    assert scene.folder.newest().number == 1
     assert scene.source.take().end_key == scene.writer.num_inserted
 
 

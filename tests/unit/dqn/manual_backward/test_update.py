@@ -143,11 +143,12 @@ def test_grids_that_convolution_c_does_not_support_use_autograd(monkeypatch):
     assert chosen_for(network) is EagerUpdate
 
 
-def test_a_batch_of_another_grid_is_refused_before_it_is_read():
+@pytest.mark.parametrize("shape", [(7, 7, 2), (7, 2, 3), (7, 7)])
+def test_a_batch_of_another_grid_is_refused_before_it_is_read(shape):
     skip_without_convolution()
     network = make_network(NetworkConfig(hidden=7), make_schema(*GRIDS[0]), seed=1)
-    with pytest.raises(ValueError, match=r"uint8\[1, 8, 1, 7, 7, 2\].* 24 planes"):
-        GridTorso(network.body).forward(torch.zeros(1, 8, 1, 7, 7, 2, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=r"uint8\[1, 8, 1, 7, .* 24 planes of \(7, 7\) cells"):
+        GridTorso(network.body).forward(torch.zeros(1, 8, 1, *shape, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("rescaled", [False, True])
