@@ -318,11 +318,11 @@ async def test_closed_and_cancelled_clients_leave_no_descriptor_and_no_thread(se
                     await sampler.sample(DEADLINE)
                     sampler._open.callback(lambda: closed_in.add(threading.get_ident()))
                 gc.collect()
-                assert mapped() == others
+                assert mapped() <= others
         return len(os.listdir("/proc/self/fd"))
 
     def mapped():
-        return [line for line in Path("/proc/self/maps").read_text().splitlines() if ".replay" in line]
+        return {line for line in Path("/proc/self/maps").read_text().splitlines() if ".replay" in line}
 
     others = mapped()
     closed_in = set()  # The end of a socket may wait for a server that is away.

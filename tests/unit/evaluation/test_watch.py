@@ -1,6 +1,7 @@
 """Tests of `apex watch`: films, the window, the newest policy, and refused arguments."""
 
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -159,7 +160,7 @@ def test_a_gif_that_is_cut_says_so(tmp_path, capsys, caplog, monkeypatch):
     out = tmp_path / "game.gif"
     assert watch(make_run(tmp_path, best=1).path, "--out", out, "--episodes", 3) == 0
     assert f"{out}: 0.2 s of play" in capsys.readouterr().out
-    assert "game.gif has only the first 0.2 s of play: write a .mp4" in caplog.text
+    assert re.search(r"game\.gif .* 0\.2 s", caplog.text)
 
 
 def test_program_waits_for_the_first_policy_of_a_run(tmp_path, capsys):
