@@ -223,7 +223,8 @@ class BatchedEnvironment:
             return None
         masks = np.ones((self.num_envs, self._actions.num_actions), np.bool_) if others is None else others.copy()
         if not answers.has_mask(info):
-            if over is not None and (over.all() if only is None else over[only].all()):
+            asked = slice(None) if only is None else only
+            if over is not None and over[asked].all():
                 return masks
             raise BadAnswerError(f"returned no {answers.MASK!r} in its info, although the first info had one")
         for i in range(self.num_envs) if only is None else np.flatnonzero(only).tolist():

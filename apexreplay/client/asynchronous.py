@@ -44,7 +44,8 @@ class AsyncSampler(BaseSampler):
     """`Sampler` for asyncio: `async for batch in sampler`. A cancelled wait loses no batch.
 
     A batch is decoded in the thread of the event loop. `update_priorities` is no coroutine, because it does not wait.
-    `close` is none either, but waits up to a second if the server is away; the end of `async with` suspends instead.
+    `close` is no coroutine either. If the server is away, it stops the event loop for up to a second; at the end of
+    `async with`, only the coroutine waits.
     """
 
     async def sample(self, timeout: float | None = None) -> Batch:

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import logging
+import os
 import resource
 import secrets
 import sys
@@ -96,7 +97,7 @@ def _lock(folder: Path) -> FileLock:
     path = folder / "server.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         busy = UsageError(f"{folder} is in use by another server", "stop it, or choose another folder")
         return FileLock(path, LOCK_ATTEMPTS, busy)
     except OSError as error:

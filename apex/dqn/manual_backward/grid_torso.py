@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from apex.algorithms.encoders import Encoder, Grid
 from apex.algorithms.kernels.convolution import LANES, load_convolution
-from apex.dqn.manual_backward.layers import relu_backward
-from apex.dqn.manual_backward.pixel_torso import convolution_layer
+from apex.dqn.manual_backward.pixel_torso import convolution_layer, last_layer_gradient
 
 
 class GridTorso:
@@ -38,8 +37,7 @@ class GridTorso:
     def backward(self, stacks: Tensor, outputs: tuple[Tensor, ...], output_gradient: Tensor) -> None:
         """See `layers.VectorTorso.backward`."""
         planes, first, second, features = (rows[: len(output_gradient)] for rows in outputs)
-        by_channel = relu_backward(output_gradient, features).view(len(second), second.shape[3], *second.shape[1:3])
-        output_gradient = by_channel.permute(0, 2, 3, 1).contiguous()
+        output_gradient = last_layer_gradient(output_gradient, features, second)
         self._second.differentiate(first, output_gradient)
         self._first.differentiate(planes, self._second.input_gradient(first, output_gradient))
 

@@ -81,14 +81,23 @@ class PixelTorso:
     def backward(self, stacks: Tensor, outputs: tuple[Tensor, ...], output_gradient: Tensor) -> None:
         """See `layers.VectorTorso.backward`."""
         first, second, third, features = (rows[: len(output_gradient)] for rows in outputs)
-        by_channel = relu_backward(output_gradient, features).view(len(third), third.shape[3], *third.shape[1:3])
-        output_gradient = by_channel.permute(0, 2, 3, 1).contiguous()
+        output_gradient = last_layer_gradient(output_gradient, features, third)
         self._third.differentiate(second, output_gradient)
         output_gradient = self._third.input_gradient(second, output_gradient)
         self._second.differentiate(first, output_gradient)
         output_gradient = self._second.input_gradient(first, output_gradient)
         images = channels_first(stacks[0])
         self._first.store(weight_gradient(images, output_gradient), output_gradient)
+
+
+def last_layer_gradient(output_gradient: Tensor, features: Tensor, outputs: Tensor) -> Tensor:
+    """Returns the gradient before the ReLU of the last layer, float32[B, H, W, C].
+
+    output_gradient: gradient with respect to `features`, which are `outputs` in the order of `nn.Flatten`.
+    """
+    batch, height, width, channels = outputs.shape
+    by_channel = relu_backward(output_gradient, features).view(batch, channels, height, width)
+    return by_channel.permute(0, 2, 3, 1).contiguous()
 
 
 def flatten_images(stacks: Tensor, channels: int) -> Tensor:

@@ -173,7 +173,8 @@ class RunState:
 
     def stop_clock(self) -> None:
         """From now on, the time does not count towards `run.max_minutes`."""
-        self._trained_until = self._clock() if self._trained_until is None else self._trained_until
+        if self._trained_until is None:
+            self._trained_until = self._clock()
 
     def end_training(self, end: EndReason, final: int | None) -> None:
         """Records that training has ended. `final`: version of the last parameters if they are to be evaluated."""
