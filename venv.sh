@@ -52,16 +52,20 @@ show_progress() {
 # leave_out_silent_indexes PYTHON: removes the indexes from PIP_EXTRA_INDEX_URL that cannot be reached: pip would wait for
 # each of them at each package.
 leave_out_silent_indexes() {
-  local url kept="" ask='import ssl, sys, urllib.error, urllib.request
+  # The address is in the environment, because other users can read arguments; it is asked without user and password,
+  # which urllib would take for a part of the host.
+  local url kept="" ask='import os, ssl, sys, urllib.error, urllib.parse, urllib.request
 try:
-    urllib.request.urlopen(sys.argv[1], timeout=5)
+    address = urllib.parse.urlsplit(os.environ["INDEX"])
+    host = address.netloc.rpartition("@")[2]
+    urllib.request.urlopen(address._replace(netloc=host).geturl(), timeout=5)
 except urllib.error.URLError as error:
     sys.exit(isinstance(error.reason, OSError) and not isinstance(error.reason, ssl.SSLError))
 except TimeoutError:
     sys.exit(1)
 except Exception: pass  # It has answered, or pip will report the mistake.'
   for url in ${PIP_EXTRA_INDEX_URL:-}; do
-    if timeout 10 "$1" -c "$ask" "$url"; then
+    if INDEX=$url timeout 10 "$1" -c "$ask"; then
       kept+="$url "
     else
       echo "The package index ${url##*@} (PIP_EXTRA_INDEX_URL) cannot be reached; installing without it" >&2
@@ -77,7 +81,19 @@ ensure_venv() {
   # The stamp includes the path, because a moved virtual environment does not work.
   what="$(cat "$root/pyproject.toml" "$root/constraints.txt" "$root/setup.py" "$root"/apex/algorithms/kernels/*.c "$root"/apexreplay/{pyproject.toml,setup.py,frames/*.c} <(echo "$root") | sha256sum | cut -d ' ' -f 1)"
   # The extra dev contains the extra docs.
-  grep -qsx -e "$what $extra" -e "$what ${extra/#docs/dev}" "$stamp" && [[ -x $venv/bin/python ]] && return
+  is_installed() { grep -qsx -e "$what $extra" -e "$what ${extra/#docs/dev}" "$stamp" && [[ -x $venv/bin/python ]]; }
+  is_installed && return
+  # One installation at a time: a second one would take the first one for interrupted, and remove it.
+  local lock
+  exec {lock}>"$venv.lock"
+  if command -v flock >/dev/null && ! flock -n "$lock"; then
+    echo "Waiting for another installation into $venv" >&2
+    flock "$lock"
+    if is_installed; then
+      exec {lock}>&-
+      return
+    fi
+  fi
 
   # Recreates the environment after an interrupted installation, and after a move, which breaks the paths of its programs.
   # pip's cache keeps this fast.
@@ -108,4 +124,5 @@ ensure_venv() {
   # An environment with extras also satisfies requests without them.
   printf '%s\n' "$what " "$what ${extra%%,*}" "$what $extra" >"$stamp"
   rm "$unfinished"
+  exec {lock}>&-
 }

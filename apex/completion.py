@@ -10,12 +10,17 @@ from apex.config.presets import PRESETS
 from apexreplay.errors import FINISHED
 from apexreplay.process.lifecycle import reports_errors
 
-SHELLS = {"bash": "", "zsh": "autoload -Uz bashcompinit && bashcompinit\n"}
+ZSH = """\
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+autoload -Uz bashcompinit && bashcompinit
+"""
+SHELLS = {"bash": "", "zsh": ZSH}
 WITH_SETTINGS = ("train", "learner", "doctor")  # commands whose options include all settings
 WITH_RUN = ("evaluate", "watch", "logs", "plot", "report", "export")  # commands that take the name of a run
 SCRIPT = """\
 _apex() {{
   local before=${{COMP_WORDS[COMP_CWORD - 1]}} current=${{COMP_WORDS[COMP_CWORD]}} options="" names=() run
+  [[ -z ${{ZSH_VERSION-}} ]] || setopt localoptions no_nomatch  # There may be no run yet.
   if ((COMP_CWORD == 1)); then
     options="{commands}"
   elif [[ $before == --preset ]]; then
@@ -26,7 +31,7 @@ _apex() {{
     esac
     case ${{COMP_WORDS[1]}} in {with_run}) names=(runs/*/) ;; esac
   fi
-  mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")
+  COMPREPLY=($(compgen -W "$options" -- "$current"))
   for run in "${{names[@]}}"; do  # Not by compgen -W, which would execute `$(...)` in the name of a folder.
     run=${{run%/}}
     run=${{run#runs/}}

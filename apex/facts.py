@@ -64,8 +64,9 @@ class ProgramEvent(Record, frozen=True):
     """What the supervisor does with a program."""
 
     role: str
-    kind: Literal["restarting", "abandoned", "stopping", "killing"]
-    seconds: float = 0.0  # restarting: pause before the start; killing: the grace period that is over
+    kind: Literal["restarting", "abandoned", "stopping", "killing", "saving"]
+    # restarting: pause before the start; killing: the grace period that is over; saving: the longest further wait
+    seconds: float = 0.0
     failure: Failure | None = None  # restarting, abandoned: why the program ended; its `value` may be status 0
 
 

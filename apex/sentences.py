@@ -100,6 +100,8 @@ def describe_event(event: ProgramEvent) -> str:
     if event.kind == "killing":
         safe = "" if event.role.startswith(("learner", "replay")) else " (it has nothing to save)"
         return f"{event.role} did not stop within {event.seconds:.1f} s; killing it{safe}"
+    if event.kind == "saving":
+        return f"{event.role} is still busy, probably saving; waiting for up to {event.seconds:.0f} s (Ctrl-C kills it)"
     return f"stopping {event.role}"
 
 

@@ -1,5 +1,6 @@
 """Plays a `gymnasium.vector.VectorEnv`, whose environments are stepped by one call, such as those of EnvPool."""
 
+import logging
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import iterate
+from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from apex.config import EnvironmentConfig
@@ -22,6 +23,8 @@ from apex.types import Step
 from apexreplay.errors import UsageError
 from apexreplay.item_kinds import Array
 
+log = logging.getLogger("apex")
+
 MODES = {mode.value: mode for mode in AutoresetMode}
 
 
@@ -32,11 +35,21 @@ def spaces_of(env: Any) -> Any:
     return SimpleNamespace(observation_space=env.single_observation_space, action_space=env.single_action_space)
 
 
-def make_batch(config: EnvironmentConfig, factory: Callable[..., Any], options: dict[str, Any], num_envs: int) -> Any:
-    """Returns the environment that the factory makes; if it is a vector environment, one of `num_envs` environments."""
+def make_batch(
+    config: EnvironmentConfig, factory: Callable[..., Any], options: dict[str, Any], num_envs: int, seed: int
+) -> Any:
+    """Returns the environment that the factory makes; if it is a vector environment, one of `num_envs` environments.
+
+    The factory gets what it takes: `num_envs`, and with it `seed`, because EnvPool seeds its games when it makes them;
+    and `render_mode`, if that is one of the options.
+    """
     parameters = signature(factory).parameters
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
-    env = factory(**{**options, **({"num_envs": num_envs} if "num_envs" in parameters else {})})
+    if "num_envs" in parameters:
+        options = {"num_envs": num_envs, **({"seed": seed} if "seed" in parameters else {}), **options}
+    if not takes_any and "render_mode" not in parameters:
+        options = {name: value for name, value in options.items() if name != "render_mode"}
+    env = factory(**options)
     if takes_any and isinstance(env, VectorEnv) and env.num_envs != num_envs:
         env.close()
         env = factory(**{**options, "num_envs": num_envs})
@@ -72,6 +85,8 @@ class BatchedEnvironment:
         self.fps = float(metadata.get("render_fps") or DEFAULT_FPS)
         single = spaces_of(env)
         self._space = single.observation_space
+        is_single = env.observation_space == self._space  # EnvPool declares the space of one environment.
+        self._batch_space = batch_space(self._space, self.num_envs) if is_single else env.observation_space
         self._form, self._actions = read_observations(single, config), read_actions(single, config)
         self._is_plain = isinstance(self._space, spaces.Box) and self._form.dtype == "float32"
         self._acts_plainly = isinstance(single.action_space, spaces.Discrete) and single.action_space.start == 0
@@ -175,7 +190,10 @@ class BatchedEnvironment:
 
     def close(self) -> None:
         """See VectorEnvironment."""
-        self._env.close()
+        try:
+            self._env.close()
+        except Exception as error:
+            log.warning("%s. Ignored", self._budget.failure(None, error, "in its close"))
 
     def _call(self, name: str, call: Callable[[], Answer]) -> Answer:
         """Returns the result of `call`; raises UsageError in a trial, else EnvironmentFailure, if it fails."""
@@ -191,13 +209,13 @@ class BatchedEnvironment:
         """Writes the newest frames of all environments, or of those in `only`; those that begin get empty stacks."""
         if self._is_plain and only is None and self._form.stack == 1:
             frames = np.asarray(raw)
-            if frames.shape != (self.num_envs, *self._space.shape):  # EnvPool's observation_space is that of one.
+            if frames.shape != (self.num_envs, *self._space.shape):
                 expected = f"expected {self.num_envs} of {self._space}"
                 raise BadAnswerError(f"returned observations {answers.describe_type(frames)}, {expected}")
             answers.check_finite(frames.reshape(-1))
             stacks[:] = frames.reshape(stacks.shape)
             return
-        rows = list(iterate(self._env.observation_space, raw))
+        rows = list(iterate(self._batch_space, raw))
         if len(rows) != self.num_envs:
             raise BadAnswerError(f"returned {len(rows)} observations, expected one for each environment")
         for i, row in enumerate(rows):

@@ -140,7 +140,7 @@ def make_environment(
     game = _atari_game(config)
     if game is not None:
         return AtariEnvironment(config, game, seeds, num_threads=num_threads, pictures=pictures)
-    first = _make(config, pictures=pictures, plays=True, num_envs=num_envs)
+    first = _make(config, pictures=pictures, plays=True, num_envs=num_envs, seed=seeds[0])
     if isinstance(first, VectorEnv):
         return BatchedEnvironment(config, first, seeds[0])
     made: list[gymnasium.Env[Any, Any]] = [first]
@@ -169,10 +169,12 @@ def _one(config: EnvironmentConfig) -> Iterator[gymnasium.Env[Any, Any] | Vector
             log.warning("%s: raised %s (in its close). Ignored", config.id, describe_exception(error))
 
 
-def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = False, num_envs: int = 1) -> Any:
+def _make(
+    config: EnvironmentConfig, *, pictures: bool = False, plays: bool = False, num_envs: int = 1, seed: int = 0
+) -> Any:
     """Creates one environment, to play (`plays`) or only to inspect; raises UsageError with the reason if it fails.
 
-    Or creates a vector environment of `num_envs` environments, if that is what the factory makes.
+    Or creates a vector environment of `num_envs` environments with this seed, if that is what the factory makes.
     """
     _, colon, name = config.id.partition(":")
     options = {**config.args, **({"render_mode": "rgb_array"} if pictures else {})}
@@ -180,7 +182,7 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
     try:
         if colon and name.isidentifier():  # Otherwise it is Gymnasium's form module:Name-v0.
             factory = find_factory("environment.id", config.id, gymnasium.Env)
-            env = make_batch(config, factory, options, num_envs)
+            env = make_batch(config, factory, options, num_envs, seed)
         else:
             for module in environment_modules(config.id):
                 require_trusted("environment.id", config.id, module)
@@ -210,7 +212,8 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = Fa
         problem = f"environment.id {config.id!r}: {name} is {space!r:.80}, not a gymnasium.Space"
         require(isinstance(space, gymnasium.Space), problem, remedy=f"set self.{name} in __init__")
     problem = f"environment.id {config.id!r} cannot be drawn: its render_mode is {env.render_mode!r}, not 'rgb_array'"
-    require(not pictures or env.render_mode == "rgb_array", problem)
+    remedy = "give its function a parameter render_mode, and the environment this mode" if colon else ""
+    require(not pictures or env.render_mode == "rgb_array", problem, remedy=remedy)
     if pictures and isinstance(env, gymnasium.Env) and uses_mujoco(config.id):
         require_picture(env, config.id)
     return env

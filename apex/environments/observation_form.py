@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from apex.config import EnvironmentConfig
 from apex.environments.answers import BadAnswerError, check_finite, describe_type, shorten
-from apex.schema import Part
+from apex.schema import MIN_IMAGE_SIZE, Part
 from apexreplay.errors import require
 from apexreplay.item_kinds import Array
 
@@ -181,9 +181,11 @@ def _channels(space: spaces.Box) -> int:
 
 
 def _is_channels_first(space: spaces.Box) -> bool:
-    """Whether an array with three axes is [C, H, W]: axes of equal size are height and width."""
+    """Whether an array with three axes is [C, H, W]: axes of equal size, or both of the size of images, are [H, W]."""
     first, middle, last = space.shape
-    return (last not in CHANNELS and first in CHANNELS) if middle not in (first, last) else middle == last != first
+    if middle in (first, last):
+        return middle == last != first
+    return last not in CHANNELS and (first in CHANNELS or first < MIN_IMAGE_SIZE <= min(middle, last))
 
 
 def _image_reader(name: str, space: spaces.Box, config: EnvironmentConfig) -> _Reader:
@@ -207,6 +209,10 @@ def _image_reader(name: str, space: spaces.Box, config: EnvironmentConfig) -> _R
             steps.append((lambda x: x[top:bottom, left:right], f"{{}}[{top}:{bottom}, {left}:{right}]"))
             shape = (bottom - top, right - left, *shape[2:])
             changes.append(f"cropped to {shape[0]} x {shape[1]}")
+        most = max(1, int(space.high.max()))
+        if (factor := 255 // most) > 1:  # Networks divide images by 255.
+            steps.append((lambda x: np.minimum(x, most) * factor, f"(np.minimum({{}}, {most}) * {factor})"))
+            changes.append(f"multiplied by {factor}")
         to_gray = CHANNELS[channels]
         if config.grayscale and to_gray is not None:
             code = f"cv2.cvtColor(np.ascontiguousarray({{}}), cv2.COLOR_RGB{'A' * (channels == 4)}2GRAY)"

@@ -45,7 +45,14 @@ class SyncVectorEnvironment:
         """
         self.num_envs = len(seeds)
         self._make = make
-        self._envs = [make(i) for i in range(self.num_envs)]
+        self._budget = FaultBudget(config.id, self.num_envs, is_trial=is_trial)
+        self._envs: list[gymnasium.Env[Any, Any]] = []
+        try:
+            for i in range(self.num_envs):
+                self._envs.append(make(i))
+        except BaseException:
+            self.close()
+            raise
         self.fps = float((self._envs[0].metadata or {}).get("render_fps") or DEFAULT_FPS)
         self._seeds = list(seeds)
         self._form = read_observations(self._envs[0], config)
@@ -55,7 +62,6 @@ class SyncVectorEnvironment:
         self._mask: NDArray[np.bool_] = np.ones((self.num_envs, self._actions.num_actions), np.bool_)
         self._masked: bool | None = None  # None: unknown before the first reset
         self._resting: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
-        self._budget = FaultBudget(config.id, self.num_envs, is_trial=is_trial)
         self._scale = ScaleCheck(config.id, clip_rewards=config.clip_rewards)
 
     @property
@@ -141,7 +147,7 @@ class SyncVectorEnvironment:
 
     def close(self) -> None:
         """See VectorEnvironment."""
-        for i in range(self.num_envs):
+        for i in range(len(self._envs)):
             self._close(i)
 
     def _ask(self, i: int, action: Any) -> tuple[Array, float, bool, bool, Any]:

@@ -217,10 +217,8 @@ def _play(
             wrap=(lambda env, i: env) if dataset is None else dataset.record,
         )
         stack.enter_context(closing(environment))
-        film = None
         if path is not None:
-            film = begin_video(path, environment.fps, "--video")
-            camera = Camera(film, environment, policy, max_pictures=max_pictures)
+            camera = Camera(begin_video(path, environment.fps, "--video"), environment, policy, max_pictures=max_pictures)
             policy = camera.act
             watchers.append(camera.see)
 
@@ -238,8 +236,8 @@ def _play(
             on_end=(lambda i: None) if dataset is None else dataset.write,
             forget=player.forget,
         )
-        if film is not None:
-            film.close()
+        if path is not None:
+            camera.close()
         if dataset is not None:
             dataset.is_complete = len(games) == episodes
         return games

@@ -114,10 +114,15 @@ class Evaluator:
             self._evaluate(parameters, stop)
         except EnvironmentFailure:  # The actors' environments are not affected.
             log.exception("evaluation of update %d failed; the run continues", parameters.version)
-        if self._stop_score is None:  # Otherwise, the run waits for evaluations.
+        # With a stop score, the run waits for evaluations. Games of the untrained policy, which may be the longest, happen
+        # once, and would suppress the evaluations of policies that have learned.
+        if self._stop_score is None and self._is_trained(parameters.version):
             ended = self._clock()
             self._start_at = max(self._start_at, ended + REST * (ended - began))
         return True
+
+    def _is_trained(self, version: int) -> bool:
+        return version > 0 or self._starts_trained
 
     def status(self) -> EvaluatorStatus:
         """Returns the evaluator's part of a heartbeat."""
@@ -187,8 +192,7 @@ class Evaluator:
             metrics={name: metric.mean for name, metric in metrics_of(played.games).items()},
         )
         # The score of an untrained policy is luck. A confirmed one ends the run, whatever lucky games came before.
-        is_trained = result.updates > 0 or self._starts_trained
-        is_best = is_trained and (result.confirmed or self.best is None or result.mean >= self.best)
+        is_best = self._is_trained(result.updates) and (result.confirmed or self.best is None or result.mean >= self.best)
         if is_best:
             self.best = result.mean
         self.num_evaluations += 1

@@ -52,11 +52,15 @@ class Mp4:
         self._fps = fps
         self._option = option
         self._writer: cv2.VideoWriter | None = None
+        self._size: tuple[int, int] | None = None  # width and height, even
         self._num_pictures = 0
 
     def add(self, picture: Picture) -> None:
         """Adds the next picture."""
         height, width = (2 * (side // 2) for side in picture.shape[:2])  # The codec needs even sizes.
+        size = self._size = self._size or (width, height)
+        problem = f"{self._option} {self._path}: a picture has {width} x {height} pixels, the first one {size[0]} x {size[1]}"
+        require((width, height) == size, problem, remedy="let render() return pictures of one size")
         if self._writer is None:
             codec = cv2.VideoWriter.fourcc(*"vp09")
             self._writer = cv2.VideoWriter(str(self._path), codec, self._fps, (width, height))
@@ -165,7 +169,10 @@ class Window:
 
 @dataclass
 class Camera:
-    """Takes pictures of environment 0: before each action of its first `games_left` games, at most `max_pictures`."""
+    """Takes pictures of environment 0: before each action of its first `games_left` games, at most `max_pictures`.
+
+    Closes the screen after these games, so that an error of the film does not wait for the games after them.
+    """
 
     screen: Mp4 | Gif | Window
     environment: VectorEnvironment
@@ -173,6 +180,7 @@ class Camera:
     games_left: int = 1
     max_pictures: float = math.inf
     num_pictures: int = 0
+    is_closed: bool = False
 
     def act(self, observation: Array, mask: Mask) -> Array:
         """Takes a picture and returns the policy's actions."""
@@ -185,3 +193,11 @@ class Camera:
         """Counts the games that have ended."""
         if self.games_left and (step.terminated[0] or step.truncated[0]):
             self.games_left -= 1
+            if not self.games_left:
+                self.close()
+
+    def close(self) -> None:
+        """Ends the film; raises UsageError if it cannot be written."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.screen.close()

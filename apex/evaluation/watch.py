@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
                 on_game=player.end_game,
                 forget=player.forget,
             )
-            screen.close()
+            camera.close()
         if out is not None and not isinstance(screen, Window) and camera.num_pictures:
             print(f"{out}: {screen.seconds:.1f} s of play, {out.stat().st_size / 1e6:.1f} MB")
         return FINISHED

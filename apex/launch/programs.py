@@ -13,14 +13,16 @@ from apex.transport.hello import advertised_host, local_host
 from apex.types import Role
 
 PYTHON = (sys.executable, "-u", "-P", "-m")  # See `find_package`.
+SAVING_SECONDS = 120.0  # further time for the last checkpoint, while the learner sends heartbeats
 NICE = 10  # niceness of programs that only observe the run
 
 
 def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[Program]:
     """Returns the programs of a run in the order of their start. They are stopped in reverse order.
 
-    The sum of their grace periods is less than 10 s, the time within which a run must stop. `watch` knows whether the
-    run is ending; then programs that are not needed any more do not start again.
+    The sum of their grace periods is less than 10 s, the time within which a run stops unless its learner needs longer to
+    save, as with a large network or on a slow disk. `watch` knows whether the run is ending; then programs that are not
+    needed any more do not start again.
     """
     run, shards = config.run, range(config.replay.num_shards)
     role = partial(Program, stuck_seconds=run.stuck_seconds, crash_budget=run.crash_budget)
@@ -37,7 +39,8 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
         )
         for shard in shards
     ]
-    programs.append(role(role="learner", command=(*PYTHON, *module_command(learner)), grace_seconds=4.0, ends_run=True))
+    command, saving = (*PYTHON, *module_command(learner)), SAVING_SECONDS
+    programs.append(role(role="learner", command=command, grace_seconds=4.0, saving_seconds=saving, ends_run=True))
     evaluator = role(
         role="evaluator",
         command=(*_command(config, Role.EVALUATOR), *allow_options()),

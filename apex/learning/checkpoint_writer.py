@@ -1,14 +1,14 @@
 """Writes checkpoints on a separate thread: the trainer copies its state, and continues during the write."""
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
 
 from apex.types import Progress
 from apexreplay.facts import Waiting
-from apexreplay.process.lifecycle import Wait
+from apexreplay.process.lifecycle import POLL_SECONDS, Wait
 
 Snapshot = Callable[[], tuple[dict[str, Any], Callable[[], None]]]  # See `Trainer.snapshot`.
 
@@ -40,10 +40,13 @@ class CheckpointWriter:
         if self._writing is not None and self._writing.done():
             self.wait()
 
-    def wait(self) -> None:
-        """Waits for the current write; raises its error, if it fails."""
+    def wait(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Waits for the current write, and calls `tick` meanwhile; raises its error, if it fails."""
         writing, self._writing = self._writing, None
         if writing is not None:
+            while not writing.done():
+                tick()
+                wait([writing], POLL_SECONDS)
             writing.result()
 
     def close(self) -> None:

@@ -78,9 +78,9 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
             loop = LearnerLoop(trainer, link, reporter, config, save=save)
             log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)
             end = loop.run(stop, check)
-            saves.wait()
+            saves.wait(stop.tick)
             loop.save()
-            saves.wait()
+            saves.wait(stop.tick)
             folder.end = end
             log.info("ends after %d updates: %s", trainer.num_updates, describe_end(end))
             publisher.hurry()

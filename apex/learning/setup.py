@@ -103,4 +103,5 @@ def restore_trainer(folder: RunFolder, trainer: Trainer, found: Found) -> Progre
     log.info("resuming at update %d", trainer.num_updates)
     progress = found.state.progress
     elapsed = max(progress.elapsed_seconds, taken.seconds)
-    return progress._replace(elapsed_seconds=elapsed, untrained_seconds=taken.untrained)
+    untrained = max(progress.untrained_seconds, taken.untrained)
+    return progress._replace(elapsed_seconds=elapsed, untrained_seconds=untrained)

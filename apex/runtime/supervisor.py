@@ -31,6 +31,7 @@ LONGEST_PAUSE_SECONDS = 10.0
 FORGET_SECONDS = 120.0  # time in which the level of CrashBudget falls by one crash
 INNOCENT_COST = 0.25  # level added by a restart after exit status 0 or the loss of another process; a crash adds 1
 SHORT_LIFE_SECONDS = 15.0  # A program that fails earlier after its start has probably done nothing.
+SILENT_SECONDS = 5.0  # A program that is given more time to save must send heartbeats more often.
 REST_SECONDS = 3.0  # minimum pause before a restart after exit status 0, because the run may be ending
 
 
@@ -42,6 +43,7 @@ class Program:
     command: tuple[str, ...]
     crash_budget: float = RunConfig().crash_budget  # maximum level of CrashBudget; above it, no restart follows
     grace_seconds: float = 2.0  # time from SIGTERM to SIGKILL
+    saving_seconds: float = 0.0  # further time before SIGKILL, as long as it sends heartbeats
     stops_with: str = ""  # group name: adjacent programs of the same group stop together; "": no group
     ends_run: bool = False  # True: exit status 0 ends the run; False: the program is restarted
     essential: bool = True  # False: the run continues without the program when its budget is used up
@@ -236,15 +238,28 @@ class _Running:
             self._process.send_signal(signal.SIGTERM)
 
     def stop(self, requested_at: float) -> None:
-        """Waits until the grace period since `requested_at` is over, and kills the program's remaining processes."""
+        """Waits until the grace period since `requested_at` is over, and kills the program's remaining processes.
+
+        Waits longer for a program that may save for longer, as long as it sends heartbeats.
+        """
         if self._process is None:
             return
-        grace = self.program.grace_seconds
+        grace, saving = self.program.grace_seconds, self.program.saving_seconds
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, requested_at + grace - time.monotonic()))
+        if self.alive and saving:
+            self.notify(ProgramEvent(self.program.role, "saving", saving))
+            self._wait_while_beating(requested_at + grace + saving)
         if self.alive and self.program.essential:  # Killing any other program, such as TensorBoard, loses nothing.
             self.notify(ProgramEvent(self.program.role, "killing", grace))
         self.kill()
+
+    def _wait_while_beating(self, deadline: float) -> None:
+        detector = self._detector  # None: the program sends no heartbeats
+        while self.alive and detector is not None and time.monotonic() < deadline:
+            if detector.check(SILENT_SECONDS):
+                return
+            time.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
         """Kills the program and its children immediately."""

@@ -30,7 +30,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from apex.config.arguments import Parser, positive_float, value_of
-from apexreplay.errors import FAILED, FINISHED, require
+from apexreplay.errors import FAILED, FINISHED, UsageError, require
 from apexreplay.files.atomic_files import replace_file
 from apexreplay.process.lifecycle import Stop, reports_errors, stop_on_signals
 from bench.learning.measure import FRESH, GRACE_SECONDS, STANDARD_OUTPUT, Place, evaluate, wait
@@ -39,8 +39,10 @@ from bench.learning.records import (
     MAX_SEED,
     Record,
     RecordedScore,
+    clean_commit,
     describe_code,
     describe_machine,
+    is_same_code,
     read_records,
     record_path,
     write_record,
@@ -51,7 +53,10 @@ from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, VARIANTS
 from bench.learning.trial import run_trial
 from bench.learning.untuned import CORES, counts, missing_runs
 
-GAMES_SECONDS = 900.0  # time that 100 games of Atari may take
+GAMES_SECONDS = 2_400.0  # time that 100 games of Atari may take
+EARLY_SECONDS = 60.0  # A run that fails earlier says something of the installation, and nothing of the system.
+MADE_BY = ("apex", "apexreplay", "bench/peers")  # folders of the code that makes the runs of one table
+CHANGED = "the code has changed during the run, which does not count"
 
 
 @reports_errors("python -m bench learning")
@@ -125,7 +130,7 @@ def _make_parser() -> Parser:
 
 def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
     """Records one missing run after the other, in their fixed order, until the time is over; returns the status."""
-    PeerSystem(options.peer_python, "sb3")  # refused now rather than after the first run
+    commit = _require_circumstances(options)
     began, failed = time.monotonic(), False
     for task, system, seed in missing_runs(read_records(options.root)):
         failure = record_path(options.root, task, system, seed, ".failed")
@@ -133,19 +138,21 @@ def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
             what = f"{failure.relative_to(options.root)} exists, so this run is not made again"
             print(f"learning: {what}; remove it (git rm) and say why", file=sys.stderr)
             continue
-        seconds = 60 * TASKS[task].minutes + GAMES_SECONDS
+        seconds = 60 * TASKS[task].minutes + GRACE_SECONDS + GAMES_SECONDS
         if stop.poll() or time.monotonic() - began + seconds > 3_600 * options.hours:
             break
         run = {"task": task, "system": system, "seed": seed, "minutes": None, "cores": CORES}
+        started = time.monotonic()
         try:
             _run(argparse.Namespace(**vars(options) | run), (), stop)
         except RunError as error:  # The other runs do not depend on it.
-            if stop.poll():
+            if stop.poll() or time.monotonic() - started < EARLY_SECONDS:
                 raise
+            require(clean_commit() == commit, CHANGED)
             failed = True
             print(f"learning: {task}, {system}, seed {seed}: {error}", file=sys.stderr)
             failure.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(failure, f"{datetime.now(UTC):%Y-%m-%d}, commit {describe_code()[0]}: {error}\n".encode())
+            replace_file(failure, f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}: {error}\n".encode())
     records = [record for record in read_records(options.root) if record.task in UNTUNED]
     for record in records:
         if not counts(record):
@@ -156,6 +163,22 @@ def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
     missing = len(missing_runs(list(filter(counts, records))))
     print(f"learning: {missing} of {len(UNTUNED_RUNS)} runs are missing", file=sys.stderr)
     return FAILED if failed else FINISHED
+
+
+def _require_circumstances(options: argparse.Namespace) -> str:
+    """Refuses runs that would not count, before they take their time; returns the commit of the code."""
+    PeerSystem(options.peer_python, "sb3")
+    commit, cores, gpus = clean_commit(), len(os.sched_getaffinity(0)), describe_machine()["gpus"]
+    require(cores >= CORES, f"a run of the table has {CORES} cores, this process may use {cores}")
+    require(not gpus, f"a run of the table has no GPU, here is {gpus}", remedy="hide it with CUDA_VISIBLE_DEVICES=")
+    if commit is None:
+        raise UsageError("the code is not in a git checkout, so a run would have no commit")
+    for record in read_records(options.root):
+        if (record.task, record.system, record.seed) in UNTUNED_RUNS and record.commit is not None:
+            same = is_same_code(commit, record.commit, folders=MADE_BY)
+            remedy = f"make the missing runs in a checkout of {record.commit}, and copy their records"
+            require(same, f"{record.task} {record.name} was made by other code", remedy=remedy)
+    return commit
 
 
 def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> None:
@@ -169,10 +192,8 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         "another seed, or remove it (git rm) and say why",
     )
     is_fixed = (options.task, options.system, options.seed) in UNTUNED_RUNS
-    require(
-        not is_fixed or (not further and options.minutes is None),
-        f"seed {options.seed} of {options.task} has fixed settings: leave out --minutes and options after --",
-    )
+    problem = f"seed {options.seed} of {options.task} belongs to the table of games that no setting was tuned on"
+    require(not is_fixed or options.command == "untuned", problem, remedy="python -m bench learning untuned makes it")
     system: System
     if options.system.startswith("apex"):
         _, variant = VARIANTS.get(options.system, ("", ()))
@@ -207,6 +228,9 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         score = play(is_final=task.final_only)
         # A run that ends at a score ends with the policy that reached it.
         final = None if task.bar is not None else score if task.final_only else play(is_final=True)
+    if describe_code() != (commit, dirty):
+        require(not is_fixed, CHANGED)
+        dirty = True
     record = Record(
         task=options.task,
         system=options.system,

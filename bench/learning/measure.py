@@ -20,7 +20,7 @@ from bench.learning.runs import ROOT, RunError
 FRESH = 1_000_000
 GRACE_SECONDS = 300.0  # time beyond its limit in which a run starts and ends
 KILL_SECONDS = 20.0  # time for a command to end after SIGINT
-EVALUATE_SECONDS = 3_600.0  # time limit of the last games
+EVALUATE_SECONDS = 7_200.0  # time limit of the last games
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2  # file descriptors
 
 

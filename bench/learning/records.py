@@ -10,13 +10,14 @@ from typing import Any
 
 import apex
 from apex.runtime.provenance import describe_checkout, describe_hardware
-from apexreplay.errors import UsageError
+from apexreplay.errors import UsageError, require
 from apexreplay.files.atomic_files import replace_file
 
 FOLDER = Path("docs/results/learning")  # relative to the repository
 HEADER = "seconds,steps,score"
 FORMAT = 1
 MAX_SEED = 999_999
+PACKAGES = ("apex", "apexreplay")  # folders of the product's code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +119,20 @@ def describe_code() -> tuple[str | None, bool | None]:
     return checkout["commit"], bool(status.stdout.strip())
 
 
-def is_same_code(commit: str, other: str, root: Path = Path(apex.__file__).parents[1]) -> bool:
-    """Returns whether both packages are the same in two commits of `root`; raises OSError if one is unknown."""
+def clean_commit() -> str | None:
+    """Returns the commit of the code; None if it is not in a git checkout. Raises UsageError if it was changed."""
+    commit, dirty = describe_code()
+    require(not dirty, "the code differs from its commit", remedy="commit the changes, or take a clean checkout")
+    return commit
+
+
+def is_same_code(
+    commit: str, other: str, root: Path = Path(apex.__file__).parents[1], folders: Sequence[str] = PACKAGES
+) -> bool:
+    """Returns whether the folders are the same in two commits of `root`; raises OSError if one is unknown."""
     if commit == other:
         return True
-    compare = ["git", "-C", str(root), "diff", "--quiet", commit, other, "--", "apex", "apexreplay"]
+    compare = ["git", "-C", str(root), "diff", "--quiet", commit, other, "--", *folders]
     status = subprocess.run(compare, check=False, capture_output=True, timeout=30).returncode
     if status > 1:
         raise OSError(f"git cannot compare {commit} and {other}")

@@ -15,7 +15,7 @@ from bench.learning.dormant import render_dormant
 from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed
 from bench.learning.summary import render_summary
 from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, LearningTask
-from bench.learning.untuned import draw, render_untuned
+from bench.learning.untuned import Run, draw, render_untuned
 from bench.learning.verdicts import Group, goal, machine_of, verdict
 
 BEGIN, END = "<!-- learning results -->", "<!-- end of learning results -->"
@@ -26,10 +26,11 @@ PLOT_SECONDS = 120.0  # time limit of one plot
 def rebuild(root: Path) -> dict[Path, str]:
     """Returns the new text of the documents, by path; raises UsageError if a document has no place for the results."""
     records = read_records(root)
+    failed = [run for run in UNTUNED_RUNS if record_path(root, *run, ".failed").exists()]
     texts = {}
     for document in DOCUMENTS:
         folder = (root / FOLDER).relative_to((root / document).parent)
-        results = render(records, folder, lambda own: render_comparison(root, own))
+        results = render(records, folder, lambda own: render_comparison(root, own), failed)
         texts[root / document] = replace_between(root / document, BEGIN, END, results)
     return texts
 
@@ -80,16 +81,22 @@ def plot_command(root: Path, name: str, task: LearningTask, records: Sequence[Re
     return [*command, "--out", str(plot_path(name))]
 
 
-def render(records: Sequence[Record], folder: Path, compare: Callable[[Group], str] = lambda _: "") -> str:
+def render(
+    records: Sequence[Record],
+    folder: Path,
+    compare: Callable[[Group], str] = lambda _: "",
+    failed: Sequence[Run] = (),
+) -> str:
     """Returns a section for each task, with its plot first, and a table of all tasks, in Markdown.
 
     folder: path of the results in the document's links. compare: makes the second table of a task's records, or "".
+    failed: runs of the first table that left a file instead of a record.
     """
     if not records:
         return "No run is committed yet."
     lines = ["## Games that no setting was tuned on", ""]
     if has_untuned(records):
-        lines += [f"![Each run]({folder.as_posix()}/untuned.png)", "", *render_untuned(records)]
+        lines += [f"![Each run]({folder.as_posix()}/untuned.png)", "", *render_untuned(records, failed)]
     else:
         lines += [f"None of the {len(UNTUNED_RUNS)} runs is recorded yet; [Conditions](#conditions) has the rules."]
     lines += ["", "## Curves and scores"]

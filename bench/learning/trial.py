@@ -19,7 +19,7 @@ from apexreplay.process.lifecycle import Stop
 from bench.learning.design import Design, Levels, read_design, render_design
 from bench.learning.measure import FRESH, GRACE_SECONDS, STANDARD_ERROR, Place, evaluate, wait
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
-from bench.learning.records import describe_code, describe_machine, is_same_code
+from bench.learning.records import clean_commit, describe_machine, is_same_code
 from bench.learning.runs import ApexSystem, RunError
 from bench.learning.tasks import LearningTask
 
@@ -97,14 +97,14 @@ class _Trial:
                     return
                 print(f"learning: {self._show(run)}", file=sys.stderr, flush=True)
                 try:
-                    commit = _clean_commit()
+                    commit = clean_commit()
                     try:
                         figures = self._make(run, cores, stop, is_alone=len(shares) == 1)
                     except RunError as error:
                         if stop.poll():
                             return
                         figures = {"failure": str(error)}
-                    require(commit == _clean_commit(), "the commit has changed during the run, which does not count")
+                    require(commit == clean_commit(), "the commit has changed during the run, which does not count")
                     own = {"commit": commit, "cores": len(cores), "cpu": describe_machine()["cpu"]}
                     self._record(run, figures | own)
                 except BaseException:  # The next run would fail too, as on a full disk.
@@ -126,7 +126,7 @@ class _Trial:
 
     def _require_same_circumstances(self, num_cores: int) -> None:
         """Refuses to add runs of other code, or with other cores, to those that are there."""
-        commit, cpu = _clean_commit(), describe_machine()["cpu"]
+        commit, cpu = clean_commit(), describe_machine()["cpu"]
         other = f"give the design another name, or remove {self._path}"
         for run in self._finished.values():
             was, at, processor = _circumstances(run)
@@ -189,10 +189,3 @@ class _Trial:
 def _circumstances(figures: dict[str, Any]) -> tuple[int, str | None, str]:
     """Returns cores, commit and processor of a finished run. Raises KeyError."""
     return figures["cores"], figures["commit"], figures["cpu"]
-
-
-def _clean_commit() -> str | None:
-    """Returns the commit of the code; None if it is not in a git checkout. Raises UsageError if it was changed."""
-    commit, dirty = describe_code()
-    require(not dirty, "the code differs from its commit", remedy="commit the changes, or take a clean checkout")
-    return commit

@@ -35,17 +35,19 @@ RESAMPLES = 20_000
 CORES = 2  # of each run
 COLUMNS = ("apex", "sb3-ppo", "sb3")
 
+Run = tuple[str, str, int]  # task, system, seed
 Scores = Sequence[Floats]  # for each game, in the order of UNTUNED: scores of the seeds, [..., seeds]
 
 
 def counts(record: Record) -> bool:
-    """Whether the run had two cores for itself, all of its time and committed code."""
+    """Whether the run had two cores for itself, no GPU, all of its time and committed code."""
     time = SAME_TIME * TASKS[record.task].limit_seconds
     alone = record.others_share is not None and record.others_share <= OTHERS_SHARE
-    return record.machine["cores"] == CORES and record.seconds >= time and alone and record.dirty is False
+    machine = record.machine["cores"] == CORES and not record.machine["gpus"]
+    return machine and record.seconds >= time and alone and record.dirty is False
 
 
-def missing_runs(records: Sequence[Record]) -> list[tuple[str, str, int]]:
+def missing_runs(records: Sequence[Record]) -> list[Run]:
     """Returns task, system and seed of each run of the table that has no record, in the order of the runs."""
     there = {(record.task, record.system, record.seed) for record in records}
     return [run for run in UNTUNED_RUNS if run not in there]
@@ -95,8 +97,11 @@ def interval(statistic: Callable[..., Floats], *systems: Scores) -> tuple[float,
     return float(low), float(high)
 
 
-def render_untuned(records: Sequence[Record]) -> list[str]:
-    """Returns the lines of the table in Markdown. A figure that needs missing runs is "-"."""
+def render_untuned(records: Sequence[Record], failed: Sequence[Run] = ()) -> list[str]:
+    """Returns the lines of the table in Markdown. A figure that needs missing runs is "-".
+
+    failed: runs that left a file instead of a record.
+    """
     own = [record for record in records if (record.task, record.system, record.seed) in UNTUNED_RUNS]
     counted = list(filter(counts, own))
     missing = missing_runs(counted)
@@ -131,7 +136,9 @@ def render_untuned(records: Sequence[Record]) -> list[str]:
         ]
         lines += ["", f"{len(missing)} of {len(UNTUNED_RUNS)} runs (system and seed) are missing: {'; '.join(named)}."]
     if refused := [f"{record.task} {record.name}" for record in own if not counts(record)]:
-        lines += ["", f"These runs do not count, because of other programs, cores, time or code: {', '.join(refused)}."]
+        lines += ["", f"These runs do not count, because of other programs, cores or GPUs, time or code: {', '.join(refused)}."]
+    if failed:
+        lines += ["", f"These runs failed: {', '.join(f'{task} {system} seed {seed}' for task, system, seed in failed)}."]
     return lines
 
 

@@ -1,6 +1,6 @@
 # The two images of a cluster: `gpu` for the learner's host, `cpu` for all others. Both are Ubuntu 24.04.
 #
-#   ./source.sh && packer init . && packer build .
+#   ./source.sh && packer init . && packer build -var 'only_from=["198.51.100.7/32"]' .
 #
 # Both images use one recipe; the two sources in the build block contain the differences. A cluster needs two images of the
 # same commit. The images contain no keys and no passwords: Packer uses the credentials of the AWS CLI, and hosts create
@@ -159,7 +159,7 @@ build {
   }
 
   provisioner "file" {
-    source      = "${path.root}/../units"
+    source      = "${path.root}/build/units"
     destination = "/tmp/apex-image"
   }
 

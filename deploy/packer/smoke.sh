@@ -15,7 +15,10 @@ if [[ $KIND == gpu && $CHECK_GPU == true ]]; then
   nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
   device=cuda
 fi
-report=$("${as_apex[@]}" "$apex" doctor --preset cartpole --device "$device" --run.folder /var/lib/apex/runs)
+report=$("${as_apex[@]}" "$apex" doctor --preset cartpole --device "$device" --run.folder /var/lib/apex/runs) || {
+  printf '%s\n' "$report"
+  exit 1
+}
 printf '%s\n' "$report"
 # Without the native loops, training would be slower.
 grep -Eq '^ok +native loops' <<<"$report"

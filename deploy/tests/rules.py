@@ -7,6 +7,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from typing import Any
 
 from terraform_program import Plan, resources
@@ -29,6 +30,7 @@ SECRETS = re.compile(
     r"|\b[0-9a-f]{64}\b|\b(AKIA|ASIA)[A-Z0-9]{16}\b",
     re.IGNORECASE,
 )
+BEST_POLICY = "checkpoints/best.safetensors"
 UNTAGGED = {  # AWS has no tags for these.
     "aws_autoscaling_schedule",
     "aws_iam_role_policy",
@@ -136,6 +138,9 @@ def _policies(found: list[dict[str, Any]], name: str) -> Iterator[str]:
                     anybodys = key == "Resource" and name not in entry and not statement.get("Condition")
                     if entry == "*" or (key == "Action" and "*" in entry) or anybodys:
                         yield f"{item['address']}: {statement['Sid']} has {key} {entry}"
+            for resource in statement["Resource"] if "s3:PutObjectTagging" in statement["Action"] else ():
+                if fnmatch(BEST_POLICY, resource.partition(f"/{name}/")[2]):
+                    yield f"{item['address']}: {statement['Sid']} can let {BEST_POLICY} expire"
         if "NotResource" in item["values"]["policy"] or "NotAction" in item["values"]["policy"]:
             yield f"{item['address']} uses NotResource or NotAction"
 

@@ -67,7 +67,6 @@ def why_not(template: Path) -> str:
 
 def lay_out(folder: Path, text: str = TEMPLATE) -> Path:
     """Copies the files that Packer reads."""
-    shutil.copytree(DEPLOY / "units", folder / "units")
     shutil.copytree(DEPLOY / "packer", folder / "packer", ignore=shutil.ignore_patterns("build"))
     (folder / "packer/build").mkdir()
     shutil.copytree(DEPLOY / "packer/build", folder / "packer/build", dirs_exist_ok=True)
@@ -115,7 +114,7 @@ def build(folder: Path, begun: Path | None, kind: str) -> Path:
         "base": os.environ.get("APEX_BASE_ROOT", "/"),
         "begun": begun and str(begun),
         "state": str(state),
-        "files": {"tmp/apex-image/source.tar.gz": str(packed), "tmp/apex-image/units": str(DEPLOY / "units")},
+        "files": {"tmp/apex-image/source.tar.gz": str(packed), "tmp/apex-image/units": str(packed.parent / "units")},
         "steps": [(str(DEPLOY / "packer" / script), variables(names)) for script, names in steps(TEMPLATE)],
         "out": str(state / "looks.json"),
         "look": LOOKS,

@@ -32,6 +32,8 @@ MUTATIONS = {
     "a policy for every resource": (
         "iam.tf", '[for role in each.value.roles : "${local.parameters}/keys/${role}/*"]', '["*"]',
         "PublishOwnKeys has Resource *"),
+    "a learner that can let its best policies expire": (
+        "iam.tf", "checkpoints/?????????/*", "checkpoints/*", "LetExpire can let checkpoints/best.safetensors expire"),
     "a learner that may end other clusters' hosts": (
         "iam.tf", '{ for key, value in merge(local.tags, { Role = kind }) : "aws:ResourceTag/${key}" => value }', "{}",
         "EndItself has Resource arn:aws:ec2:"),

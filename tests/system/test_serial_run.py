@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from apex.algorithms.parameters import flatten_parameters
 from apex.config import LearnerConfig, ReplayConfig
@@ -245,6 +246,28 @@ def test_a_diverging_run_fails_with_the_cause(tmp_path, capsys):
     assert train(small(tmp_path, *rough)) == HOPELESS
     assert "finite" in capsys.readouterr().err
     assert not store_path(RunFolder.open(tmp_path / "mine").run_id).exists()
+
+
+class Leaving(CartPoleEnv):
+    """A simulator that is gone after 1,000 steps of all games."""
+
+    num_steps = 0
+
+    def step(self, action):
+        Leaving.num_steps += 1
+        if Leaving.num_steps > 1_000:
+            raise OSError("the simulator has gone")
+        return super().step(action)
+
+
+def test_an_environment_that_fails_for_good_leaves_a_policy(tmp_path, capsys):
+    assert train(small(tmp_path, f"--env={__name__}:Leaving", "--evaluator.period-updates=1000")) != FINISHED
+    assert "the simulator has gone" in capsys.readouterr().err
+    folder = RunFolder.open(tmp_path / "mine")
+    assert folder.end == EndReason("failed")
+    updates = find_latest(folder.checkpoints).state.num_updates
+    assert updates > 0
+    assert curves(folder)["learner"][-1]["scalars"]["learner/updates"] == updates
 
 
 def test_ctrl_c_ends_the_run_which_has_no_socket_and_no_child(tmp_path):

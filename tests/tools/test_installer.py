@@ -1,19 +1,24 @@
 """`venv.sh` installs what is missing, names it, and installs nothing twice. Its Python and pip are a script here."""
 
 import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
+from support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 PYTHON = """#!/bin/sh
-case "$*" in
+case "$* ${{INDEX:-}}" in
 *"-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo "#!$3/bin/python" > "$3/bin/pip" ;;
 *"-m pip"*)
   echo "$PIP_EXTRA_INDEX_URL $*" >> "{calls}"
+  until [ -e "{calls}.go" ]; do sleep 0.05; done
   for line in "Collecting a" "  Downloading a.whl.metadata (9 kB)" "Collecting b" "  Downloading b.whl (175.0 MB)" \
     "Installing collected packages: a, b" "Successfully installed furo-1.0 sphinx-2.0"; do echo "$line"; done ;;
-*silent.example*) exit 1 ;;
+*secret*silent.example*) case "$*" in *secret*) exit 0 ;; *) exit 1 ;; esac ;;
 esac
 """
 
@@ -35,14 +40,23 @@ def install(tmp_path):
     python.write_text(PYTHON.format(calls=calls))
     python.chmod(0o755)
     calls.touch()
+    run_pip = calls.with_suffix(".go")
+    run_pip.touch()
 
-    def run(extra, indexes=""):
+    def start(extra, indexes=""):
         script = f'source "{ROOT}/venv.sh" && ensure_venv "{root}" {extra}'
         environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "PIP_EXTRA_INDEX_URL": indexes}
-        ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=300)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stderr
+        return subprocess.Popen(["bash", "-c", script], env=environment, stderr=subprocess.PIPE, text=True)
 
+    def end(process):
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        return errors
+
+    def run(extra, indexes=""):
+        return end(start(extra, indexes))
+
+    run.start, run.end, run.pip = start, end, run_pip
     run.log = root / ".venv" / "install.log"
     run.calls = lambda: calls.read_text().splitlines()
     return run
@@ -72,6 +86,40 @@ def test_an_index_that_cannot_be_reached_is_named_and_left_out(install):
     assert call.startswith("https://good.example/a  -m pip ")
     assert "silent.example/b" in told
     assert "secret" not in told
+
+
+def test_a_second_installation_waits_for_the_first_one(install):
+    install.pip.unlink()
+    first = install.start("dev")
+    until(install.calls)
+    second = install.start("docs")
+    assert "Waiting" in second.stderr.readline()
+    install.pip.touch()
+    install.end(first)
+    install.end(second)
+    assert len(install.calls()) == 1
+
+
+def test_an_index_with_a_password_is_asked_without_it():
+    seen = []
+
+    class Index(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers["Host"])
+            self.send_error(401)
+
+        def log_message(self, *words):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        Thread(target=server.serve_forever).start()
+        address = f"127.0.0.1:{server.server_port}"
+        script = f'source "{ROOT}/venv.sh" && leave_out_silent_indexes "{sys.executable}" && echo "$PIP_EXTRA_INDEX_URL"'
+        environment = {"PATH": "/usr/bin:/bin", "PIP_EXTRA_INDEX_URL": f"http://me:secret@{address}/simple"}
+        told = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+        server.shutdown()
+    assert told.stdout.split() == [environment["PIP_EXTRA_INDEX_URL"]]
+    assert seen == [address]
 
 
 def test_each_stage_and_large_download_is_shown_without_a_terminal(install):

@@ -1,10 +1,11 @@
 """The completion script completes commands, options with settings, presets and runs, in a real bash."""
 
+import shutil
 import subprocess
 
 import pytest
 
-from apex.completion import main, make_script
+from apex.completion import SHELLS, main, make_script
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,20 @@ def test_the_script_completes(script, tmp_path, typed, completed):
     answer = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (answer.stdout.strip(), answer.stderr) == (completed, "")
     assert not (tmp_path / "planted").exists()
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize(
+    ("typed", "completed"), [(["ev"], "evaluate evaluator"), (["train", "--preset", "cart"], "cartpole")]
+)
+def test_the_script_completes_in_zsh(tmp_path, typed, completed):
+    """As bashcompinit calls it: arrays begin at 0. There is no run."""
+    path = tmp_path / "apex.zsh"
+    path.write_text(SHELLS["zsh"] + make_script())
+    words = f"COMP_WORDS=(apex {' '.join(typed)}); COMP_CWORD={len(typed)}"
+    command = f"source {path}; setopt ksharrays; {words}; _apex; echo ${{COMPREPLY[*]}}"
+    answer = subprocess.run(["zsh", "-fc", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (answer.stdout.strip(), answer.stderr) == (completed, "")
 
 
 def test_an_unknown_shell_is_refused(capsys):

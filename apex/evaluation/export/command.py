@@ -135,7 +135,7 @@ def to_onnx(network: nn.Module, schema: Schema, output: str = "q", state_size: i
         raise UsageError(f"--onnx: {error}", f"install onnx and onnxruntime: {remedy('export')}") from error
     rng = np.random.default_rng(0)
     try:
-        names = [output, *([NEXT_STATE] if state_size else [])]
+        names = [_free_name(name, schema) for name in (output, NEXT_STATE)[: 2 if state_size else 1]]
         written = _TakesTensors(_for_onnx(network), schema, state_size)
         data = _write_onnx(written, names, _inputs(schema, state_size, 2, rng))
         network = _TakesTensors(network, schema, state_size)
@@ -156,7 +156,7 @@ def to_onnx(network: nn.Module, schema: Schema, output: str = "q", state_size: i
                 raise ExportError(problem, "remove branches that depend on the size or the values of the batch")
             largest = max(largest, difference)
         num_differing += int((results[0].argmax(1) != wanted[0].argmax(1)).sum())
-    return data, OnnxFacts(OPSET, largest, sum(BATCHES), num_differing, runtime.__version__, _state_name(schema))
+    return data, OnnxFacts(OPSET, largest, sum(BATCHES), num_differing, runtime.__version__, _free_name(STATE, schema), names)
 
 
 def _for_onnx(network: nn.Module) -> nn.Module:
@@ -224,13 +224,13 @@ def _inputs(schema: Schema, state_size: int, size: int, rng: np.random.Generator
 
     inputs = {part.name: torch.from_numpy(draw(part)) for part in schema.all_parts}
     if state_size:
-        inputs[_state_name(schema)] = torch.from_numpy(rng.standard_normal((size, state_size), dtype=np.float32))
+        inputs[_free_name(STATE, schema)] = torch.from_numpy(rng.standard_normal((size, state_size), dtype=np.float32))
     return inputs
 
 
-def _state_name(schema: Schema) -> str:
-    """Returns the name of the input for a recurrent state, which a part of an observation may have already."""
-    return STATE if STATE not in [part.name for part in schema.parts] else f"recurrent_{STATE}"
+def _free_name(name: str, schema: Schema) -> str:
+    """Returns the name of an input or output that is no part of the observation; a part may have the same name."""
+    return name if name not in [part.name for part in schema.all_parts] else f"network_{name}"
 
 
 def _steps_until(folder: RunFolder, path: Path, num_updates: int) -> int | None:

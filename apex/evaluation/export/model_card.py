@@ -1,6 +1,7 @@
 """Writes the model card of exported weights from `card.md`: training, score, interface, and code to load them."""
 
 import re
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ class OnnxFacts(NamedTuple):
     num_differing: int  # observations with another greedy action, as two Q-values are nearly equal; Q-networks only
     runtime: str  # version of onnxruntime
     state: str  # name of the input for a recurrent state
+    outputs: Sequence[str]  # names of the outputs: the algorithm's, and the state after it
 
 
 def write_card(

@@ -159,13 +159,17 @@ class SerialCoordinator:
         return replace(status, replay=replay, **self._rates)
 
     def finish(self, end: EndReason) -> None:
-        """Evaluates the last parameters if they have no score yet, writes the last row, and closes the coordinator."""
+        """Evaluates the last parameters if they have no score yet, and closes."""
         self._state.stop_clock()
         evaluation, self._final = self._state.evaluation, self._trainer.num_updates
         has_score = evaluation is not None and (evaluation.confirmed or evaluation.updates == self._final)
         if self._config.enabled and self._config.final_seconds and not has_score and not self._stop.poll():
             self._evaluator.step(self._stop)
         self._coordinator.receive(TrainerEnd(end))
+        self.close()
+
+    def close(self) -> None:
+        """Writes the last row, and closes the coordinator."""
         self.write_rows()
         self._folder.run_time = self._state.run_time
         self._coordinator.close()
@@ -195,7 +199,13 @@ class SerialRun:
         config = self._folder.config
         loop = LearnerLoop(self.trainer, self.coordinator, Reporter(self.experience.ring), config, save=self._save)
         self.experience.actor.begin()
-        end = loop.run(self._stop, look)
+        try:
+            end = loop.run(self._stop, look)
+        except EnvironmentFailure:  # What was learned before it is kept.
+            self.trainer.flush()
+            loop.save()
+            self.coordinator.close()
+            raise
         loop.save()
         self._folder.end = end
         self.coordinator.finish(end)

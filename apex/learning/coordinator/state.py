@@ -121,6 +121,7 @@ class RunState:
         self.steps.num_steps, self.num_episodes = progress.num_steps, progress.num_episodes
         self._steps_before = progress.num_steps
         self._started_at = self._began_at - progress.elapsed_seconds
+        self._untrained_before = max(self._untrained_before, progress.untrained_seconds)
 
     @property
     def num_steps(self) -> int:

@@ -18,6 +18,7 @@ from apex.config.presets import ATARI, NARROW, PENDULUM
 from apex.evaluation.episodes import evaluation_seed
 from apexreplay.errors import UsageError
 from bench.learning import command as learning
+from bench.learning import records as record_files
 from bench.learning.comparison import chance_of_order, render_comparison
 from bench.learning.dormant import render_dormant
 from bench.learning.processor_time import ProcessorTime
@@ -471,6 +472,8 @@ def test_missing_runs_of_untuned_games_are_recorded_once(tmp_path, capfd, monkey
     monkeypatch.setattr(learning, "UNTUNED_RUNS", UNTUNED_RUNS[1:3])
     monkeypatch.setattr("bench.learning.untuned.UNTUNED_RUNS", UNTUNED_RUNS[1:3])
     monkeypatch.setattr(learning, "counts", lambda record: True)  # although the runs are short
+    monkeypatch.setattr(learning, "EARLY_SECONDS", 0.0)
+    set_code(monkeypatch)
     peer = program(tmp_path, PEER.format(python=sys.executable))
 
     def untuned(*arguments, python=peer):
@@ -504,13 +507,83 @@ def test_missing_runs_of_untuned_games_are_recorded_once(tmp_path, capfd, monkey
     assert untuned() == (0, ["learning: 0 of 2 runs are missing"])
 
 
+def set_code(monkeypatch, *commits):
+    """The code has these commits, one after the other, and keeps the last one."""
+    left = [*(commits or ("c0ffee",))]
+
+    def describe():
+        return (left.pop(0) if len(left) > 1 else left[0]), False
+
+    monkeypatch.setattr(learning, "describe_code", describe)
+    monkeypatch.setattr(record_files, "describe_code", describe)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"describe_code": lambda: ("c0ffee", True)}, "differs from its commit"),
+        ({"describe_code": lambda: (None, None)}, "not in a git checkout"),
+        ({"describe_machine": lambda: {"gpus": ["NVIDIA H200"]}}, "NVIDIA H200"),
+        ({"CORES": 1_000}, "1000 cores"),
+    ],
+)
+def test_a_run_that_would_not_count_is_refused_at_once(tmp_path, capfd, monkeypatch, change, part):
+    set_code(monkeypatch)
+    for name, value in change.items():
+        for module in (learning, record_files):
+            monkeypatch.setattr(module, name, value, raising=False)
+    peer = program(tmp_path, f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    assert learning.main(["--root", str(tmp_path), "untuned", "--peer-python", str(peer)]) == 2
+    assert part in capfd.readouterr().err
+    assert not (tmp_path / "started").exists()
+
+
+def test_untuned_runs_are_of_one_code(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(learning, "UNTUNED_RUNS", UNTUNED_RUNS[1:3])
+    monkeypatch.setattr("bench.learning.untuned.UNTUNED_RUNS", UNTUNED_RUNS[1:3])
+    monkeypatch.setattr(learning, "is_same_code", lambda commit, other, folders: commit == other)
+    peer = program(tmp_path, PEER.format(python=sys.executable))
+
+    def untuned(*commits):
+        set_code(monkeypatch, *commits)
+        status = learning.main(["--root", str(tmp_path), "untuned", "--peer-python", str(peer)])
+        return status, capfd.readouterr().err
+
+    status, errors = untuned("1" * 40, "1" * 40, "2" * 40)  # before the runs, before the first, and after it
+    assert (status, "changed during the run" in errors, records_of(tmp_path)) == (2, True, [])
+    assert untuned("1" * 40)[0] == 0
+    record_path(tmp_path, *UNTUNED_RUNS[2]).unlink()
+    status, errors = untuned("2" * 40)
+    assert (status, f"checkout of {'1' * 40}" in errors) == (2, True)
+    assert untuned("1" * 40)[0] == 0
+    assert len(read_records(tmp_path)) == 2
+
+
+def test_a_broken_installation_leaves_no_failed_runs(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(learning, "UNTUNED_RUNS", UNTUNED_RUNS[1:3])
+    monkeypatch.setattr("bench.learning.untuned.UNTUNED_RUNS", UNTUNED_RUNS[1:3])
+    set_code(monkeypatch)
+    peer = program(tmp_path, "#!/bin/sh\necho run >> runs.txt\nexit 2\n")
+    assert learning.main(["--root", str(tmp_path), "untuned", "--peer-python", str(peer)]) == 1
+    assert "ended with status 2" in capfd.readouterr().err
+    assert records_of(tmp_path) == []
+
+
+def test_code_that_changes_during_a_run_is_recorded(tmp_path, monkeypatch):
+    set_code(monkeypatch, "1" * 40, "2" * 40)
+    peer = program(tmp_path, PEER.format(python=sys.executable))
+    assert run(tmp_path, "--peer-python", str(peer), "--minutes", "0.5", task="pong", system="sb3") == 0
+    (record,) = read_records(tmp_path)
+    assert (record.commit, record.dirty) == ("1" * 40, True)
+
+
 def test_untuned_runs_have_fixed_settings(tmp_path, capsys):
     assert learning.main(["--root", str(tmp_path), "untuned", "--", "--actor.n-step", "3"]) == 2
     assert "fixed" in capsys.readouterr().err
     peer = program(tmp_path, PEER.format(python=sys.executable))
     fixed = {"task": "qbert", "system": "sb3", "seed": "201"}
-    assert run(tmp_path, "--peer-python", str(peer), "--minutes", "1", **fixed) == 2
-    assert run(tmp_path, "--peer-python", str(peer), "--", "--cores", "1", **fixed) == 2
+    assert run(tmp_path, "--peer-python", str(peer), **fixed) == 2  # `run` could repeat a failed one.
+    assert "bench learning untuned" in capsys.readouterr().err
     assert records_of(tmp_path) == []
     assert len(set(UNTUNED_RUNS)) == len(UNTUNED_RUNS) == 35
     assert [sum(run[1] == system for run in UNTUNED_RUNS) for system in ("apex", "sb3-ppo", "sb3")] == [15, 10, 10]

@@ -93,6 +93,7 @@ def test_the_table_has_figures_of_complete_systems_and_names_missing_runs():
     "change",
     [
         {"machine": {**MACHINE, "cores": 16}},
+        {"machine": {**MACHINE, "gpus": ["NVIDIA H200"]}},
         {"seconds": 1_000.0},
         {"others_share": 0.06},
         {"others_share": None},
@@ -106,6 +107,11 @@ def test_a_run_under_other_conditions_does_not_count(change):
     assert lines[-1].endswith(": battle-zone apex-seed-201.")
     assert lines[-3].startswith("1 of 35 runs (system and seed) are missing: BattleZone apex 201.")
     assert missing_runs([replace(first, **change)]) == UNTUNED_RUNS[1:]  # It is there, and is not made again.
+
+
+def test_failed_runs_are_named():
+    *_, last = render_untuned(make_records(UNTUNED_RUNS[1:]), UNTUNED_RUNS[:1])
+    assert last == "These runs failed: battle-zone apex seed 201."
 
 
 def test_the_picture_has_a_point_for_each_run():

@@ -191,6 +191,77 @@ def test_a_factory_that_makes_another_number_is_refused(name):
     assert "num_envs" in refused.value.remedy
 
 
+class Pool(gymnasium.vector.VectorEnv):
+    """As EnvPool: declares the space of one environment, knows its seed from the start, and ignores that of a reset."""
+
+    def __init__(self, num_envs, seed, observation_space):
+        self.num_envs, self.seed = num_envs, seed
+        self.observation_space = self.single_observation_space = observation_space
+        self.action_space = self.single_action_space = spaces.Discrete(2)
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.rng = np.random.default_rng(seed)
+
+    def reset(self, *, seed=None, options=None):
+        return self.show(), {}
+
+    def step(self, actions):
+        flags = np.zeros(self.num_envs, bool)
+        return self.show(), np.zeros(self.num_envs), flags, flags, {}
+
+    def show(self):
+        direction = self.rng.integers(4, size=self.num_envs)
+        if isinstance(self.observation_space, spaces.Discrete):
+            return direction
+        return {"direction": direction, "image": self.rng.integers(256, size=(self.num_envs, 7, 7, 3), dtype=np.uint8)}
+
+
+ROOM = spaces.Dict({"direction": spaces.Discrete(4), "image": spaces.Box(0, 255, (7, 7, 3), np.uint8)})
+
+
+def make_pool(num_envs, seed=42, space="dict"):
+    return Pool(num_envs, seed, ROOM if space == "dict" else spaces.Discrete(4))
+
+
+@pytest.mark.parametrize("space", ["dict", "discrete"])
+def test_a_pool_may_declare_the_space_of_one_environment(space):
+    config = here("make_pool", space=space)
+    describe(config, 3)
+    games = make_environment(config, 3, seed=1)
+    first, twin = games.reset(), make_pool(3, games._env.seed, space).show()
+    if space == "dict":
+        parts = [np.ascontiguousarray(frame[0, :4]).view(np.int32)[0] for frame in first]
+        assert parts == twin["direction"].tolist()
+        assert np.array_equal(first[:, 0, 4:], twin["image"].reshape(3, -1))
+    else:
+        assert first[:, 0].argmax(1).tolist() == twin.tolist()
+
+
+def test_a_factory_takes_the_seed_of_its_process_unless_it_is_given():
+    def seed(number, **args):
+        return make_environment(here("make_pool", **args), 2, seed=number)._env.seed
+
+    assert len({seed(1), seed(2), seed(3), 42}) == 4
+    assert seed(1) == seed(1)
+    assert seed(1, seed=7) == 7
+
+
+def make_without_modes(num_envs):
+    return make_walks(num_envs, render_mode="rgb_array")
+
+
+def test_pictures_need_no_argument_of_a_factory_that_always_draws():
+    games = make_environment(here("make_without_modes"), 2, seed=1, pictures=True)
+    games.reset()
+    assert games.picture().shape == (2, 2, 3)
+
+
+def test_an_error_while_closing_is_ignored(caplog):
+    games = make_environment(here("make_walks"), 2, seed=1)
+    games._env.close = lambda: 1 / 0
+    games.close()
+    assert "in its close" in caplog.text
+
+
 def test_a_fault_ends_the_process():
     games = make_environment(here("make_walks", fails_at=2), 2, seed=1)
     games.reset()

@@ -1,5 +1,6 @@
 """Observations become frames without loss: their parts are found again, and images change only as configured."""
 
+import re
 from types import SimpleNamespace
 
 import cv2
@@ -178,9 +179,22 @@ def test_texts_of_any_space_are_ignored():
     assert np.array_equal(form.to_frame(observation), observation["image"].reshape(-1))
 
 
-def test_unusual_numbers_of_channels_are_refused():
-    with pytest.raises(UsageError, match=r"images of shape \[40, 50, 5\].*1, 3 or 4 channels"):
-        read(spaces.Box(0, 255, (40, 50, 5), np.uint8))
+@pytest.mark.parametrize("shape", [(40, 50, 5), (2, 210, 160), (12, 210, 160), (12, 84, 84)])
+def test_unusual_numbers_of_channels_are_refused(shape):
+    with pytest.raises(UsageError, match=rf"images of shape {re.escape(str(list(shape)))}.*1, 3 or 4 channels"):
+        read(spaces.Box(0, 255, shape, np.uint8))
+
+
+def test_images_of_small_values_are_spread_over_a_byte():
+    space = spaces.Box(0, 10, (40, 50), np.uint8)
+    form, observation = read(space), sample(space)
+    frame = form.to_frame(observation)
+    assert frame.dtype == np.uint8
+    assert np.array_equal(frame, 25 * observation)
+    assert np.array_equal(eval(form.code, {"np": np, "x": observation}), frame)
+    assert form.change == "images of 40 x 50 are multiplied by 25"
+    assert form.to_frame(np.full((40, 50), 200, np.uint8)).max() == 250  # beyond the declared space
+    assert read(spaces.Box(0, 128, (40, 50), np.uint8)).change == ""
 
 
 def test_gymnasium_flattens_as_before():

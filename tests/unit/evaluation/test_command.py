@@ -286,6 +286,14 @@ def test_video_has_one_picture_per_step_of_the_first_game(tmp_path, capsys):
     assert (pictures[0] != pictures[-1]).any()
 
 
+def test_an_error_of_the_film_does_not_wait_for_all_games(tmp_path, capsys):
+    path = tmp_path / "game.mp4"
+    path.symlink_to("/dev/full")
+    argv = ["--random", "--env", "CartPole-v1", "--episodes", "1000000", "--envs", "1", "--video", str(path)]
+    assert main(argv) == 2
+    assert f"--video {path}" in capsys.readouterr().err
+
+
 def test_video_has_only_the_given_steps(tmp_path, capsys):
     path = tmp_path / "game.mp4"
     options = ("--episodes", 1, "--video", path, "--video-steps", 5)

@@ -286,6 +286,16 @@ def test_evaluations_take_a_tenth_of_the_time_unless_a_run_waits(stop_score, sta
     assert [round(start - trial.learner.called_at[0], 6) for start in trial.learner.called_at] == starts
 
 
+def test_long_games_of_the_untrained_policy_delay_no_other_evaluation():
+    def take_two_seconds(trial):
+        trial.clock.now += 2.0
+
+    parameters = [make_parameters(version) for version in (0, 1, 2)]
+    trial = Trial(*parameters, on_play=take_two_seconds, period_seconds=3.0)
+    trial.run()
+    assert [round(start - trial.learner.called_at[0], 6) for start in trial.learner.called_at] == [0.0, 3.0, 23.0, 43.0]
+
+
 @pytest.mark.parametrize(("period", "starts"), [(1.0, [0.0, 5.0, 6.0]), (60.0, [0.0, 60.0, 120.0])])
 def test_evaluator_pauses_after_a_confirmed_score(period, starts):
     parameters = [make_parameters(version) for version in (1, 2)]

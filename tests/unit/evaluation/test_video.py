@@ -70,6 +70,11 @@ def test_film_on_a_full_disk_is_refused_with_option_and_path(tmp_path, name):
         film(path, 15.0, pictures(3))
 
 
+def test_pictures_of_different_sizes_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"80 x 40 pixels.*60 x 40"):
+        film(tmp_path / "game.mp4", 15.0, [*pictures(2), *pictures(1, width=80)])
+
+
 def test_small_pictures_are_enlarged_by_whole_factors():
     picture = pictures(1, height=210, width=160)[0]
     large = enlarge(picture)

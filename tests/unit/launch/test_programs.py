@@ -43,6 +43,11 @@ def test_the_grace_periods_sum_to_less_than_ten_seconds(tmp_path):
     assert sum(program.grace_seconds for program in programs_of(make_folder(tmp_path)).values()) <= 9.0
 
 
+def test_only_the_learner_gets_further_time_while_it_saves(tmp_path):
+    programs = programs_of(make_folder(tmp_path))
+    assert {role for role, program in programs.items() if program.saving_seconds} == {"learner"}
+
+
 def test_each_shard_has_a_server_and_all_servers_stop_together(tmp_path):
     folder = make_folder(tmp_path)
     programs = programs_of(folder, replay=ReplayConfig(num_shards=4))

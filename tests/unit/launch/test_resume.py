@@ -110,6 +110,8 @@ def test_a_flag_accepts_changes_that_the_saved_files_allow(folder):
         ["--algorithm", "somewhere:Else"],
         ["--dpg.num-critics", "2"],
         ["--network.hidden", "9"],
+        ["--environment.frame-stack", "2"],
+        ["--environment.image-size", "40"],
     ],
 )
 def test_no_flag_accepts_changes_that_the_saved_files_would_not_fit(folder, arguments):

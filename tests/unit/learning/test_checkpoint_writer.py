@@ -94,6 +94,21 @@ def test_only_the_writer_thread_waits_for_a_copy_from_the_device(disk):
     assert len(disk.written) == 1
 
 
+def test_heartbeats_continue_while_the_last_checkpoint_is_written(disk):
+    ticks = []
+
+    def tick():
+        ticks.append(len(disk.written))
+        if len(ticks) == 3:
+            disk.go.set()
+
+    writer = CheckpointWriter(disk.write)
+    writer.begin(at(1), Progress())
+    writer.wait(tick)
+    assert ticks[:3] == [0, 0, 0]
+    assert len(disk.written) == 1
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_checkpoint_has_the_state_at_its_beginning(tmp_path, optimizer):
     """Updates change parameters and averages in place while an earlier state is being written."""

@@ -66,6 +66,17 @@ def generators():
         restore(state)
 
 
+def test_progress_is_the_later_of_checkpoint_and_run_time(tmp_path, generators):
+    def progress(saved, taken):
+        folder = SimpleNamespace(config=Config(), run_time=RunTime(*taken), checkpoints=tmp_path)
+        state = SimpleNamespace(_asdict=dict, progress=Progress(7, 3, *saved))
+        trainer = SimpleNamespace(num_updates=1, restore=lambda saved: None)
+        return restore_trainer(folder, trainer, Found(None, state, [], [], []))
+
+    assert progress((60.0, 20.0), (90.0, 30.0)) == Progress(7, 3, 90.0, 30.0)
+    assert progress((60.0, 20.0), (0.0, 0.0)) == Progress(7, 3, 60.0, 20.0)  # The file of the run time is lost.
+
+
 def test_the_noise_of_updates_depends_on_the_seed_and_on_the_update(tmp_path, generators):
     def draws(seed, num_updates):
         folder = SimpleNamespace(config=Config(seed=seed), run_time=RunTime(), checkpoints=tmp_path)

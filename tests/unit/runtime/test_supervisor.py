@@ -15,6 +15,7 @@ from support.processes import is_running
 from support.waiting import DEADLINE, until
 
 from apex.facts import Ending, Failure, ProgramEvent
+from apex.runtime import supervisor
 from apex.runtime.supervisor import FORGET_SECONDS, CrashBudget, Program, supervise
 from apexreplay.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
 from apexreplay.process import lifecycle
@@ -349,6 +350,40 @@ def test_a_program_that_ignores_sigterm_is_killed_after_its_grace_period(folder,
     assert events == [ProgramEvent("actor", "stopping"), *killing]
     assert not any(map(is_running, pids(folder, "actor")))
     assert time.monotonic() - began < 10
+
+
+SAVES = """
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        stop.tick()
+        time.sleep(0.05)
+    print("saved", flush=True)
+"""
+
+
+def saving(end, **options):
+    """A program that sends heartbeats, and executes `end` after SIGTERM. Its grace period is 0.2 s."""
+    command = (sys.executable, "-c", BEATING.format(then="pass") + end)
+    return Program(role="learner", command=command, stuck_seconds=2.0, grace_seconds=0.2, **options)
+
+
+@pytest.mark.parametrize(("seconds", "is_saved"), [(60.0, True), (0.0, False), (0.5, False)])
+def test_a_program_that_beats_may_save_for_longer(folder, seconds, is_saved):
+    program = saving(SAVES, saving_seconds=seconds)
+    _, events = run([program], lambda: has_logged(folder, "learner"), folder=folder)
+    assert ("saved" in (folder / "learner.log").read_text()) is is_saved
+    waiting = [ProgramEvent("learner", "saving", seconds)] if seconds else []
+    killing = [] if is_saved else [ProgramEvent("learner", "killing", 0.2)]
+    assert events == [ProgramEvent("learner", "stopping"), *waiting, *killing]
+
+
+def test_a_program_that_beats_no_more_gets_no_further_time(folder, monkeypatch):
+    monkeypatch.setattr(supervisor, "SILENT_SECONDS", 1.0)
+    began = time.monotonic()
+    program = saving("    time.sleep(600)\n", saving_seconds=600.0)
+    _, events = run([program], lambda: has_logged(folder, "learner"), folder=folder)
+    assert [event.kind for event in events] == ["stopping", "saving", "killing"]
+    assert time.monotonic() - began < DEADLINE
 
 
 def test_an_exception_leaves_no_program_behind(folder):

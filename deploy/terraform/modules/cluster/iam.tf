@@ -1,7 +1,7 @@
 # Permissions of each kind of host: publish the keys of its own roles, read the keys it needs, read max_hours, write its
 # log, leave its group. The learner's host may also read and write its run in the bucket, mark itself as unhealthy, and end
-# the cluster. No host has access to other clusters. No host may delete in the bucket, so a compromised host cannot destroy
-# checkpoints.
+# the cluster. No host has access to other clusters. No host may delete in the bucket. A compromised learner's host can let
+# the checkpoints of its run expire, by the tag that bucket.tf names, but not the best policies: their old versions stay.
 
 data "aws_caller_identity" "this" {}
 
@@ -31,6 +31,8 @@ locals {
   bucket     = "${local.aws}:s3:::${var.bucket}"
   groups     = { for kind in keys(local.hosts) : kind => "${local.aws}:autoscaling:${local.here}:autoScalingGroup:*:autoScalingGroupName/${local.prefix}-${kind}" }
 
+  may_expire = ["checkpoints/?????????/*", "curves/*", "tensorboard/*", "end.json"]
+
   # The roles whose public keys each role needs.
   checks = {
     replay    = ["learner", "actor"]
@@ -51,8 +53,12 @@ locals {
       }
       } : {
       WriteRun = {
-        actions   = ["s3:PutObject", "s3:PutObjectTagging", "s3:AbortMultipartUpload", "s3:GetObject"]
+        actions   = ["s3:PutObject", "s3:AbortMultipartUpload", "s3:GetObject"]
         resources = ["${local.bucket}/${var.name}/*"], only = {}
+      }
+      LetExpire = {
+        actions   = ["s3:PutObjectTagging"]
+        resources = [for name in local.may_expire : "${local.bucket}/${var.name}/${name}"], only = {}
       }
       FindRun   = { actions = ["s3:ListBucket"], resources = [local.bucket], only = { "s3:prefix" = "${var.name}/*" } }
       EndGroups = { actions = ["autoscaling:SetDesiredCapacity"], resources = values(local.groups), only = {} }

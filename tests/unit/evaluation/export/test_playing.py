@@ -111,8 +111,11 @@ class Screen(Game):
 
 
 class States(Game):
+    """Parts with the names of a network's inputs and outputs."""
+
     observation_space = spaces.Dict(
-        {"state": spaces.Box(-1.0, 1.0, (3,)), "planes": Camera.observation_space["planes"]}
+        {name: spaces.Box(-1.0, 1.0, (3,)) for name in ("state", "q", "next_state")}
+        | {"planes": Camera.observation_space["planes"]}
     )
 
 

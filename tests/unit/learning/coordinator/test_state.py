@@ -235,6 +235,15 @@ def test_minutes_exclude_starts_and_final_evaluations_of_earlier_starts():
     assert again.reached_limit() == EndReason("minutes", 1.0)
 
 
+def test_a_checkpoint_knows_the_earlier_starts_if_their_file_is_lost():
+    clock = Clock()
+    state = make_state(clock, max_minutes=1.0)  # RunTime(): the file could not be read
+    state.restore(Progress(1, 0, 180, untrained_seconds=150.0))
+    report_all(state, replay={"num_inserted": 2})
+    clock.now += 29
+    assert (state.run_time, state.reached_limit()) == (RunTime(209.0, 150.0), None)
+
+
 def test_a_run_whose_actors_never_come_ends():
     clock = Clock()
     state = make_state(clock, max_minutes=1.0)
