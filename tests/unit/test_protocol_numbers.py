@@ -1,4 +1,4 @@
-"""The numbers in docs/protocol.md are the constants of the code."""
+"""The numbers in docs/protocol.md are the constants of the code, and the fields of the schema are its fields."""
 
 from pathlib import Path
 
@@ -87,3 +87,8 @@ IDLE = timing.KEEPALIVE_SECONDS + timing.KEEPALIVE_PROBES * timing.PROBE_SECONDS
 )
 def test_the_document_has_the_limit_of_the_code(sentence, numbers):
     assert sentence.format(*numbers) in TEXT
+
+
+def test_the_document_names_every_field_of_the_schema():
+    described = TEXT.partition("The **schema**")[2].partition("An **action**")[0]
+    assert [name for name in PIXELS.to_dict() if f"`{name}`" not in described] == []
