@@ -202,6 +202,9 @@ class RunState:
         """Returns metrics by TensorBoard tag: those of processes that send no metrics, and the bottleneck."""
         scalars = {f"actors/{name}": value for name, value in self.actor_figures().items()}
         scalars |= {f"refused/{name}": float(sum(counts.values())) for name, counts in self.refusals.items()}
+        shards = [server.heartbeat.status for server in self.members.replay_servers.values()]
+        refused = [self.refused_connections, *(shard.refused_connections for shard in shards)]
+        scalars["refused/connections"] = float(sum(sum(counts.values()) for counts in refused))
         used = self.members.resources
         if self.learner_resources is not None:
             used["learner"] = self.learner_resources

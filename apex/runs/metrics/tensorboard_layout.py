@@ -65,7 +65,7 @@ LAYOUT: Layout = {
         "GPU memory in use, in bytes": ["gpu_memory_bytes/"],
     },
     TROUBLE: {
-        "Refused messages": ["refused/", "replay/refused$", "learner/refused_batches$"],
+        "Refused messages and connections": ["refused/", "replay/refused$", "learner/refused_batches$"],
         "Updates skipped because a loss was not finite": ["learner/skipped_updates$"],
         "Transitions skipped because they are unusable": ["learner/unusable_transitions$"],
         "Games cut off by an environment error": ["actors/environment_faults$"],

@@ -1,5 +1,6 @@
 """The status combines the reports of all programs, and tells whether the run is over and what limits it."""
 
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -333,7 +334,7 @@ def test_a_serial_run_has_no_bottleneck():
 
 def test_figures_of_actor_hosts_are_combined_for_the_curves():
     state = make_state()
-    assert state.scalars() == {}
+    assert state.scalars() == {"refused/connections": 0}
     for session, wait_share in enumerate([0.25, 0.75]):
         figures = {"wait_share": wait_share, "parameter_bytes_per_second": 1_000.0, "steps_per_second": 30.0}
         beat(state, "actor", session, **figures)
@@ -341,6 +342,7 @@ def test_figures_of_actor_hosts_are_combined_for_the_curves():
         "actors/wait_share": 0.75,
         "actors/parameter_bytes_per_second": 2_000,
         "actors/steps_per_second": 60,
+        "refused/connections": 0,
     }
 
 
@@ -400,6 +402,18 @@ def test_refusals_of_shards_are_added_by_reason():
     status = report(state)
     assert status.refusals == {"replay": {"crc": 4, "magic": 2}, "batches": {"refused": 0}, "control": {"json": 4}}
     assert status.refused_connections == {"experience no key": 3, "control no key": 1}
+
+
+def test_refusals_of_the_learner_and_all_shards_are_in_the_curves():
+    state = make_state(num_shards=2)
+    state.refusals = {"control": {"json": 16, "crc": 32}}
+    report_shard(state, 0, refused_connections={"experience: unknown key": 1, "priorities: unknown key": 2})
+    report_shard(state, 1, refused_connections={"experience: unknown key": 4})
+    state.refused_connections = {"control: unknown key": 8}
+    shown = {tag: value for tag, value in state.scalars().items() if tag.startswith("refused/")}
+    assert shown == {"refused/control": 48, "refused/connections": 15}
+    text = (Path(__file__).parents[4] / "docs/reference/curves.md").read_text()
+    assert {tag for tag in shown if f"`{tag}`" in text} == set(shown)
 
 
 def test_steps_continue_after_a_new_shard_or_a_learner_restart():
