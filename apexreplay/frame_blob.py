@@ -8,6 +8,7 @@ this module and the C loop in `frames/decompress.c` depend on this layout.
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 FrameBlob = bytes | memoryview
@@ -99,3 +100,13 @@ def measure_blobs(words: NDArray[np.uint32], starts: NDArray[np.int64]) -> NDArr
     lengths = words[(starts + np.minimum(tables, rest)) // 4 - 1].astype(np.int64)
     valid = (tables >= MIN_BYTES) & (tables % 4 == 0) & (tables <= lengths) & (lengths <= rest)
     return np.where(valid, lengths, 0)
+
+
+def copy_runs(source: NDArray[np.uint8], starts: NDArray[np.int64], num_bytes: int) -> NDArray[np.uint8]:
+    """Returns a copy of the `num_bytes` bytes of `source` from each of `starts`, uint8[N, num_bytes].
+
+    An index of each byte would take eight times as much memory as the copy. Raises IndexError if a start is too large.
+    """
+    shape = max(0, len(source) - num_bytes + 1), num_bytes
+    runs: NDArray[np.uint8] = as_strided(source, shape, source.strides * 2, writeable=False)[starts]
+    return runs

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from apexreplay.frame_blob import FrameBlob, as_words, find_frames, join_blob, table_bytes
+from apexreplay.frame_blob import FrameBlob, as_words, copy_runs, find_frames, join_blob, table_bytes
 from apexreplay.item_kinds import Array
 
 # The entries of one item, counted from its first; `struct located` of decompress.c, which reads windows of one entry.
@@ -96,6 +95,5 @@ def _cut(buffer: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]
     """Returns the bytes from each of `starts` to its stop; in one piece, which is faster, if all have one length."""
     size = int((stops - starts).max(initial=0))
     if size and (stops - starts == size).all():
-        runs = as_strided(np.frombuffer(buffer, np.uint8), (len(buffer) - size + 1, size), (1, 1), writeable=False)
-        return [runs[starts].tobytes()]
+        return [copy_runs(np.frombuffer(buffer, np.uint8), starts, size).tobytes()]
     return [buffer[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]

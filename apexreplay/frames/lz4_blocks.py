@@ -12,7 +12,7 @@ import cramjam
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.frame_blob import FrameBlob
+from apexreplay.frame_blob import FrameBlob, copy_runs
 from apexreplay.frames.located import Located
 from apexreplay.item_kinds import Array
 from apexreplay.native import NativeError, open_native
@@ -87,7 +87,7 @@ class RawFrames(Blocks):
         if good.all() and (starts[1:] == stops[:-1]).all():  # The frames follow each other.
             body = source[starts[:1].sum() : stops[-1:].sum()].reshape(-1, size)
         else:
-            body, places = source[starts[good][:, None] + np.arange(size)], places[good]
+            body, places = copy_runs(source, starts[good], size), places[good]
         for side in (0, 1):
             real = places[:, side] >= 0
             self._target[places[real, side]] = body[real]

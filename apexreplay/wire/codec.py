@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apexreplay.frame_blob import BlobError, check_table, read_table
+from apexreplay.frame_blob import BlobError, check_table, copy_runs, read_table
 from apexreplay.item_kinds import MAX_STEPS, Array
 from apexreplay.tables import Entry, Table
 from apexreplay.types import RECEIPT_ROW, BatchMessage, PriorityUpdate, Receipts, Segment, Stream
@@ -189,8 +189,7 @@ class Codec:
         if len(self.table.entries) == 1:  # One after the other.
             rows = np.frombuffer(blob, entry.dtype, offset=int(starts[0]))
         else:
-            octets = np.frombuffer(blob, np.uint8)[starts[:, None] + np.arange(entry.num_bytes)]
-            rows = octets.reshape(-1).view(entry.dtype)
+            rows = copy_runs(np.frombuffer(blob, np.uint8), starts, entry.num_bytes).reshape(-1).view(entry.dtype)
         columns = [rows] if fields is None else [rows[name] for name in fields]
         for column in columns:
             if column.dtype.kind == "f":

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -108,6 +109,35 @@ def test_a_wrong_length_of_any_entry_is_refused(name):
         spoiled[field] = np.nan
         with pytest.raises(WireError, match="finite"):
             send([*entries[:column], spoiled.tobytes(), *entries[column + 1 :]])
+
+
+def peak_bytes(call):
+    """Returns the result of `call`, and the maximum of the bytes that it allocated."""
+    tracemalloc.start()
+    try:
+        return call(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_raw_field_beside_others_takes_little_memory():
+    declared = table("t", {"image": ("uint8", (20, 16)), "depth": ("float32", (256, 256))})
+    twin, codec = Twin(declared, 1), Codec(RUN, declared)
+    for _ in range(8):
+        twin.step()
+    piece = twin.buffer.cut()
+    message = codec.encode_segment(Segment(Stream(1, 5), 0, 3, piece.records, piece.blob))
+    segment, peak = peak_bytes(lambda: codec.decode_segment(message))
+    assert len(segment.records) == 8
+    assert peak < 3 * len(piece.blob)
+    targets, records = make_targets(declared, 8), np.zeros(8, declared.batch_record)
+    records["num_frames"] = 1
+    decoder = StackDecoder(declared, targets)
+    decoded, peak = peak_bytes(lambda: decoder.decode(records, segment.blob, np.arange(8)))
+    assert decoded.all()
+    assert peak < 3 * len(piece.blob)
+    for name, array in name_arrays(declared, targets).items():
+        np.testing.assert_array_equal(array, [step[name] for step in twin.steps])
 
 
 @pytest.mark.parametrize(

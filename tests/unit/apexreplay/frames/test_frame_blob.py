@@ -5,7 +5,16 @@ import itertools
 import numpy as np
 import pytest
 
-from apexreplay.frame_blob import BlobError, as_words, check_table, find_frames, make_blob, measure_blobs, read_table
+from apexreplay.frame_blob import (
+    BlobError,
+    as_words,
+    check_table,
+    copy_runs,
+    find_frames,
+    make_blob,
+    measure_blobs,
+    read_table,
+)
 
 
 def make_frames(rng, count):
@@ -82,3 +91,23 @@ FRAMES = [b"a" * 8] * 12
 def test_inconsistent_table_is_refused(blob, message):
     with pytest.raises(BlobError, match=message):
         check_table(blob, shortest=1, longest=32, max_frames=20)
+
+
+SOURCES = [np.arange(10, dtype=np.uint8), np.arange(20, dtype=np.uint8)[::2], np.arange(10, dtype=np.uint8)[::-1]]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=["contiguous", "every second", "reversed"])
+@pytest.mark.parametrize(
+    ("num_bytes", "starts"), [(3, []), (0, [0, 4, 10]), (10, [0, 0]), (4, [6, 0, 5]), (1, [9]), (11, []), (12, [])]
+)
+def test_copied_runs_equal_slices(source, num_bytes, starts):
+    runs = copy_runs(source, np.array(starts, np.int64), num_bytes)
+    assert runs.shape == (len(starts), num_bytes)
+    assert runs.tolist() == [source[start : start + num_bytes].tolist() for start in starts]
+    assert not np.shares_memory(runs, source)
+
+
+@pytest.mark.parametrize(("num_bytes", "start"), [(4, 7), (0, 11), (10, 1), (11, 0), (12, 0)])
+def test_a_run_beyond_the_end_is_refused(num_bytes, start):
+    with pytest.raises(IndexError):
+        copy_runs(SOURCES[0], np.array([0, start]), num_bytes)
