@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 FrameBlob = bytes | memoryview
 MIN_BYTES = 8  # bytes of a blob with one empty frame
+MAX_BYTES = (1 << 32) - 1  # Offsets have 32 bits.
 
 
 class BlobError(ValueError):
@@ -27,12 +28,14 @@ def make_blob(frames: Sequence[bytes]) -> bytes:
 def join_blob(lengths: NDArray[np.int64], pieces: Sequence[bytes | memoryview]) -> bytes:
     """Returns a blob of F frames. `pieces`, one after the other, contain all frames in order.
 
-    `lengths`, int64[F], are the sizes of the frames in bytes.
+    `lengths`, int64[F], are the sizes of the frames in bytes. Raises BlobError if the blob would exceed MAX_BYTES.
     """
-    table = np.empty(len(lengths) + 1, "<u4")
-    table[0] = table.nbytes
-    table[1:] = table.nbytes + np.cumsum(lengths)
-    return b"".join([table.tobytes(), *pieces])
+    table = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=table[1:])
+    table += table_bytes(len(lengths))
+    if table[-1] > MAX_BYTES:
+        raise BlobError(f"a blob would have {table[-1]} bytes, maximum is {MAX_BYTES}")
+    return b"".join([table.astype("<u4").tobytes(), *pieces])
 
 
 def table_bytes(num_frames: int) -> int:

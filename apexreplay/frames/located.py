@@ -6,7 +6,7 @@ The writer may overwrite the arena at any time. Every read here stays inside the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from apexreplay.frame_blob import FrameBlob, as_words, copy_runs, find_frames, join_blob, table_bytes
 from apexreplay.item_kinds import Array
+
+PART_BYTES = 1 << 28  # maximum bytes of frames that are copied at once for decoding
 
 # The entries of one item, counted from its first; `struct located` of decompress.c, which reads windows of one entry.
 LOCATED = np.dtype(
@@ -50,6 +52,15 @@ class Located(NamedTuple):
             entries[name] = records[name]
         entries["first_frame"] = np.cumsum(entries["num_frames"]) - entries["num_frames"]
         return cls(Arena(memoryview(blob), max_frame_bytes, is_shared=False), entries)
+
+    def parts(self) -> Iterator[slice]:
+        """Returns consecutive slices of the items. The frames of each have at most PART_BYTES, or belong to one item.
+
+        The frames of a whole batch may exceed 4 GiB, the maximum of a blob.
+        """
+        item_bytes = int(self.entries["num_frames"].max(initial=1)) * self.arena.max_frame_bytes
+        size = max(1, PART_BYTES // item_bytes)
+        return (slice(first, first + size) for first in range(0, len(self.entries), size))
 
     def copy(self) -> CopiedFrames:
         """Copies the frames, each of them once. A transition whose offset table makes no sense gets empty frames."""

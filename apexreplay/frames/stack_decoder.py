@@ -49,7 +49,12 @@ class StackDecoder:
         if self._is_native and isinstance(blocks, NativeBlocks):
             entries["row"] = rows
             return blocks.decode_located(located, self._width)
-        return self._decode(entries, entries["num_frames"] // len(self._blocks), located.copy().blob, rows)
+        decoded = np.empty(len(entries), np.bool_)
+        for part in located.parts():
+            some = located._replace(entries=entries[part])
+            counts = some.entries["num_frames"] // len(self._blocks)
+            decoded[part] = self._decode(some.entries, counts, some.copy().blob, rows[part])
+        return decoded
 
     def _decode(
         self, records: Array, counts: NDArray[np.int64], blob: FrameBlob, rows: NDArray[np.int64]

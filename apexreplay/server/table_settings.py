@@ -13,7 +13,7 @@ from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.selection import Order, Selection
 from apexreplay.store.layout import StoreSettings
 from apexreplay.tables import Table, table
-from apexreplay.transport.endpoints import max_segment_bytes
+from apexreplay.transport.endpoints import MAX_MESSAGE_BYTES, max_segment_bytes
 from apexreplay.wire.codec import MAX_PRIORITIES
 
 DEFAULT_BYTES = 1 << 30
@@ -75,12 +75,14 @@ class TableSettings:
         problem = f"{name}.max_version_lag does not go with a queue whose inserts wait"
         remedy = "set it to -1, or inserts_wait to false: items that are too old could fill the memory for ever"
         require(not stuck, problem, remedy=remedy)
+        need = max_segment_bytes(self.table, length)
+        problem = f"{name}.segment_length {length} allows a segment of {need} bytes, but messages have less than 4 GiB"
+        require(need < MAX_MESSAGE_BYTES, problem, remedy="lower it, or declare smaller fields or shorter items")
         bounds = f"{name}.capacity {self.capacity} and {name}.max_bytes {self.store.max_bytes}"
         problem = f"{bounds} have no room for {name}.min_size {self.min_size} items and two segments of {length}"
         require(self._room >= self.min_size, problem, remedy=f"raise them, or lower {name}.segment_length")
-        need, remedy = max_segment_bytes(self.table, length), f"raise it, or lower {name}.segment_length"
         problem = f"{name}.max_bytes must be 0 or at least {need}, the maximum of a segment, got {self.max_bytes}"
-        require(not 0 < self.max_bytes < need, problem, remedy=remedy)
+        require(not 0 < self.max_bytes < need, problem, remedy=f"raise it, or lower {name}.segment_length")
 
     @property
     def store(self) -> StoreSettings:

@@ -24,7 +24,7 @@ from apexreplay.wire.codec import MAX_PRIORITIES, MAX_RECEIPTS, Codec
 from apexreplay.wire.header import HEADER, WireError, receipt_topic, require_field
 
 CONTROL_MARGIN = 4_096
-MAX_BATCH_BYTES = 1 << 32  # Offsets in a blob, and the length of a message, have 32 bits.
+MAX_MESSAGE_BYTES = 1 << 32  # Offsets in a blob, and the length of a message, have 32 bits.
 MAX_BURST = 64  # messages that one call handles
 
 
@@ -139,8 +139,8 @@ class RequestReceiver(Reader):
             timeout = 0.0
             try:
                 size = self._codec.decode_request(parts[1:], self._shard)
-                fits = max_batch_bytes(self._codec.table, size) < MAX_BATCH_BYTES
-                require_field(fits, "count", f"a batch of {size} items could have {MAX_BATCH_BYTES} bytes")
+                fits = max_batch_bytes(self._codec.table, size) < MAX_MESSAGE_BYTES
+                require_field(fits, "count", f"a batch of {size} items could have {MAX_MESSAGE_BYTES} bytes")
                 require_field(size <= self._max_batch, "count", f"{size} items, maximum is {self._max_batch}")
                 requests.append((parts[0], size))
             except WireError as error:
@@ -180,7 +180,7 @@ class BatchRequester(Reader):
         super().__init__()
         limit = max_batch_bytes(codec.table, batch_size)
         problem = f"a batch of {batch_size} items could have {limit} bytes, but messages have less than 4 GiB"
-        require(limit < MAX_BATCH_BYTES, problem, remedy="lower batch_size")
+        require(limit < MAX_MESSAGE_BYTES, problem, remedy="lower batch_size")
         self._codec = codec
         self._batch_size = batch_size
         self._shard = shard

@@ -1,4 +1,4 @@
-"""A blob returns the frames that it was made of, and a blob with a wrong table is refused."""
+"""A blob returns the frames that it was made of, and a blob with a wrong table or too many bytes is refused."""
 
 import itertools
 
@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from apexreplay.frame_blob import (
+    MAX_BYTES,
     BlobError,
     as_words,
     check_table,
     copy_runs,
     find_frames,
+    join_blob,
     make_blob,
     measure_blobs,
     read_table,
@@ -91,6 +93,14 @@ FRAMES = [b"a" * 8] * 12
 def test_inconsistent_table_is_refused(blob, message):
     with pytest.raises(BlobError, match=message):
         check_table(blob, shortest=1, longest=32, max_frames=20)
+
+
+def test_a_blob_of_4_gib_is_refused_because_offsets_have_32_bits():
+    lengths = np.array([1 << 31, (1 << 31) - 13])  # A table of two frames has 12 bytes.
+    assert read_table(join_blob(lengths, []), 2).tolist() == [12, 12 + (1 << 31), MAX_BYTES]
+    lengths[1] += 1
+    with pytest.raises(BlobError, match=f"{MAX_BYTES + 1} bytes"):
+        join_blob(lengths, [])
 
 
 SOURCES = [np.arange(10, dtype=np.uint8), np.arange(20, dtype=np.uint8)[::2], np.arange(10, dtype=np.uint8)[::-1]]

@@ -2,15 +2,16 @@
 
 import mmap
 import os
+from itertools import chain
 
 import numpy as np
 import pytest
 from support.builders import PIXELS, VECTORS, make_batch, make_frames
 
-from apexreplay.frame_blob import make_blob
+from apexreplay.frame_blob import MAX_BYTES, make_blob
 from apexreplay.frames import lz4_blocks
 from apexreplay.frames.encoder import COMPRESS
-from apexreplay.frames.located import LOCATED, Arena, Located
+from apexreplay.frames.located import LOCATED, PART_BYTES, Arena, Located
 from apexreplay.frames.lz4_blocks import load_native
 from apexreplay.frames.stack_decoder import StackDecoder
 
@@ -112,12 +113,14 @@ def test_parts_of_a_batch_are_decoded_into_their_own_rows(make_decoder, schema):
         np.testing.assert_array_equal(stacks.view(np.uint8), expected.view(np.uint8))
 
 
-def arena_of(seed, count=9, blob_at=64):
+def arena_of(seed, count=9, blob_at=64, schema=PIXELS):
     """Returns records, their frames, the frames' places in an arena that otherwise contains noise, and the arena."""
     rng = np.random.default_rng(seed)
-    records = random_records(PIXELS, rng, count)
-    frames = [rng.integers(0, 3, PIXELS.frame_shape).astype(np.uint8) for _ in range(records["num_frames"].sum())]
-    blob = make_blob([COMPRESS["lz4"](frame) for frame in frames])
+    records = random_records(schema, rng, count)
+    frames = [
+        rng.integers(0, 3, schema.frame_shape).astype(schema.frame_dtype) for _ in range(records["num_frames"].sum())
+    ]
+    blob = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
     arena = rng.integers(0, 256, (blob_at + len(blob) + 40) // 4 * 4).astype(np.uint8)
     arena[blob_at : blob_at + len(blob)] = np.frombuffer(blob, np.uint8)
     entries = np.empty(count, LOCATED)
@@ -125,7 +128,7 @@ def arena_of(seed, count=9, blob_at=64):
     entries["first_frame"] = np.cumsum(records["num_frames"], dtype=np.int64) - records["num_frames"]
     for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
         entries[name] = records[name]
-    return records, frames, Located(Arena(arena.data, PIXELS.table.max_entry_bytes), entries), arena
+    return records, frames, Located(Arena(arena.data, schema.table.max_entry_bytes), entries), arena
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -221,6 +224,43 @@ def test_table_that_changes_between_two_reads_spoils_no_other_transition():
     decoder, others = StackDecoder(PIXELS.table, [stacks]), np.arange(9) != 4
     assert decoder.decode(located.entries, located.copy().blob, np.arange(9)).tolist() == others.tolist()
     np.testing.assert_array_equal(stacks[:, others], naive_stacks(PIXELS, records, frames)[:, others])
+
+
+class CountedWords:
+    """The words of an arena, and the number of frames in each read of the offset table."""
+
+    def __init__(self, words):
+        self.words, self.reads = words, []
+
+    def take(self, entries, mode):
+        self.reads.append(len(entries))
+        return self.words.take(entries, mode=mode)
+
+
+def test_a_batch_that_is_copied_in_parts_is_decoded_by_the_definition():
+    records, frames, located, memory = arena_of(5, schema=VECTORS)
+    most = int(records["num_frames"].max())
+    arena = Arena(memory.data, PART_BYTES // (2 * most))  # A part has at most two transitions.
+    arena.words = words = CountedWords(arena.words)
+    end = located.entries["blob"][8] + 4 * (located.entries["first_frame"][8] + records["num_frames"][8])
+    memory[end : end + 4] = 0  # The last transition cannot be decoded.
+    stacks = empty_stacks(VECTORS, 17)
+    rows = np.random.default_rng(5).permutation(17)[:9]
+    decoder = StackDecoder(VECTORS.table, [stacks])
+    assert decoder.decode_located(Located(arena, located.entries), rows).tolist() == [True] * 8 + [False]
+    np.testing.assert_array_equal(stacks[:, rows[:8]], naive_stacks(VECTORS, records, frames)[:, :8])
+    assert max(words.reads) <= 2 * most < sum(words.reads)
+
+
+@pytest.mark.parametrize("num_frames", [80, PART_BYTES // 28_224 + 1])
+def test_parts_of_a_batch_above_4_gib_fit_a_blob(num_frames):
+    entries = np.zeros(2_048, LOCATED)
+    entries["num_frames"] = num_frames  # float32 84 x 84; by the second number, one item exceeds a part
+    located = Located(Arena(memoryview(bytes(8)), 28_224), entries)
+    parts = [range(2_048)[part] for part in located.parts()]
+    assert list(chain.from_iterable(parts)) == list(range(2_048))
+    assert all(len(part) == 1 or len(part) * num_frames * 28_224 <= PART_BYTES for part in parts)
+    assert PART_BYTES < MAX_BYTES < 2_048 * num_frames * 28_224
 
 
 def fenced(num_bytes):

@@ -148,3 +148,12 @@ def test_the_memory_holds_one_segment_whose_fields_do_not_compress(name):
     need = max_segment_bytes(small.table, 20)
     assert small.store.sizes.arena_bytes >= need - 8
     assert replace(small, max_bytes=need).max_bytes == need
+
+
+def test_a_table_whose_segments_could_have_4_gib_is_refused():
+    volume = table("t", {"volume": ("float32", (512, 256, 256))})  # 2**27 bytes
+    assert TableSettings(table=volume, segment_length=30).segment_length == 30
+    for changed in ({"segment_length": 31}, {}, {"max_bytes": 2**40}):
+        with pytest.raises(UsageError, match=r"t\.segment_length .* 4 GiB") as refused:
+            TableSettings(table=volume, **changed)
+        assert refused.value.remedy.startswith("lower")
