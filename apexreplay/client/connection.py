@@ -131,6 +131,9 @@ class Connection:
                 answer = socket.receive(IDLE_SECONDS)
                 if answer is not None:
                     self._take(socket, answer)
+                elif self.unanswered:
+                    for lease in list(self._leases.values()):
+                        lease.note_silence()
 
     def _beat(self, socket: ControlSocket[control.Answer]) -> None:
         self.unanswered += bool(self._leases)
@@ -154,6 +157,9 @@ class Connection:
                 self._end(session, "new_memory")  # It answers a repeated first request, which a later server has got.
             elif answer.experience != lease.port:
                 self._end(session, "moved")
+            elif known.role == "writer" and answer.segment_length < lease.segment_length:
+                # It would refuse longer segments, which the writer sends until they are stored.
+                self._end(session, "segment_length", str(answer.segment_length))
             else:
                 self._unknown.discard(session)
                 lease.take(answer)
@@ -186,10 +192,18 @@ class Lease:
         known = {name: getattr(welcome, name) for name in ("run_id", "stream", "incarnation", "row")}
         self._welcome, self.hello = welcome, replace(self.hello, **known)
 
+    def note_silence(self) -> None:
+        """Called every IDLE_SECONDS while the server does not answer, in the connection's thread."""
+
     @property
     def port(self) -> int:
         """The first port of the table, which its place among the server's tables decides."""
         return self._welcome.experience
+
+    @property
+    def segment_length(self) -> int:
+        """Maximum items of a segment."""
+        return self._welcome.segment_length
 
     def _endpoint(self, port: int) -> str:
         """Returns the address of another socket of the server."""
@@ -215,6 +229,7 @@ def _refused(reason: str, subject: str) -> UsageError:
         "role": (f"a key of the {subject} does not allow this", "use the keys of another role"),
         "new_memory": ("the server has started again without its memory", "start it with --snapshots DIR"),
         "moved": ("the server has started again with the table at other ports", "open a new writer or sampler"),
+        "segment_length": (f"the server has started again with a lower segment_length, {subject}", "open a new writer"),
         "unknown_lease": ("the server does not know this client", ""),
     }
     return UsageError(*sentences[reason])

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -66,12 +67,9 @@ class BaseSampler(Lease):
         self.batch_size = batch_size
         self._used = welcome
         self._num_spoiled = 0  # received batches in a row with items that cannot be decoded
-        table, most = self.table.name, welcome.max_batch
-        require(batch_size <= most, f"a batch of {table!r} has at most {most} items, got {batch_size}")
-        has_source = bool(welcome.row >= 0 or welcome.batches)
-        require(has_source, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
-        codec = Codec(int(welcome.run_id, 16), self.table)
         self.reads_memory = welcome.row >= 0  # whether batches come from the server's memory, without messages
+        self._require_batches(welcome, self.reads_memory)
+        codec = Codec(int(welcome.run_id, 16), self.table)
         self._reader: _MemoryReader | None = None
         self._remote: BatchRequester | None = None
         with ExitStack() as stack:
@@ -144,7 +142,10 @@ class BaseSampler(Lease):
             raise DataError(problem, "start the server again; its memory may be out of date")
 
     def _follow(self) -> None:
-        """Opens the memory again if the server has started again; it may be another file."""
+        """Opens the memory again if the server has started again; it may be another file.
+
+        Raises UsageError if the server does not give such batches any more.
+        """
         if self._welcome is self._used:
             return
         welcome = self._welcome
@@ -152,8 +153,22 @@ class BaseSampler(Lease):
             problem = f"the server does not let this sampler read the memory of {self.table.name!r} any more"
             problem += ": the order of the table has changed, or the server runs elsewhere now"
             require(welcome.row >= 0, problem, remedy="open a new sampler")
+        self._require_batches(welcome, self._reader is not None)
+        if self._reader is not None:
             self._reader = _MemoryReader(self.table, welcome, self.batch_size)
         self._used = welcome  # last: if the memory cannot be opened yet, the next call tries again
+
+    def _require_batches(self, welcome: Welcome, reads_memory: bool) -> None:
+        table, most = self.table.name, welcome.max_batch
+        require(self.batch_size <= most, f"a batch of {table!r} has at most {most} items, got {self.batch_size}")
+        has_source = reads_memory or bool(welcome.batches)
+        require(has_source, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
+
+    def note_silence(self) -> None:
+        """Gives a removed memory back: the server may have no room for the next one while this one is mapped."""
+        reader = self._reader
+        if reader is not None:
+            reader.release_if_removed()
 
     def _receive(self, poll: float, waited: float) -> Batch | None:
         assert self._remote is not None
@@ -188,8 +203,8 @@ class BaseSampler(Lease):
 class Sampler(BaseSampler):
     """Draws batches of a table. An iterator of batches that never ends; `sample` has a timeout.
 
-    A sampler that reads the memory goes on while the server is away for up to 30 s; then it raises DataError.
-    Use a sampler from one thread, in the process that created it.
+    While the server is away, a sampler that reads the memory goes on, or waits if the memory was removed. It raises
+    DataError after 30 s. Use a sampler from one thread, in the process that created it.
     """
 
     def sample(self, timeout: float | None = None) -> Batch:
@@ -215,17 +230,20 @@ class _MemoryReader:
 
     def __init__(self, table: Table, welcome: Welcome, batch_size: int) -> None:
         path = store_path(int(welcome.run_id, 16))  # In this user's own folder, whatever the server says.
+        self._path, self._inode = path, _read_inode(path)
         self._table = table
         self._batch_size = batch_size
         counters = SamplerCounters(welcome.num_rows, counters_path(path))
         settings = DrawSettings(0, 1, batch_size, 2**62, RateLimiter(*welcome.limiter))
-        self._drawer = BatchDrawer(StoreReader(path, table), counters, welcome.row, settings, np.random.default_rng())
+        reader, rng = StoreReader(path, table), np.random.default_rng()
+        self._drawer: BatchDrawer | None = BatchDrawer(reader, counters, welcome.row, settings, rng)
 
     def draw(self) -> Batch | None:
-        """Returns a batch; None if the limits do not allow one now."""
-        drawer, reader = self._drawer, self._drawer.reader
-        if not drawer.may_draw():
+        """Returns a batch; None if the limits do not allow one now, or if the memory was released."""
+        drawer = self._drawer
+        if drawer is None or not drawer.may_draw():
             return None
+        reader = drawer.reader
         num_items, targets = reader.size, make_targets(self._table, self._batch_size)
         decoder = StackDecoder(self._table, targets)
         records, missing = np.zeros(self._batch_size, self._table.batch_record), np.arange(self._batch_size)
@@ -238,6 +256,19 @@ class _MemoryReader:
             if not len(missing):
                 return _make_batch(self._table, drawer.make_part(records, num_items), targets)
         return None
+
+    def release_if_removed(self) -> None:
+        """Unmaps the memory if its file was removed or replaced. Another thread may draw meanwhile."""
+        if _read_inode(self._path) != self._inode:
+            self._drawer = None
+
+
+def _read_inode(path: Path) -> int:
+    """Returns the number of the file at `path`; 0 if there is none."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
 
 
 def _make_batch(table: Table, part: BatchMessage, targets: list[Array]) -> Batch:

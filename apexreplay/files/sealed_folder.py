@@ -5,6 +5,7 @@ the manifest that lists it gets its name. A crash at any moment therefore leaves
 intact.
 """
 
+import errno
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 
 from apexreplay.errors import DataError
 from apexreplay.files.atomic_files import Steps, digest, seal, sync, uninterrupted, unseal, write_beside
+
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # Other errors of reading may pass.
 
 
 class SealedFile(NamedTuple):
@@ -111,3 +114,10 @@ def naming(path: Path, error: type[DataError]) -> Iterator[None]:
         raise error(f"{path} cannot be read: the field {cause} is missing") from cause
     except (AttributeError, TypeError, ValueError) as cause:
         raise error(f"{path} cannot be read: {cause}") from cause
+
+
+def require_readable(error: DataError) -> None:
+    """Raises an error of `naming` again, with a remedy, if the file exists and was not read: it may be intact."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno not in _NO_FILE:
+        raise type(error)(error.problem, "try again, or move the file away to continue without it") from cause

@@ -28,7 +28,7 @@ from apexreplay.server.place import MEMORY_SAMPLERS, Place, first_port
 from apexreplay.server.service import ServerSettings, run_tasks, serve
 from apexreplay.server.table_settings import TableSettings
 from apexreplay.snapshots.folder import SnapshotFolder
-from apexreplay.store.location import claim_run, store_path
+from apexreplay.store.location import claim_run, memory_id, remove, store_path
 from apexreplay.transport.endpoints import max_segment_bytes
 from apexreplay.transport.roles import read_keys
 from apexreplay.transport.sockets import InsecureBindWarning, open_context
@@ -39,6 +39,7 @@ from apexreplay.wire.status import ReplayStatus
 STATUS_SECONDS = 1.0
 LAST_SNAPSHOT_SECONDS = 60.0  # maximum time for the last snapshot of a table
 STOP_SECONDS = LAST_SNAPSHOT_SECONDS + 15.0  # maximum time in which the tables end
+FOLDER_REMEDY = "free some space, or check the disk and the permissions of the folder"
 REMEDY = "create it with apexreplay keys DIR, or leave --keys out on a trusted network"
 
 log = logging.getLogger("apexreplay")
@@ -116,7 +117,9 @@ def _open_folder(folder: Path | None, names: Sequence[str]) -> tuple[int, list[i
         run_ids = {name: saved["tables"].get(name) or secrets.randbits(52) + 1 for name in names}
         start = int(saved["start"]) + 1
         replace_file(path, seal({"start": start, "tables": {**saved["tables"], **run_ids}}))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:  # Without the file, the memory of a killed server would not be found.
+        raise DataError(f"cannot read or write {path}: {error.strerror}", FOLDER_REMEDY) from error
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot use {path}: {error}", "choose another folder, or remove the file") from error
     return start, [run_ids[name] for name in names]
 
@@ -127,6 +130,34 @@ def _has_unread(pipe: Connection) -> bool:
 
 
 # --- the process of a table -------------------------------------------------------------------------------------------
+
+
+class _LastMemory:
+    """Records in the file NAME.memory, in the folder of the snapshots, which host has served the table last."""
+
+    def __init__(self, snapshots: Path, name: str) -> None:
+        self._path = snapshots / f"{name}.memory"
+        self._here = memory_id()
+        try:
+            self._last = unseal(self._path.read_bytes())["memory"] if self._path.exists() else ""
+        except OSError as error:
+            raise DataError(f"cannot read {self._path}: {error.strerror}", FOLDER_REMEDY) from error
+        except (ValueError, KeyError) as error:
+            remedy = "remove it if no other host has served the table since"
+            raise DataError(f"{self._path} is damaged: {error}", remedy) from error
+
+    def remove_outdated(self, store: Path) -> None:
+        """Removes the memory at `store` if another host has served the table since."""
+        if self._last not in ("", self._here) and remove(store):
+            log.warning("removed %s, which is out of date: another host has served the table since", store)
+
+    def note(self) -> None:
+        """Records this host. Called once the server can store items: a failed start must not outdate other memories."""
+        if self._last != self._here:
+            try:
+                replace_file(self._path, seal({"memory": self._here}))
+            except OSError as error:
+                raise DataError(f"cannot write {self._path}: {error.strerror}", FOLDER_REMEDY) from error
 
 
 class _Link:
@@ -160,6 +191,15 @@ def _serve_table(stop: Stop, settings: TableSettings, place: Place, index: int, 
         return f"tcp://{place.bind}:{port}"
 
     folder = None if place.snapshots is None else SnapshotFolder(place.snapshots / settings.table.name)
+    last = None if place.snapshots is None else _LastMemory(place.snapshots, settings.table.name)
+    if last is not None:
+        last.remove_outdated(store_path(run_id))
+
+    def join(status: Callable[[], ReplayStatus]) -> _Link:
+        if last is not None:
+            last.note()
+        return _Link(status, pipe)
+
     server = ServerSettings(
         codec=Codec(run_id, settings.table),
         path=store_path(run_id),
@@ -180,7 +220,7 @@ def _serve_table(stop: Stop, settings: TableSettings, place: Place, index: int, 
         warning=InsecureBindWarning("" if place.keys or place.bind.startswith("127.") else place.bind, REMEDY),
     )
     try:
-        serve(server, lambda status: _Link(status, pipe), stop)
+        serve(server, join, stop)
     except UnsavedMemoryError as error:
         log.error("%s: %s", settings.table.name, error)
         sys.exit(error.exit_status)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from apexreplay.errors import SnapshotError
 from apexreplay.files.atomic_files import Steps, uninterrupted
-from apexreplay.files.sealed_folder import SealedFile, SealedFolder, naming
+from apexreplay.files.sealed_folder import SealedFile, SealedFolder, naming, require_readable
 
 FORMAT = 4  # format of all files; increases when older programs cannot read them
 KEPT = 2  # number of snapshots kept; a file that both list is stored once
@@ -108,7 +108,7 @@ class SnapshotFolder:
 
         Logs each damaged file as an error. If a file of the newest snapshot is damaged, returns either that snapshot
         with only the keys after the file, or the previous snapshot, whichever has more transitions. Raises
-        SnapshotError if no snapshot is usable.
+        SnapshotError if no snapshot is usable, or if a file cannot be read: going on without it would remove it later.
         """
         manifests, last = self._manifests(), self.next_number() - 1
         if manifests and int(manifests[0][:9]) < last:
@@ -116,7 +116,8 @@ class SnapshotFolder:
             log.error("%s; trying the previous snapshot instead", cause)
         best: Snapshot | None = None
         bad: dict[str, str] = {}  # verified file -> error, or "" if the file is sound
-        for found in map(self._read_or_log, manifests):
+        for name in manifests:
+            found = self._read_or_log(name, or_raise=True)
             whole = None if found is None else self._verify(found, bad)
             if whole is not None and (best is None or whole.size > best.size):
                 best = whole
@@ -141,6 +142,7 @@ class SnapshotFolder:
                     self.read(file)
                     bad[file.name] = ""
                 except SnapshotError as error:
+                    require_readable(error)
                     bad[file.name] = str(error)
                     log.error("%s; trying the other snapshots", error)
             if bad[file.name]:
@@ -181,11 +183,16 @@ class SnapshotFolder:
             fields["segments"] = tuple(SnapshotFile(**file) for file in fields["segments"])
             return Snapshot(**fields)
 
-    def _read_or_log(self, name: str) -> Snapshot | None:
-        """Returns the snapshot of a manifest; logs an error and returns None if there is none."""
+    def _read_or_log(self, name: str, *, or_raise: bool = False) -> Snapshot | None:
+        """Returns the snapshot of a manifest; logs an error and returns None if there is none.
+
+        `or_raise`: raises SnapshotError if the manifest cannot be read, because it may be intact.
+        """
         try:
             return self._read(name)
         except SnapshotError as error:
+            if or_raise:
+                require_readable(error)
             log.error("%s; trying the previous snapshot instead", error)
             return None
 

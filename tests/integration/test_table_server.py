@@ -39,6 +39,7 @@ from apexreplay import Client, TableSettings, cli, serve, table
 from apexreplay.client import sampler as sampler_module
 from apexreplay.client import writer as writer_module
 from apexreplay.errors import FAILED, DataError, UsageError
+from apexreplay.files.atomic_files import seal
 from apexreplay.item_kinds import Window
 from apexreplay.transport.roles import create_keys, read_keys
 from apexreplay.transport.sockets import connect, open_context
@@ -778,6 +779,88 @@ def test_a_sampler_reads_the_memory_that_a_snapshot_restores(tmp_path, kill):
         writer.flush(DEADLINE)
         until(lambda: len(np.unique(sampler.sample(DEADLINE).keys)) == 150, "batch of the restored memory")
         np.testing.assert_array_equal(read_all(sampler), np.arange(150))
+
+
+def test_an_idle_sampler_gives_up_a_memory_that_was_removed(tmp_path):
+    """The server may have no room for the next memory while the former one is mapped."""
+
+    def mapped():
+        return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(memory) in line]
+
+    with (
+        Restarting(tmp_path, free_port()) as server,
+        Client(port=server.port) as client,
+        client.writer("numbers") as writer,
+        client.sampler("numbers", 500) as sampler,
+    ):
+        append(writer, range(100))
+        writer.flush(DEADLINE)
+        sampler.sample(DEADLINE)
+        (memory,) = (path for path in server.files if path.suffix == ".replay")
+        assert mapped()
+        server.end(signal.SIGTERM)
+        until(lambda: not mapped(), "end of the mapping")
+        with pytest.raises(DataError):
+            sampler.sample(0.1)
+        server.start()
+        np.testing.assert_array_equal(read_all(sampler), np.arange(100))
+
+
+def test_a_memory_that_another_host_has_outdated_is_not_used(tmp_path):
+    """The second of three starts plays the other host: it does not find the memory, and its id is another one."""
+    record = tmp_path / "snapshots" / "numbers.memory"
+
+    def write(*numbers):
+        with Client(port=server.port) as client, client.writer("numbers", timeout=DEADLINE) as writer:
+            append(writer, range(*numbers))
+
+    with Restarting(tmp_path, free_port()) as server:
+        write(100)
+        (memory,) = (path for path in server.files if path.suffix == ".replay")
+        server.end(signal.SIGKILL)
+        outdated = memory.rename(f"{memory}-outdated")
+        server.start()
+        write(200, 350)
+        server.end(signal.SIGTERM)
+        outdated.rename(memory)
+        record.write_bytes(seal({"memory": "another host"}))
+        server.start()
+        with Client(port=server.port) as client, client.sampler("numbers", 500, timeout=DEADLINE) as sampler:
+            np.testing.assert_array_equal(read_all(sampler), np.arange(200, 350))
+
+
+def test_a_writer_ends_if_the_server_would_refuse_its_segments(tmp_path):
+    with Restarting(tmp_path, free_port()) as server, Client(port=server.port) as client:
+        writer = client.writer("numbers")
+        append(writer, range(10))
+        writer.flush(DEADLINE)
+        server.end(signal.SIGKILL)
+        append(writer, range(10, 20))
+        server.start("segment_length = 5")
+        with pytest.raises(UsageError, match="segment_length"):
+            until(lambda: append(writer, [20]), "refusal")
+        with pytest.raises(UsageError, match="segment_length"):
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "limit", "message"),
+    [(8, "num_samplers = 0", "sampler processes"), (2_000, 'order = "newest"', "at most 1000")],
+)
+def test_a_sampler_ends_if_the_server_gives_no_such_batches(tmp_path, batch_size, limit, message):
+    with (
+        Restarting(tmp_path, free_port()) as server,
+        Client(port=server.port) as client,
+        client.writer("numbers") as writer,
+        client.sampler("numbers", batch_size, shared_memory=False) as sampler,
+    ):
+        append(writer, range(10))
+        writer.flush(DEADLINE)
+        sampler.sample(DEADLINE)
+        server.end(signal.SIGKILL)
+        server.start(limit)
+        with pytest.raises(UsageError, match=message):
+            until(lambda: sampler.sample(DEADLINE) is None, "refusal")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])

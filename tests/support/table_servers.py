@@ -92,8 +92,9 @@ class Restarting:
         self.start()
 
     def _declare(self, limits):
-        lines = ("[numbers]", "capacity = 1_000", "segment_length = 10", "priority_exponent = 0.0", "num_streams = 4")
-        self._table.write_text("\n".join([*lines, *limits, 'steps.x = "int64"', ""]))
+        lines = ("capacity = 1_000", "segment_length = 10", "priority_exponent = 0.0", "num_streams = 4")
+        by_name = {line.split()[0]: line for line in (*lines, *limits)}
+        self._table.write_text("\n".join(["[numbers]", *by_name.values(), 'steps.x = "int64"', ""]))
 
     def refusal(self, *limits):
         """Returns the message with which a start is refused whose table has these limits instead."""

@@ -18,6 +18,7 @@ from apex.runs.checkpoints.checkpoint import (
 )
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST, checkpoint_paths, newest_update
 from apexreplay.files.atomic_files import Steps, uninterrupted
+from apexreplay.files.sealed_folder import require_readable
 
 ASIDE = "damaged-"  # name prefix of a damaged checkpoint that was renamed
 
@@ -38,7 +39,7 @@ def find_latest(folder: Path) -> Found:
     """Finds the newest intact checkpoint below `folder`.
 
     Logs an error for each damaged or missing checkpoint and skips it. Raises CheckpointError if checkpoints were
-    finished, but all of them are damaged or missing.
+    finished, but all of them are damaged or missing, or if one cannot be read: it may be intact.
     """
     passed_over: list[str] = []
     bad: list[Path] = []
@@ -57,6 +58,7 @@ def find_latest(folder: Path) -> Found:
         try:
             state, manifest = load_with_manifest(path)
         except CheckpointError as error:
+            require_readable(error)
             # Without a manifest, writing or removal was interrupted. But a folder that newest.json names was finished.
             finished |= (path / MANIFEST).exists() or int(path.name) == noted
             bad.append(path)

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from apexreplay.client.client import Client
 from apexreplay.client.connection import Connection
@@ -17,6 +18,14 @@ WELCOME = {
     "session": 5, "table": {}, "window": 1, "segment_length": 1, "row": -1, "num_rows": 1, "max_batch": 1,
     "limiter": (1, 0.0, 0.0, False), **PLACES, **LEASE,
 }  # fmt: skip
+
+
+def keep_lease(connection, hello=HELLO, segment_length=1):
+    """Returns the list of the answers that the lease takes."""
+    welcomed = []
+    facts = {"hello": hello, "port": 1, "segment_length": segment_length}
+    connection.keep(SimpleNamespace(**facts, take=welcomed.append, note_silence=lambda: None))
+    return welcomed
 
 
 @pytest.fixture
@@ -39,8 +48,7 @@ def connection():
     ],
 )
 def test_a_lease_ends_by_a_refusal_or_the_welcome_of_another_lease(connection, answer, reason):
-    welcomed, sent = [], []
-    connection.keep(SimpleNamespace(hello=HELLO, port=1, take=welcomed.append))
+    welcomed, sent = keep_lease(connection), []
     connection._take(SimpleNamespace(send=sent.append), answer)
     assert connection._refused.get(5, ("", ""))[0] == reason
     assert welcomed == [answer] * (isinstance(answer, Welcome) and not reason)
@@ -51,10 +59,21 @@ def test_a_lease_ends_by_a_refusal_or_the_welcome_of_another_lease(connection, a
         assert refused.value.remedy
 
 
+@pytest.mark.parametrize(("role", "length", "ends"), [("writer", 2, True), ("writer", 1, False), ("sampler", 2, False)])
+def test_lower_segment_lengths_end_the_leases_of_writers(connection, role, length, ends):
+    """The server would refuse longer segments, which are sent again until they are stored."""
+    welcomed = keep_lease(connection, replace(HELLO, role=role), length)
+    connection._take(None, Welcome(**WELCOME))
+    assert welcomed == [Welcome(**WELCOME)] * (not ends)
+    if ends:
+        with pytest.raises(UsageError, match="segment_length, 1") as refused:
+            connection.check(5)
+        assert refused.value.remedy
+
+
 def test_a_lease_that_a_server_does_not_know_is_asked_for_until_a_welcome(connection):
-    welcomed, sent = [], []
+    welcomed, sent = keep_lease(connection), []
     socket = SimpleNamespace(send=sent.append)
-    connection.keep(SimpleNamespace(hello=HELLO, port=1, take=welcomed.append))
     for answer in (None, Refusal(session=5, reason="unknown_lease"), None, Alive(session=5), Welcome(**WELCOME)):
         if answer is not None:
             connection._take(socket, answer)

@@ -1,11 +1,15 @@
-"""The processes of tables report to the control process, which may be stopped for long."""
+"""The processes of tables report to the control process, and use the memory that was served last."""
 
+import errno
 import threading
 from multiprocessing import Pipe
 
+import pytest
 from support.waiting import DEADLINE
 
-from apexreplay.server.standalone import STATUS_SECONDS, _Link
+from apexreplay.errors import DataError
+from apexreplay.server import standalone
+from apexreplay.server.standalone import STATUS_SECONDS, _LastMemory, _Link, _open_folder
 from apexreplay.wire.json_codec import decode_json
 
 
@@ -24,3 +28,52 @@ def test_reports_that_nobody_reads_do_not_stop_a_table():
     assert not thread.is_alive()
     assert decode_json(reader.recv_bytes(), dict[str, str]) == {"state": "x" * 1_000}
     assert not reader.poll()  # Only one report waited.
+
+
+def test_only_a_memory_that_another_host_has_outdated_is_removed(tmp_path, monkeypatch):
+    memory = tmp_path / "apex-1-0.replay"
+
+    def start(host, fails=False):
+        """Starts on a host that has a memory; returns whether it uses this memory."""
+        memory.touch()
+        monkeypatch.setattr(standalone, "memory_id", lambda: host)
+        last = _LastMemory(tmp_path, "numbers")
+        last.remove_outdated(memory)
+        if not fails:
+            last.note()
+        return memory.exists()
+
+    assert start("a")  # the first start that records its host
+    assert start("a")
+    assert not start("b", fails=True)
+    assert start("a")
+    assert not start("b")
+    assert start("b")
+    assert not start("a", fails=True)
+    assert not start("a")
+    assert start("a")
+
+
+def test_a_changed_record_of_the_last_memory_is_refused(tmp_path):
+    last = _LastMemory(tmp_path, "numbers")
+    last.note()
+    (record,) = tmp_path.iterdir()
+    record.write_bytes(record.read_bytes().replace(b":", b": ", 1))
+    with pytest.raises(DataError, match=record.name):
+        _LastMemory(tmp_path, "numbers")
+
+
+def test_a_full_disk_is_no_reason_to_remove_the_ids_of_tables(tmp_path, monkeypatch):
+    """Without them, the memory of a killed server would not be found, and its snapshots would be refused."""
+
+    def fail(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = _open_folder(tmp_path, ["numbers"])
+    with monkeypatch.context() as patch:
+        patch.setattr(standalone, "replace_file", fail)
+        with pytest.raises(DataError, match="No space left") as refused:
+            _open_folder(tmp_path, ["numbers"])
+    assert "space" in refused.value.remedy
+    assert "remove" not in refused.value.remedy
+    assert _open_folder(tmp_path, ["numbers"]) == (before[0] + 1, before[1])

@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -360,6 +361,31 @@ def test_a_missing_file_is_noticed_and_written_again(place, caplog):
     damage.scene.source.take()
     assert "writing it again" in caplog.text
     assert damage.scene.restore().size == damage.scene.writer.size
+
+
+@pytest.mark.parametrize("ending", [".json", ".state", ".segments"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.EISDIR])
+def test_a_restore_goes_on_without_a_damaged_but_no_unread_file(place, ending, code, monkeypatch):
+    """A file that the disk cannot read may be intact, and would be removed after a restore of an older snapshot."""
+    damage = Damage(place)
+    folder, newest = damage.scene.folder, damage.newest
+    names = {".json": f"{newest.number:09d}.json", ".state": newest.state.name, ".segments": newest.segments[-1].name}
+    read = Path.read_bytes
+
+    def fail(path):
+        if path.name == names[ending]:
+            raise OSError(code, os.strerror(code))
+        return read(path)
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", fail)
+    if code == errno.EISDIR:
+        assert folder.load_latest().end_key < newest.end_key
+        return
+    with pytest.raises(SnapshotError, match=names[ending]) as refused:
+        damage.scene.restore()
+    assert refused.value.remedy.startswith("try again")
+    monkeypatch.undo()
+    assert folder.load_latest() == newest
 
 
 @pytest.mark.parametrize("ending", [".json", ".state", ".segments"])

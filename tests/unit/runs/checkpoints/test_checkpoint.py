@@ -4,6 +4,7 @@ import errno
 import logging
 import resource
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -274,6 +275,25 @@ def test_search_falls_back_to_the_checkpoint_before_and_logs_it(tmp_path, damage
     assert find_latest(tmp_path).state.num_updates == 1
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
     assert "000000002" in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "learner.safetensors"])
+def test_search_does_not_skip_a_checkpoint_that_cannot_be_read(tmp_path, name, monkeypatch):
+    """It may be intact, and would be set aside."""
+    _, second = make_checkpoints(tmp_path, 1, 2)
+    read = Path.read_bytes
+
+    def fail(path):
+        if path == second / name:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.read_bytes", fail)
+        with pytest.raises(CheckpointError, match=f"000000002/{name}") as refused:
+            find_latest(tmp_path)
+    assert refused.value.remedy.startswith("try again")
+    assert find_latest(tmp_path).path == second
 
 
 def test_search_finds_the_checkpoint_with_most_updates(tmp_path):
