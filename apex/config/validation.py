@@ -114,7 +114,7 @@ def from_text(annotation: Any, text: str) -> Any:
     if get_origin(plain) is dict:
         with suppress(ValueError):
             return json.loads(text)
-    allowed = get_args(plain) or (plain,)
+    allowed = [plain_type(each) for each in get_args(plain) or (plain,)]
     if NoneType in allowed and text.lower() == "none":
         return None
     for number in (int, float):

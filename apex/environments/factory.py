@@ -212,8 +212,8 @@ def _make(
         problem = f"environment.id {config.id!r}: {name} is {space!r:.80}, not a gymnasium.Space"
         require(isinstance(space, gymnasium.Space), problem, remedy=f"set self.{name} in __init__")
     problem = f"environment.id {config.id!r} cannot be drawn: its render_mode is {env.render_mode!r}, not 'rgb_array'"
-    remedy = "give its function a parameter render_mode, and the environment this mode" if colon else ""
-    require(not pictures or env.render_mode == "rgb_array", problem, remedy=remedy)
+    advice = "give its function a parameter render_mode, and the environment this mode" if colon else ""
+    require(not pictures or env.render_mode == "rgb_array", problem, remedy=advice)
     if pictures and isinstance(env, gymnasium.Env) and uses_mujoco(config.id):
         require_picture(env, config.id)
     return env

@@ -218,7 +218,9 @@ def _play(
         )
         stack.enter_context(closing(environment))
         if path is not None:
-            camera = Camera(begin_video(path, environment.fps, "--video"), environment, policy, max_pictures=max_pictures)
+            camera = Camera(
+                begin_video(path, environment.fps, "--video"), environment, policy, max_pictures=max_pictures
+            )
             policy = camera.act
             watchers.append(camera.see)
 

@@ -114,8 +114,8 @@ class Evaluator:
             self._evaluate(parameters, stop)
         except EnvironmentFailure:  # The actors' environments are not affected.
             log.exception("evaluation of update %d failed; the run continues", parameters.version)
-        # With a stop score, the run waits for evaluations. Games of the untrained policy, which may be the longest, happen
-        # once, and would suppress the evaluations of policies that have learned.
+        # With a stop score, the run waits for evaluations. The untrained policy, which is evaluated once, may play the longest
+        # games: they would delay all other evaluations.
         if self._stop_score is None and self._is_trained(parameters.version):
             ended = self._clock()
             self._start_at = max(self._start_at, ended + REST * (ended - began))
@@ -192,7 +192,9 @@ class Evaluator:
             metrics={name: metric.mean for name, metric in metrics_of(played.games).items()},
         )
         # The score of an untrained policy is luck. A confirmed one ends the run, whatever lucky games came before.
-        is_best = self._is_trained(result.updates) and (result.confirmed or self.best is None or result.mean >= self.best)
+        is_best = self._is_trained(result.updates) and (
+            result.confirmed or self.best is None or result.mean >= self.best
+        )
         if is_best:
             self.best = result.mean
         self.num_evaluations += 1

@@ -59,7 +59,9 @@ class Mp4:
         """Adds the next picture."""
         height, width = (2 * (side // 2) for side in picture.shape[:2])  # The codec needs even sizes.
         size = self._size = self._size or (width, height)
-        problem = f"{self._option} {self._path}: a picture has {width} x {height} pixels, the first one {size[0]} x {size[1]}"
+        problem = (
+            f"{self._option} {self._path}: a picture has {width} x {height} pixels, the first one {size[0]} x {size[1]}"
+        )
         require((width, height) == size, problem, remedy="let render() return pictures of one size")
         if self._writer is None:
             codec = cv2.VideoWriter.fourcc(*"vp09")

@@ -20,9 +20,9 @@ NICE = 10  # niceness of programs that only observe the run
 def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[Program]:
     """Returns the programs of a run in the order of their start. They are stopped in reverse order.
 
-    The sum of their grace periods is less than 10 s, the time within which a run stops unless its learner needs longer to
-    save, as with a large network or on a slow disk. `watch` knows whether the run is ending; then programs that are not
-    needed any more do not start again.
+    The sum of their grace periods is less than 10 s, the time within which a run stops unless its learner saves for
+    longer, as with a large network or on a slow disk. `watch` knows whether the run is ending; then programs that are
+    not needed any more do not start again.
     """
     run, shards = config.run, range(config.replay.num_shards)
     role = partial(Program, stuck_seconds=run.stuck_seconds, crash_budget=run.crash_budget)

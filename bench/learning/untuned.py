@@ -136,9 +136,11 @@ def render_untuned(records: Sequence[Record], failed: Sequence[Run] = ()) -> lis
         ]
         lines += ["", f"{len(missing)} of {len(UNTUNED_RUNS)} runs (system and seed) are missing: {'; '.join(named)}."]
     if refused := [f"{record.task} {record.name}" for record in own if not counts(record)]:
-        lines += ["", f"These runs do not count, because of other programs, cores or GPUs, time or code: {', '.join(refused)}."]
+        why = "other programs, cores or GPUs, time or code"
+        lines += ["", f"These runs do not count, because of {why}: {', '.join(refused)}."]
     if failed:
-        lines += ["", f"These runs failed: {', '.join(f'{task} {system} seed {seed}' for task, system, seed in failed)}."]
+        named = [f"{task} {system} seed {seed}" for task, system, seed in failed]
+        lines += ["", f"These runs failed: {', '.join(named)}."]
     return lines
 
 

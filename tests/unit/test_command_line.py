@@ -95,6 +95,8 @@ def test_every_setting_is_an_option_in_each_spelling(setting):
         (["--stop-score", "-21"], "run.stop_score", -21.0),
         (["--stop-score=-2.5"], "run.stop_score", -2.5),
         (["--preset", "cartpole", "--stop-score", "none"], "run.stop_score", None),
+        (["--environment.image-size", "40"], "environment.image_size", 40),
+        (["--environment.image-size", "None"], "environment.image_size", None),
         (["--max-minutes", "5"], "run.max_minutes", 5.0),
         (["--max_minutes=5"], "run.max_minutes", 5.0),
         (["--max-steps", "1_000_000"], "run.max_steps", 1_000_000),

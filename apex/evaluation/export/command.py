@@ -156,7 +156,9 @@ def to_onnx(network: nn.Module, schema: Schema, output: str = "q", state_size: i
                 raise ExportError(problem, "remove branches that depend on the size or the values of the batch")
             largest = max(largest, difference)
         num_differing += int((results[0].argmax(1) != wanted[0].argmax(1)).sum())
-    return data, OnnxFacts(OPSET, largest, sum(BATCHES), num_differing, runtime.__version__, _free_name(STATE, schema), names)
+    return data, OnnxFacts(
+        OPSET, largest, sum(BATCHES), num_differing, runtime.__version__, _free_name(STATE, schema), names
+    )
 
 
 def _for_onnx(network: nn.Module) -> nn.Module:

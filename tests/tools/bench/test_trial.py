@@ -14,7 +14,7 @@ import pytest
 
 from apexreplay.errors import UsageError
 from bench.learning import command as learning
-from bench.learning import trial
+from bench.learning import records, trial
 from bench.learning.design import Design, effects, read_design, render_design, t_quantile
 from bench.learning.records import is_same_code
 from bench.learning.trial import FOLDER, _Trial, share
@@ -145,7 +145,7 @@ taskset --cpu-list --pid $$ >> %s
 def experiment(tmp_path, monkeypatch):
     """Runs the command in this process with a stand-in for Python, whose end is given; returns its status."""
     monkeypatch.setattr(trial, "ApexSystem", Commands)
-    monkeypatch.setattr(trial, "describe_code", lambda: (CODE, False))
+    monkeypatch.setattr(records, "describe_code", lambda: (CODE, False))
     monkeypatch.setattr(trial, "OTHERS_SHARE", 2.0)  # Other tests run beside this one.
     (tmp_path / "calm.toml").write_text(DESIGN)
 
@@ -215,7 +215,7 @@ def test_a_file_that_cannot_be_written_ends_the_trial(experiment, tmp_path, caps
 
 def test_a_run_during_which_the_commit_changed_is_not_recorded(experiment, tmp_path, capsys, monkeypatch):
     answers = iter([CODE, CODE, CODE, CODE, "d" * 40])  # before the first run; before and after each run
-    monkeypatch.setattr(trial, "describe_code", lambda: (next(answers), False))
+    monkeypatch.setattr(records, "describe_code", lambda: (next(answers), False))
     assert experiment() == 2
     assert "the commit has changed during the run" in capsys.readouterr().err
     assert len(runs_of(tmp_path)) == 1
@@ -276,7 +276,7 @@ def test_runs_of_different_circumstances_are_not_mixed(
     *lines, _ = (tmp_path / FOLDER / "calm.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / FOLDER / "calm.jsonl").write_text("".join(lines))
     for name, change in changes.items():
-        monkeypatch.setattr(trial, name, change)
+        monkeypatch.setattr(records if name == "describe_code" else trial, name, change)
     assert experiment() == 2
     assert cause in capsys.readouterr().err
     assert len(runs_of(tmp_path)) == 5

@@ -720,9 +720,7 @@ def test_picture_without_pictures_is_refused(name):
         environment.picture()
 
 
-@pytest.mark.parametrize(
-    ("factory", "named"), [(make_counter, "None.*'rgb_array'"), (Undrawable, "None.*'rgb_array'")]
-)
+@pytest.mark.parametrize(("factory", "named"), [(make_counter, "None.*'rgb_array'"), (Undrawable, "None.*'rgb_array'")])
 def test_environment_that_cannot_be_drawn_is_refused(factory, named):
     with pytest.raises(UsageError, match=named):
         make(here(factory), pictures=True)

@@ -117,7 +117,8 @@ def test_a_flag_accepts_changes_that_the_saved_files_allow(folder):
 def test_no_flag_accepts_changes_that_the_saved_files_would_not_fit(folder, arguments):
     with pytest.raises(UsageError) as refused:
         reopen(str(folder.path), arguments, accept=True)
-    assert arguments[0][2:].replace("-", "_").replace("env", "environment.id", 1) in refused.value.problem
+    setting = {"--env": "environment.id"}.get(arguments[0], arguments[0][2:].replace("-", "_"))
+    assert setting in refused.value.problem
     assert "--accept-changes" not in refused.value.remedy
 
 

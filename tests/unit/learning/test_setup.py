@@ -69,7 +69,7 @@ def generators():
 def test_progress_is_the_later_of_checkpoint_and_run_time(tmp_path, generators):
     def progress(saved, taken):
         folder = SimpleNamespace(config=Config(), run_time=RunTime(*taken), checkpoints=tmp_path)
-        state = SimpleNamespace(_asdict=dict, progress=Progress(7, 3, *saved))
+        state = SimpleNamespace(_asdict=dict, progress=Progress(7, 3, *saved), num_updates=1)
         trainer = SimpleNamespace(num_updates=1, restore=lambda saved: None)
         return restore_trainer(folder, trainer, Found(None, state, [], [], []))
 

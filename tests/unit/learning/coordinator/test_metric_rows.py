@@ -45,6 +45,7 @@ def test_a_part_without_a_report_has_no_row():
         "learner/unusable_transitions": 0,
         "learner/refused_batches": 0,
         "learner/loaders_draw": 0,
+        "refused/connections": 0,
     }  # Texts and unknown values have no curve.
 
 
