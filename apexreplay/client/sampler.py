@@ -32,6 +32,7 @@ from apexreplay.wire.control import Hello, Welcome
 
 IDLE_SECONDS = 0.001
 MAX_UNANSWERED = 30  # heartbeats; then the memory counts as abandoned
+SLOWEST_CONNECTION = 1e6  # bytes/s; on slower ones, large batches may be lost when the requester connects anew
 
 log = logging.getLogger("apexreplay")
 
@@ -81,7 +82,9 @@ class BaseSampler(Lease):
             else:
                 endpoints = list(map(self._endpoint, welcome.batches))
                 credit = max(1, -(-prefetch // len(endpoints)))
-                self._remote = BatchRequester(context, endpoints, codec, batch_size=batch_size, credit=credit)
+                self._remote = BatchRequester(
+                    context, endpoints, codec, batch_size=batch_size, credit=credit, slowest=SLOWEST_CONNECTION
+                )
             self._open = stack.pop_all()
         connection.keep(self)
 

@@ -1,5 +1,6 @@
 """Both sides of the sockets for experience, receipts, batches and priorities. docs/protocol.md describes each."""
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -7,6 +8,7 @@ import zmq
 
 from apexreplay.errors import require
 from apexreplay.tables import Table
+from apexreplay.transport.socket_events import SocketEvents
 from apexreplay.transport.sockets import (
     Context,
     Reader,
@@ -164,6 +166,9 @@ class BatchRequester(Reader):
 
     A sampler process greets each new connection with an empty message. Then no request waits there, so `credit`
     requests are sent; from then on, one for each batch that arrives.
+
+    If a connection to the only sampler process breaks, the batches that have arrived can still be read: a queue has
+    counted them as given. No request follows them, because the greeting of the next connection asks for `credit`.
     """
 
     def __init__(
@@ -175,8 +180,12 @@ class BatchRequester(Reader):
         batch_size: int,
         credit: int,
         shard: int = 0,
+        slowest: float = math.inf,
     ) -> None:
-        """Connects. Each endpoint is a sampler process; the requests go to them in turn."""
+        """Connects. Each endpoint is a sampler process; the requests go to them in turn.
+
+        `slowest`: bytes/s of a connection on which the largest batch still arrives before a long silence renews it.
+        """
         super().__init__()
         limit = max_batch_bytes(codec.table, batch_size)
         problem = f"a batch of {batch_size} items could have {limit} bytes, but messages have less than 4 GiB"
@@ -186,10 +195,15 @@ class BatchRequester(Reader):
         self._shard = shard
         self._credit = credit
         self._endpoints = endpoints
-        self._silence, self._backoff = 0.0, ReconnectBackoff()  # seconds that calls have waited since the last batch
+        self._silence = 0.0  # seconds that calls have waited since the last batch
+        self._backoff = ReconnectBackoff(limit / slowest)
+        self._keeps_unread, self._has_asked = len(endpoints) == 1, False
         self._socket = context.socket(zmq.DEALER)
         prepare(self._socket, high_water_mark=1_000 + credit, max_bytes=limit)
-        self._socket.immediate = True  # Queues no request for a process without a connection.
+        # `immediate` queues no request for a process without a connection, so that the others get them. But ZeroMQ then
+        # drops the unread batches of a broken connection.
+        self._socket.immediate = not self._keeps_unread
+        self._breaks = SocketEvents(self._socket, zmq.EVENT_DISCONNECTED)
         for endpoint in endpoints:
             connect(self._socket, endpoint, "batches")
 
@@ -200,18 +214,23 @@ class BatchRequester(Reader):
         caller has waited for this batch since the last call.
         """
         parts = receive(self._socket, timeout, copy=False)
+        if self._breaks.read():  # after `receive`: a break is reported before the greeting of the next connection
+            self._has_asked = False
         if parts is None:
             self._silence += timeout + waited
             if self._backoff.is_due(self._silence):
                 for endpoint in self._endpoints:
                     self._socket.disconnect(endpoint)
                     connect(self._socket, endpoint, "batches")
+                self._has_asked = False
             return None
         frames = [part.buffer for part in parts]
         is_greeting = len(frames) == 1 and not frames[0]
-        with suppress(zmq.Again):  # The connection is gone; the next one asks again.
-            for _ in range(self._credit if is_greeting else 1):
-                self._socket.send_multipart(self._codec.encode_request(self._batch_size, self._shard), zmq.NOBLOCK)
+        if not self._keeps_unread or is_greeting != self._has_asked:
+            self._has_asked = True
+            with suppress(zmq.Again):  # The connection is gone; the next one asks again.
+                for _ in range(self._credit if is_greeting else 1):
+                    self._socket.send_multipart(self._codec.encode_request(self._batch_size, self._shard), zmq.NOBLOCK)
         if is_greeting:
             return None
         self._silence = 0.0
@@ -224,6 +243,7 @@ class BatchRequester(Reader):
     def close(self) -> None:
         """Closes the socket. No batch that it asked for counts as drawn."""
         self._socket.close(0)
+        self._breaks.close()
 
 
 class PrioritySender:

@@ -83,13 +83,14 @@ class ReconnectBackoff:
     before the next renewal doubles each time, which limits the number of old connections that a paused peer must read.
     """
 
-    def __init__(self) -> None:
-        self._limit = timing.RENEW_SECONDS
+    def __init__(self, transfer_seconds: float = 0.0) -> None:
+        """`transfer_seconds`: longest time that the transfer of an answer takes; no part of it shows before its end."""
+        self._limit = self._shortest = timing.RENEW_SECONDS + transfer_seconds
 
     def is_due(self, silence: float) -> bool:
         """Returns whether to reconnect now. `silence`: seconds since an answer became due."""
-        if silence < timing.RENEW_SECONDS:
-            self._limit = timing.RENEW_SECONDS
+        if silence < self._shortest:
+            self._limit = self._shortest
         if silence < self._limit:
             return False
         self._limit *= 2

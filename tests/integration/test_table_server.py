@@ -728,6 +728,31 @@ def test_a_queue_goes_on_after_a_restart_and_no_other_order_does(tmp_path, signu
         assert all(given.count(x) <= 2 for x in given)
 
 
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_sampler_of_a_queue_gets_each_item_across_restarts(tmp_path, signum):
+    """First the batches that had arrived before the server ended."""
+    with (
+        Restarting(tmp_path, free_port(), 'order = "queue"') as server,
+        Client(port=server.port) as client,
+        client.writer("numbers") as writer,
+        client.sampler("numbers", 10, prefetch=3) as sampler,
+    ):
+        append(writer, range(100))
+        writer.flush(DEADLINE)
+        given = sampler.sample(DEADLINE)["x"].tolist()
+
+        def has_sent_ahead():
+            replay = client.status(timeout=DEADLINE).tables["numbers"].replay
+            return replay is not None and replay.num_drawn == 40
+
+        until(has_sent_ahead, "batches")
+        server.end(signum)
+        server.start()
+        while len(given) < 100:
+            given += sampler.sample(DEADLINE)["x"].tolist()
+        assert given == list(range(100))
+
+
 def test_a_sampler_that_may_not_read_the_memory_any_more_ends(tmp_path):
     with Restarting(tmp_path, free_port()) as server, Client(port=server.port) as client:
         with client.writer("numbers") as writer:

@@ -11,6 +11,7 @@ from apex.metric_tags import MAX_METRICS
 from apex.transport import timing as run_timing
 from apex.transport.messages.fields import MAX_STREAMS
 from apex.transport.messages.results import MAX_SCORES
+from apexreplay.client.sampler import SLOWEST_CONNECTION
 from apexreplay.facts import MAX_TEXT
 from apexreplay.item_kinds import MAX_STEPS
 from apexreplay.server.leases import LEASE_SECONDS, RECLAIM_SECONDS
@@ -46,6 +47,7 @@ IDLE = timing.KEEPALIVE_SECONDS + timing.KEEPALIVE_PROBES * timing.PROBE_SECONDS
             "and connects anew | {:.0f} s, {:.0f} s, {:.0f} s ...",
             [timing.RENEW_SECONDS * factor for factor in (1, 2, 4)],
         ),
+        ("largest batch takes at {:.0f} MB/s", [SLOWEST_CONNECTION / 1e6]),
         ("Every message starts with these {} bytes", [HEADER.size]),
         ("| u8 | version | {} |", [WIRE_VERSION]),
         ("The first {} bytes of a message of receipts are its topic", [TOPIC_BYTES]),

@@ -17,3 +17,5 @@ def test_the_time_between_reconnects_doubles_until_an_answer():
     backoff = ReconnectBackoff()
     assert [second for second in range(100) if backoff.is_due(float(second))] == [10, 20, 40, 80]
     assert [backoff.is_due(silence) for silence in (0.0, 9.9, 10.0, 11.0)] == [False, False, True, False]
+    patient = ReconnectBackoff(transfer_seconds=5.0)
+    assert [second for second in range(100) if patient.is_due(float(second))] == [15, 30, 60]

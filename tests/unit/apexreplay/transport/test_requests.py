@@ -13,7 +13,8 @@ from support.waiting import DEADLINE, until
 
 from apexreplay.errors import UsageError
 from apexreplay.tables import table
-from apexreplay.transport.endpoints import MAX_BURST, BatchRequester, RequestReceiver
+from apexreplay.transport.endpoints import MAX_BURST, BatchRequester, RequestReceiver, max_batch_bytes
+from apexreplay.transport.socket_events import SocketEvents
 from apexreplay.transport.sockets import open_context
 from apexreplay.transport.timing import RENEW_SECONDS
 from apexreplay.types import Stream
@@ -156,9 +157,9 @@ def test_requests_go_to_all_sampler_processes_that_can_be_reached(context):
 
 
 def test_a_client_asks_again_when_the_server_has_started_again(context):
-    """Batches that it has not read are lost; still, it neither lacks credit nor has too much."""
+    """Of several sampler processes, batches that it has not read are lost; still, its credit stays the same."""
     address = endpoint()
-    requester = make_requester(context, address)
+    requester = make_requester(context, address, "tcp://127.0.0.1:1")
     for _ in range(3):
         with open_context() as server:
             receiver = RequestReceiver(server, address, CODEC)
@@ -167,6 +168,50 @@ def test_a_client_asks_again_when_the_server_has_started_again(context):
             assert requester.receive(DEADLINE).number == 1
             for client, _ in [*requests[1:], *receive(receiver, 1)]:
                 assert receiver.answer(client, make_batch(PIXELS))
+
+
+@pytest.mark.parametrize("is_up", [False, True], ids=["reads before the next start", "reads after it"])
+def test_batches_that_have_arrived_outlive_their_connection(context, is_up):
+    """A queue does not give them again. They are followed by no request, because the greeting asks for all."""
+    address = endpoint()
+    requester = make_requester(context, address)
+    numbers, unread = [], 0
+    for start in range(4):
+        with open_context() as server:
+            receiver, requests = RequestReceiver(server, address, CODEC, linger=DEADLINE), []
+
+            def arrived(receiver=receiver, requests=requests, unread=unread):
+                requests.extend(receiver.receive(0.05))
+                batch = requester.receive(0.0)
+                numbers.extend([] if batch is None else [batch.number])
+                return len(requests) >= 3 and len(numbers) >= unread
+
+            until(arrived, "requests")
+            assert receiver.receive(0.2) == []
+            assert len(requests) == 3
+            for number, (client, _) in enumerate(requests, 3 * start):
+                assert receiver.answer(client, make_batch(PIXELS, number=number))
+            unread = 3 * start + 3
+        time.sleep(0.3)  # The client's socket notices the end of the connection.
+        while not is_up and len(numbers) < unread:
+            numbers.append(requester.receive(DEADLINE).number)
+    assert numbers == list(range(9 if is_up else 12))
+
+
+def test_starts_of_the_server_while_a_client_is_busy_add_no_credit(context):
+    """It then reads several greetings at once."""
+    address = endpoint()
+    requester = make_requester(context, address)
+    for _ in range(2):
+        with open_context() as server:
+            router = server.socket(zmq.ROUTER)
+            router.linger, router.probe_router = int(1_000 * DEADLINE), 1
+            connections = SocketEvents(router, zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            router.bind(address)
+            until(connections.read, "connection")
+            router.poll(100)  # sends the greeting
+    time.sleep(0.3)  # The client's socket notices the end of the connection.
+    receive(RequestReceiver(context, address, CODEC), 3, requester)
 
 
 def test_a_long_silence_renews_the_connection(context, monkeypatch):
@@ -185,8 +230,21 @@ def test_a_long_silence_renews_the_connection(context, monkeypatch):
         return not receiver.answer(old[0][0], make_batch(PIXELS, number=1))
 
     until(is_gone, "the end of the old connection")
-    assert receiver.answer(new[0][0], make_batch(PIXELS, number=2))
-    assert requester.receive(DEADLINE).number == 2
+    for number in (2, 3):
+        assert receiver.answer(new[0][0], make_batch(PIXELS, number=number))
+        assert requester.receive(DEADLINE).number == number
+        assert len(receive(receiver, 1, requester)) == 1
+
+
+def test_a_large_batch_may_take_longer_before_the_connection_is_renewed(context):
+    address, limit = endpoint(), max_batch_bytes(PIXELS.table, 4)
+    receiver = RequestReceiver(context, address, CODEC)
+    requester = BatchRequester(context, [address], CODEC, batch_size=4, credit=3, slowest=limit / 5)
+    receive(receiver, 3, requester)
+    requester.receive(0.0, waited=RENEW_SECONDS + 4.9)
+    assert receiver.receive(0.3) == []
+    requester.receive(0.0, waited=0.2)
+    receive(receiver, 3, requester)
 
 
 @pytest.mark.parametrize(
