@@ -116,6 +116,8 @@ class BaseSampler(Lease):
         """Ends the lease; returns False if it has been ended before."""
         was_open, self._closed = not self._closed, True
         if was_open:
+            if self._reader is not None:
+                self._reader.close()  # before the next user gets the row
             self._connection.leave(self.hello.session)
             self._reader = None  # The server's memory is free once nobody has it mapped.
         return was_open
@@ -259,6 +261,12 @@ class _MemoryReader:
             if not len(missing):
                 return _make_batch(self._table, drawer.make_part(records, num_items), targets)
         return None
+
+    def close(self) -> None:
+        """Marks the row of the counters as unused."""
+        drawer = self._drawer
+        if drawer is not None:
+            drawer.close()
 
     def release_if_removed(self) -> None:
         """Unmaps the memory if its file was removed or replaced. Another thread may draw meanwhile."""

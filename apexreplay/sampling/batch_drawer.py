@@ -50,6 +50,10 @@ class BatchDrawer:
         self._in_flight = self._passed_over = 0
         self._changed_at = clock()
 
+    def close(self) -> None:
+        """Marks the row as unused."""
+        self._counters.deactivate(self._row)
+
     def draw(self) -> BatchMessage | None:
         """Returns one part with its compressed frames; None if the limits do not allow one now, if there are too few
         items, or if the writer has overwritten what was drawn."""

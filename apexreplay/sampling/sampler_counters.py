@@ -76,6 +76,10 @@ class SamplerCounters:
         row["active"] = 1
         row["acknowledged"] = row["sent"]  # Nobody will answer the batches of an earlier user.
 
+    def deactivate(self, sampler: int) -> None:
+        """Marks the row as unused. Called by the process that has drawn with it."""
+        self._rows["active"][sampler] = 0
+
     def next_number(self, sampler: int) -> int:
         """Returns the number of the row's next batch. Numbers continue when another process takes over the row."""
         return int(self._rows["sent"][sampler])
@@ -87,13 +91,15 @@ class SamplerCounters:
 
     @property
     def waits_for(self) -> Literal["", "inserts", "learner"]:
-        """Returns what all samplers wait for at present; "" if at least one does not wait."""
+        """Returns what the samplers wait for at present; "" if there are none, or at least one does not wait.
+
+        "inserts" if any waits for them: the others wait for the learner, such as sampler processes without a request.
+        """
         active = self._rows[self._rows["active"] == 1]
-        if not len(active):
+        inserts, learner = active["waits_for_inserts"], active["waits_for_learner"]
+        if not len(active) or not (inserts | learner).all():
             return ""
-        if active["waits_for_inserts"].all():
-            return "inserts"
-        return "learner" if active["waits_for_learner"].all() else ""
+        return "inserts" if inserts.any() else "learner"
 
     def in_flight(self, sampler: int) -> int:
         """Returns the number of batches that a sampler has sent and whose new priorities have not arrived."""

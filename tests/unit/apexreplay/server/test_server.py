@@ -186,6 +186,31 @@ def test_credit_limits_parts_in_flight_until_priorities_arrive(scene):
     assert [scene.draw() for _ in range(3)] == [True, True, False]
 
 
+def test_an_idle_sampler_does_not_hide_that_others_wait_for_inserts():
+    """Its clients have sent their requests to the others. Without draws, they send it none."""
+    counters = SamplerCounters(4)  # rows 2 and 3 are free
+    for row in (0, 1):
+        counters.activate(row)
+    cases = [
+        ({"learner": True}, {"inserts": True}, "inserts"),
+        ({"inserts": True}, {"inserts": True}, "inserts"),
+        ({"learner": True}, {"learner": True}, "learner"),
+        ({}, {"inserts": True}, ""),
+        ({"learner": True}, {}, ""),
+    ]
+    for first, second, expected in cases:
+        counters.note_wait(0, **first)
+        counters.note_wait(1, **second)
+        assert counters.waits_for == expected
+
+
+def test_a_sampler_that_has_ended_waits_for_nothing(scene):
+    assert not scene.draw()
+    assert scene.counters.waits_for == "inserts"
+    scene.drawer.close()
+    assert scene.counters.waits_for == ""
+
+
 def test_a_silent_learner_is_sent_one_batch_at_a_time(scene):
     scene.insert(0, 1)
     for _ in range(3):
