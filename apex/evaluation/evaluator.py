@@ -114,8 +114,8 @@ class Evaluator:
             self._evaluate(parameters, stop)
         except EnvironmentFailure:  # The actors' environments are not affected.
             log.exception("evaluation of update %d failed; the run continues", parameters.version)
-        # With a stop score, the run waits for evaluations. The untrained policy, which is evaluated once, may play the longest
-        # games: they would delay all other evaluations.
+        # With a stop score, the run waits for evaluations. The untrained policy, which is evaluated once, may play the
+        # longest games: they would delay all other evaluations.
         if self._stop_score is None and self._is_trained(parameters.version):
             ended = self._clock()
             self._start_at = max(self._start_at, ended + REST * (ended - began))

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from apexreplay.wire.control import Hello, Welcome
 
 IDLE_SECONDS = 0.001
 MAX_UNANSWERED = 30  # heartbeats; then the memory counts as abandoned
+SET_ASIDE_SECONDS = 0.1  # time in which the server has lowered the priorities of items that cannot be decoded
 SLOWEST_CONNECTION = 1e6  # bytes/s; on slower ones, large batches may be lost when the requester connects anew
 
 log = logging.getLogger("apexreplay")
@@ -129,7 +130,7 @@ class BaseSampler(Lease):
             self._check()
             self._follow()
             reader = self._reader
-            batch = reader.draw() if reader is not None else self._receive(poll, waited)
+            batch = self._draw(reader) if reader is not None else self._receive(poll, waited)
             if batch is not None:
                 return batch
             if deadline is not None and time.monotonic() >= deadline:
@@ -175,6 +176,12 @@ class BaseSampler(Lease):
         if reader is not None:
             reader.release_if_removed()
 
+    def _draw(self, reader: "_MemoryReader") -> Batch | None:
+        batch = reader.draw(self._set_aside)
+        if batch is not None:
+            self._num_spoiled = 0
+        return batch
+
     def _receive(self, poll: float, waited: float) -> Batch | None:
         assert self._remote is not None
         part = self._remote.receive(poll, waited=waited)
@@ -189,7 +196,7 @@ class BaseSampler(Lease):
         return _make_batch(self.table, part, targets)
 
     def _set_aside(self, part: BatchMessage, keys: Array) -> None:
-        """Gives items that cannot be decoded the lowest priority, because each batch that has one is lost.
+        """Gives items that cannot be decoded the lowest priority, because a batch was lost that had them.
 
         Raises DataError if that does not help.
         """
@@ -242,24 +249,37 @@ class _MemoryReader:
         settings = DrawSettings(0, 1, batch_size, 2**62, RateLimiter(*welcome.limiter))
         reader, rng = StoreReader(path, table), np.random.default_rng()
         self._drawer: BatchDrawer | None = BatchDrawer(reader, counters, welcome.row, settings, rng)
+        self._resume_at = 0.0
 
-    def draw(self) -> Batch | None:
-        """Returns a batch; None if the limits do not allow one now, or if the memory was released."""
+    def draw(self, set_aside: Callable[[BatchMessage, Array], None]) -> Batch | None:
+        """Returns a batch; None if the limits do not allow one now, the writer overwrites drawn items too often, or the
+        memory was released.
+
+        Items that cannot be decoded are drawn again. If that fails, the batch is lost, but counts as drawn: calls
+        `set_aside` with it and the keys of these items.
+        """
         drawer = self._drawer
-        if drawer is None or not drawer.may_draw():
+        if drawer is None or time.monotonic() < self._resume_at or not drawer.may_draw():
             return None
         reader = drawer.reader
         num_items, targets = reader.size, make_targets(self._table, self._batch_size)
         decoder = StackDecoder(self._table, targets)
         records, missing = np.zeros(self._batch_size, self._table.batch_record), np.arange(self._batch_size)
+        spoiled: list[Array] = []
         for _ in range(MAX_ATTEMPTS):
             drawn = reader.draw(len(missing), drawer.rng)
             rows = missing[: len(drawn.records)]
-            good = decoder.decode_located(drawn.frames, rows) & reader.still_live(drawn)
+            decoded, live = decoder.decode_located(drawn.frames, rows), reader.still_live(drawn)
+            good = decoded & live
+            spoiled.append(drawn.records["key"][live & ~decoded])
             records[rows[good]] = drawn.records[good]
             missing = np.concatenate([rows[~good], missing[len(rows) :]])
             if not len(missing):
                 return _make_batch(self._table, drawer.make_part(records, num_items), targets)
+        keys = np.unique(np.concatenate(spoiled))[:MAX_PRIORITIES]
+        if len(keys):
+            self._resume_at = time.monotonic() + SET_ASIDE_SECONDS
+            set_aside(drawer.make_part(records, num_items), keys)
         return None
 
     def close(self) -> None:

@@ -273,7 +273,7 @@ class SamplerHost(Client):
         incarnation = reader._drawer.reader.store_incarnation
         if incarnation in world.damaged or incarnation not in world.ledger.stores:
             return  # Only a server that attaches notices damage.
-        if world.rng.random() < 0.3 and (batch := reader.draw()) is not None:
+        if world.rng.random() < 0.3 and (batch := reader.draw(refuse)) is not None:
             world.ledger.check_drawn(batch.part.store_incarnation, batch.keys, batch.versions, batch.fields)
             update, process = new_priorities(world, batch.part), self._process
             message = Codec(int(self.lease.hello.run_id, 16), self.lease.table).encode_priorities(update)
@@ -283,3 +283,7 @@ class SamplerHost(Client):
     def end(self, why, pause=None):
         self.lease = None
         super().end(why, pause)
+
+
+def refuse(part, keys):
+    raise AssertionError(f"items cannot be decoded: {keys}")
