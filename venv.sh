@@ -89,10 +89,10 @@ ensure_venv() {
   if command -v flock >/dev/null && ! flock -n "$lock"; then
     echo "Waiting for another installation into $venv" >&2
     flock "$lock"
-    if is_installed; then
-      exec {lock}>&-
-      return
-    fi
+  fi
+  if is_installed; then  # by that installation, which may have ended just now
+    exec {lock}>&-
+    return
   fi
 
   # Recreates the environment after an interrupted installation, and after a move, which breaks the paths of its programs.

@@ -20,7 +20,6 @@ WITH_RUN = ("evaluate", "watch", "logs", "plot", "report", "export")  # commands
 SCRIPT = """\
 _apex() {{
   local before=${{COMP_WORDS[COMP_CWORD - 1]}} current=${{COMP_WORDS[COMP_CWORD]}} options="" names=() run
-  [[ -z ${{ZSH_VERSION-}} ]] || setopt localoptions no_nomatch  # There may be no run yet.
   if ((COMP_CWORD == 1)); then
     options="{commands}"
   elif [[ $before == --preset ]]; then

@@ -65,7 +65,7 @@ class ProgramEvent(Record, frozen=True):
 
     role: str
     kind: Literal["restarting", "abandoned", "stopping", "killing", "saving"]
-    # restarting: pause before the start; killing: the grace period that is over; saving: the longest further wait
+    # restarting: pause before the start; killing: time since it was asked to stop; saving: the longest further wait
     seconds: float = 0.0
     failure: Failure | None = None  # restarting, abandoned: why the program ended; its `value` may be status 0
 

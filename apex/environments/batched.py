@@ -46,7 +46,7 @@ def make_batch(
     parameters = signature(factory).parameters
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     if "num_envs" in parameters:
-        options = {"num_envs": num_envs, **({"seed": seed} if "seed" in parameters else {}), **options}
+        options = {**({"seed": seed} if "seed" in parameters else {}), **options, "num_envs": num_envs}
     if not takes_any and "render_mode" not in parameters:
         options = {name: value for name, value in options.items() if name != "render_mode"}
     env = factory(**options)

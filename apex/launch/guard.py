@@ -164,6 +164,8 @@ def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
         machine = replace(machine, cores=order.cores or machine.cores)
         sized = size_to_machine(config, machine, inspector.schema(config))
         start = Start(config=sized.config, argv=order.argv, inspector=inspector)
+    # The driver, and the next guard, wait less than a learner may take to save.
+    start = replace(start, edit_programs=lambda programs: [replace(each, saving_seconds=0.0) for each in programs])
     lifeline.logs.append(LogTail(path / "logs"))
     with open(os.devnull, "w") as nowhere:
         outcome = execute(start, lifeline.stop, nowhere)

@@ -240,24 +240,26 @@ class _Running:
     def stop(self, requested_at: float) -> None:
         """Waits until the grace period since `requested_at` is over, and kills the program's remaining processes.
 
-        Waits longer for a program that may save for longer, as long as it sends heartbeats.
+        Waits longer for a program that may save for longer, as long as it sends heartbeats. One that has sent none yet
+        has nothing to save.
         """
         if self._process is None:
             return
         grace, saving = self.program.grace_seconds, self.program.saving_seconds
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, requested_at + grace - time.monotonic()))
-        if self.alive and saving:
+        if self.alive and saving and (self._detector is None or self._detector.has_begun):
             self.notify(ProgramEvent(self.program.role, "saving", saving))
             self._wait_while_beating(requested_at + grace + saving)
+            grace = time.monotonic() - requested_at
         if self.alive and self.program.essential:  # Killing any other program, such as TensorBoard, loses nothing.
             self.notify(ProgramEvent(self.program.role, "killing", grace))
         self.kill()
 
     def _wait_while_beating(self, deadline: float) -> None:
-        detector = self._detector  # None: the program sends no heartbeats
-        while self.alive and detector is not None and time.monotonic() < deadline:
-            if detector.check(SILENT_SECONDS):
+        detector = self._detector  # None: heartbeats have no limit
+        while self.alive and time.monotonic() < deadline:
+            if detector is not None and detector.check(SILENT_SECONDS):
                 return
             time.sleep(POLL_SECONDS)
 

@@ -64,17 +64,17 @@ class StuckDetector:
         self._clock = clock
         self._counted = count()
         self._checked_at = clock()
-        self._begun = False
+        self.has_begun = False  # whether a check has seen a heartbeat
 
     def check(self, limit: float) -> bool:
         """Returns whether `silence` has reached `limit` (0: never). A process that a debugger traces is not stuck."""
         now, counted = self._clock(), self._count()
         if counted != self._counted:
-            self._begun, self.silence = True, 0.0
+            self.has_begun, self.silence = True, 0.0
         else:
             self.silence += min(now - self._checked_at, limit / LOOKS)
         self._counted, self._checked_at = counted, now
-        if not 0 < limit * (1 if self._begun else START_FACTOR) <= self.silence:
+        if not 0 < limit * (1 if self.has_begun else START_FACTOR) <= self.silence:
             return False
         if is_traced(self._pid):
             self.silence = 0.0

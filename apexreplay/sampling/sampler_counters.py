@@ -76,8 +76,8 @@ class SamplerCounters:
         row["active"] = 1
         row["acknowledged"] = row["sent"]  # Nobody will answer the batches of an earlier user.
 
-    def deactivate(self, sampler: int) -> None:
-        """Marks the row as unused. Called by the process that has drawn with it."""
+    def deactivate(self, sampler: int | slice = slice(None)) -> None:
+        """Marks a row as unused; called by the process that has drawn with it. Or all rows, when the server starts."""
         self._rows["active"][sampler] = 0
 
     def next_number(self, sampler: int) -> int:
@@ -123,8 +123,9 @@ class SamplerCounters:
         row["sent"] -= 1
 
     def note_wait(self, sampler: int, *, inserts: bool = False, learner: bool = False) -> None:
-        """Records what the sampler waits for, if anything. Called by the sampler."""
+        """Records what the sampler waits for, if anything, and that it is in use. Called by the sampler."""
         row = self._rows[sampler]
+        row["active"] = 1
         row["waits_for_inserts"], row["waits_for_learner"] = inserts, learner
 
     def has_sent(self, sampler: int, number: int) -> bool:

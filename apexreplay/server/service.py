@@ -103,6 +103,7 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
         path, table, settings.store, settings.num_rows, run_id=run_id, snapshots=settings.snapshots
     )
     counters.rebase(store.num_inserted)
+    counters.deactivate()  # Processes that were killed have left their rows.
     samplers, reports = _start_samplers(settings, store, counters)
     children = list(samplers)
     snapshot_process: SnapshotProcess | None = None

@@ -142,7 +142,7 @@ class _LastMemory:
             self._last = unseal(self._path.read_bytes())["memory"] if self._path.exists() else ""
         except OSError as error:
             raise DataError(f"cannot read {self._path}: {error.strerror}", FOLDER_REMEDY) from error
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             remedy = "remove it if no other host has served the table since"
             raise DataError(f"{self._path} is damaged: {error}", remedy) from error
 

@@ -168,7 +168,8 @@ class BatchRequester(Reader):
     requests are sent; from then on, one for each batch that arrives.
 
     If a connection to the only sampler process breaks, the batches that have arrived can still be read: a queue has
-    counted them as given. No request follows them, because the greeting of the next connection asks for `credit`.
+    counted them as given. No request follows them, because the greeting of the next connection asks for `credit`. A
+    request that is sent before the break is noticed may reach the next process too: one more until another break.
     """
 
     def __init__(

@@ -2,9 +2,12 @@
 
 import struct
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import zmq
+
+_numbers = count()  # ZeroMQ frees the address of a closed monitor later than its socket's id.
 
 
 class SocketEvents:
@@ -12,7 +15,7 @@ class SocketEvents:
 
     def __init__(self, socket: Any, kinds: int) -> None:
         """Call this before the socket is bound or connected. `kinds`: of events, such as zmq.EVENT_DISCONNECTED."""
-        address = f"inproc://events-{id(socket)}"
+        address = f"inproc://events-{next(_numbers)}"
         socket.monitor(address, kinds)
         self._events = socket.context.socket(zmq.PAIR)
         self._events.rcvhwm = 0  # With a limit, ZeroMQ's I/O thread would wait until the events are read.

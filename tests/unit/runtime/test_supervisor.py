@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -353,7 +354,7 @@ def test_a_program_that_ignores_sigterm_is_killed_after_its_grace_period(folder,
 
 
 SAVES = """
-    until = time.monotonic() + 1.5
+    until = time.monotonic() + {seconds}
     while time.monotonic() < until:
         stop.tick()
         time.sleep(0.05)
@@ -363,25 +364,36 @@ SAVES = """
 
 def saving(end, **options):
     """A program that sends heartbeats, and executes `end` after SIGTERM. Its grace period is 0.2 s."""
-    command = (sys.executable, "-c", BEATING.format(then="pass") + end)
+    then = "stop.ticks == 100 and print('beating', flush=True)"  # The supervisor has seen a heartbeat by then.
+    command = (sys.executable, "-c", BEATING.format(then=then) + end)
     return Program(role="learner", command=command, stuck_seconds=2.0, grace_seconds=0.2, **options)
 
 
-@pytest.mark.parametrize(("seconds", "is_saved"), [(60.0, True), (0.0, False), (0.5, False)])
-def test_a_program_that_beats_may_save_for_longer(folder, seconds, is_saved):
-    program = saving(SAVES, saving_seconds=seconds)
-    _, events = run([program], lambda: has_logged(folder, "learner"), folder=folder)
+@pytest.mark.parametrize("stuck_seconds", [2.0, 0.0], ids=["watched", "not watched"])
+@pytest.mark.parametrize(("seconds", "needed"), [(60.0, 1.5), (0.0, 60.0), (0.5, 60.0)])
+def test_a_program_that_beats_may_save_for_longer(folder, seconds, needed, stuck_seconds):
+    program = replace(saving(SAVES.format(seconds=needed), saving_seconds=seconds), stuck_seconds=stuck_seconds)
+    began = time.monotonic()
+    _, events = run([program], lambda: has_logged(folder, "learner", line="beating"), folder=folder)
+    is_saved = needed < seconds
     assert ("saved" in (folder / "learner.log").read_text()) is is_saved
-    waiting = [ProgramEvent("learner", "saving", seconds)] if seconds else []
-    killing = [] if is_saved else [ProgramEvent("learner", "killing", 0.2)]
-    assert events == [ProgramEvent("learner", "stopping"), *waiting, *killing]
+    kinds = ["stopping", *["saving"] * (seconds > 0), *["killing"] * (not is_saved)]
+    assert [event.kind for event in events] == kinds
+    assert is_saved or 0.2 + seconds <= events[-1].seconds + 0.01 < time.monotonic() - began
+
+
+def test_a_program_that_has_not_started_yet_gets_no_further_time(folder):
+    script = "trap '' TERM; echo ready; while :; do sleep 0.01; done"
+    program = shell("learner", script, grace_seconds=0.2, saving_seconds=600.0, stuck_seconds=600.0)
+    _, events = run([program], lambda: has_logged(folder, "learner"), folder=folder)
+    assert events == [ProgramEvent("learner", "stopping"), ProgramEvent("learner", "killing", 0.2)]
 
 
 def test_a_program_that_beats_no_more_gets_no_further_time(folder, monkeypatch):
     monkeypatch.setattr(supervisor, "SILENT_SECONDS", 1.0)
     began = time.monotonic()
     program = saving("    time.sleep(600)\n", saving_seconds=600.0)
-    _, events = run([program], lambda: has_logged(folder, "learner"), folder=folder)
+    _, events = run([program], lambda: has_logged(folder, "learner", line="beating"), folder=folder)
     assert [event.kind for event in events] == ["stopping", "saving", "killing"]
     assert time.monotonic() - began < DEADLINE
 

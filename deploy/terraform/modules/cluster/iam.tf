@@ -1,7 +1,8 @@
 # Permissions of each kind of host: publish the keys of its own roles, read the keys it needs, read max_hours, write its
 # log, leave its group. The learner's host may also read and write its run in the bucket, mark itself as unhealthy, and end
 # the cluster. No host has access to other clusters. No host may delete in the bucket. A compromised learner's host can let
-# the checkpoints of its run expire, by the tag that bucket.tf names, but not the best policies: their old versions stay.
+# the checkpoints of its run expire, by the tag that bucket.tf names, but not the best policies: their old versions stay for
+# keep_old_days.
 
 data "aws_caller_identity" "this" {}
 

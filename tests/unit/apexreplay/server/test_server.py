@@ -211,6 +211,14 @@ def test_a_sampler_that_has_ended_waits_for_nothing(scene):
     assert scene.counters.waits_for == ""
 
 
+def test_a_start_of_the_server_forgets_killed_samplers_and_no_others(scene):
+    assert not scene.draw()
+    scene.counters.deactivate()
+    assert scene.counters.waits_for == ""
+    assert not scene.draw()  # This one has not been killed.
+    assert scene.counters.waits_for == "inserts"
+
+
 def test_a_silent_learner_is_sent_one_batch_at_a_time(scene):
     scene.insert(0, 1)
     for _ in range(3):

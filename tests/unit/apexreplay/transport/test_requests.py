@@ -192,7 +192,7 @@ def test_batches_that_have_arrived_outlive_their_connection(context, is_up):
             for number, (client, _) in enumerate(requests, 3 * start):
                 assert receiver.answer(client, make_batch(PIXELS, number=number))
             unread = 3 * start + 3
-        time.sleep(0.3)  # The client's socket notices the end of the connection.
+        until(lambda: requester._breaks._events.poll(10), "end of the connection")
         while not is_up and len(numbers) < unread:
             numbers.append(requester.receive(DEADLINE).number)
     assert numbers == list(range(9 if is_up else 12))
@@ -210,7 +210,9 @@ def test_starts_of_the_server_while_a_client_is_busy_add_no_credit(context):
             router.bind(address)
             until(connections.read, "connection")
             router.poll(100)  # sends the greeting
-    time.sleep(0.3)  # The client's socket notices the end of the connection.
+    breaks, read = [], requester._breaks.read
+    until(lambda: breaks.extend(read()) or len(breaks) == 2, "ends of the connections")
+    requester._breaks.read = lambda: [breaks.pop() for _ in list(breaks)] + read()
     receive(RequestReceiver(context, address, CODEC), 3, requester)
 
 
