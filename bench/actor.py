@@ -27,6 +27,7 @@ from apex.environments.factory import describe, make_environment
 from apex.runs.folder import RunFolder
 from apex.runtime.hardware import read_bfloat16
 from apex.runtime.ports import choose_ports, is_free
+from apex.runtime.trust import allow_options
 from apex.schema import Schema
 from apex.types import Role
 from apexreplay.process.lifecycle import Stop
@@ -121,10 +122,11 @@ def _time_actor(
     run = RunFolder.create(config, schema, argv=[])
     learner = control_address(config)
     with open_programs(folder, stop) as programs:
-        programs.start("learner", role_command(Role.LEARNER, run_folder=run.path), others)
+        trusted = allow_options()
+        programs.start("learner", [*role_command(Role.LEARNER, run_folder=run.path), *trusted], others)
         programs.start("replay", role_command(Role.REPLAY, learner=learner), others)
         stores = programs.wait_for(lambda: map_stores(run), "replay memory")
-        programs.start("actor", role_command(Role.ACTOR, learner=learner), {core})
+        programs.start("actor", [*role_command(Role.ACTOR, learner=learner), *trusted], {core})
 
         def count() -> int:
             return sum(store.num_inserted for store in stores)

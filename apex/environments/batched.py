@@ -1,6 +1,7 @@
 """Plays a `gymnasium.vector.VectorEnv`, whose environments are stepped by one call, such as those of EnvPool."""
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from types import SimpleNamespace
@@ -115,7 +116,9 @@ class BatchedEnvironment:
 
     def _reset(self) -> Array:
         seed, self._seed = self._seed, None
-        raw, info = self._env.reset(seed=seed)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "EnvPool seeds", UserWarning)  # See `make_batch`.
+            raw, info = self._env.reset(seed=seed)
         observation = np.zeros_like(self._observation)
         self._write(raw, observation, np.ones(self.num_envs, np.bool_))
         self._skips = np.zeros(self.num_envs, np.bool_)
