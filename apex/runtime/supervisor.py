@@ -248,6 +248,8 @@ class _Running:
         grace, saving = self.program.grace_seconds, self.program.saving_seconds
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, requested_at + grace - time.monotonic()))
+        if self._detector is not None:
+            self._detector.check(SILENT_SECONDS)  # reads the heartbeats that have come since the last check
         if self.alive and saving and (self._detector is None or self._detector.has_begun):
             self.notify(ProgramEvent(self.program.role, "saving", saving))
             self._wait_while_beating(requested_at + grace + saving)
