@@ -42,11 +42,13 @@ def install(tmp_path):
     calls.touch()
     run_pip = calls.with_suffix(".go")
     run_pip.touch()
+    started = []
 
     def start(extra, indexes=""):
         script = f'source "{ROOT}/venv.sh" && ensure_venv "{root}" {extra}'
         environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "PIP_EXTRA_INDEX_URL": indexes}
-        return subprocess.Popen(["bash", "-c", script], env=environment, stderr=subprocess.PIPE, text=True)
+        started.append(subprocess.Popen(["bash", "-c", script], env=environment, stderr=subprocess.PIPE, text=True))
+        return started[-1]
 
     def end(process):
         _, errors = process.communicate(timeout=300)
@@ -59,7 +61,10 @@ def install(tmp_path):
     run.start, run.end, run.pip = start, end, run_pip
     run.log = root / ".venv" / "install.log"
     run.calls = lambda: calls.read_text().splitlines()
-    return run
+    yield run
+    run_pip.touch()  # A failed test may have left a pip that waits for it.
+    for process in started:
+        process.communicate(timeout=300)
 
 
 def test_an_update_names_the_extra_and_the_new_packages(install):
