@@ -98,6 +98,9 @@ ensure_venv() {
   # Recreates the environment after an interrupted installation, and after a move, which breaks the paths of its programs.
   # pip's cache keeps this fast.
   if [[ -e $unfinished || ! -x $venv/bin/python ]] || ! grep -qsF "$venv/bin/python" "$venv/bin/pip"; then
+    if [[ -e $venv && ! -e $stamp && ! -e $unfinished && $(ls -A "$venv") ]]; then
+      fail "$venv was not made by this script. Remove it, and run the same command again."
+    fi
     update=
     echo "Installing PyTorch, the Atari emulator and other packages${extra:+, and those of the extra $extra,} into $venv (once: a minute, or several on a slow connection)" >&2
     find_python

@@ -1,6 +1,7 @@
 """The `apex` command: maps each subcommand to a program, which is imported only when the subcommand is used."""
 
 import importlib
+import io
 import platform
 import sys
 from collections.abc import Callable, Sequence
@@ -76,6 +77,8 @@ def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Main] = loa
 
 def run() -> NoReturn:
     """Runs the subcommand of this process's command line, and ends the process."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # A path need not be valid UTF-8.
+        sys.stdout.reconfigure(errors="surrogateescape")
     end_process(main())
 
 

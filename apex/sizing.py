@@ -199,7 +199,8 @@ def _size_learner(
         threads = min(learner.num_threads or left, machine.cores)  # More threads would not run in parallel.
         on_cores = max(SMALLEST_BATCH, BATCH_PER_THREAD * threads) // (WIDE_DIVISOR if wide else 1)
         most = min(LARGEST_BATCH if on_gpu else on_cores, LARGEST_BATCH, config.replay.min_size_to_sample)
-        batch_size = 1 << (most.bit_length() - 1)
+        batch_size, shards = 1 << (most.bit_length() - 1), config.replay.num_shards
+        batch_size = max(shards, batch_size - batch_size % shards)
     threads = 1 if on_gpu else max(1, min(left, batch_size // SAMPLES_PER_THREAD))  # GPU: 1 to launch kernels
     if _has_few_threads(config, schema):
         threads = min(threads, CRITIC_THREADS)

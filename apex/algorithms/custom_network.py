@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from apex.algorithms.encoders import split
-from apex.algorithms.parameters import num_parameters
+from apex.algorithms.parameters import num_parameters, require_finite
 from apex.runtime.importer import call_factory
 from apex.schema import Part, Schema
 from apexreplay.errors import UsageError, describe_exception, require
@@ -79,6 +79,7 @@ class CustomNetwork:
         """Raises UsageError if the parameters of `module` cannot be sent."""
         try:
             num_parameters(module)
+            require_finite(module)
         except UsageError as error:
             raise UsageError(f"{self._name}: {error.problem}", error.remedy) from error
 

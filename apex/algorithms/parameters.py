@@ -14,6 +14,13 @@ def num_parameters(module: nn.Module) -> int:
     return sum(tensor.numel() for tensor in _tensors(module))
 
 
+def require_finite(module: nn.Module) -> None:
+    """Raises UsageError if a tensor of the state dict has a value that is not finite: none would be sent or saved."""
+    for name, tensor in module.state_dict().items():
+        problem = f"{name} has values that are not finite"
+        require(bool(tensor.isfinite().all()), problem, remedy="register such a buffer with persistent=False")
+
+
 def describe(module: nn.Module) -> list[Tensor]:
     """Returns name and shape of each tensor of the state dict, in its order."""
     return [Tensor(name, tuple(tensor.shape)) for name, tensor in module.state_dict().items()]

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from apex.algorithms.interface import make_algorithm
+from apex.algorithms.parameters import require_finite
 from apex.config import Config
 from apex.schema import Schema
 from apexreplay.errors import UsageError, describe_exception, require
@@ -21,6 +22,7 @@ def build(config: Config, schema: Schema, subject: str) -> None:
     try:
         algorithm, rng = make_algorithm(config, schema), np.random.default_rng(0)
         online, target = algorithm.make_network(), algorithm.make_network()
+        require_finite(online)
         algorithm.make_update(online, target, algorithm.make_optimizer(online), torch.device("cpu"))
         agent = algorithm.make_agent(online)
         observation = np.zeros((ROWS, *schema.observation_shape), schema.frame_dtype)

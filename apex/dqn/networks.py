@@ -51,7 +51,7 @@ class QNetwork(nn.Module):
         self.advantage = Head(num_features, hidden, num_actions)
         self.value = Head(num_features, hidden, 1) if config.dueling else None
         if config.initialization == "balanced":
-            self._balance()
+            self._balance(ignored="body" if config.factory else "")
 
     def forward(self, observation: Tensor) -> Tensor:
         """uint8 or float32 [B, S, *F] -> float32 [B, A]; an `Encoder` also takes a dictionary of parts."""
@@ -66,15 +66,17 @@ class QNetwork(nn.Module):
         return value + advantage - advantage.mean(1, keepdim=True)
 
     @torch.no_grad()
-    def _balance(self) -> None:
+    def _balance(self, ignored: str) -> None:
         """Changes torch's initial parameters, which are uniform within 1 / sqrt(fan in), so that fewer ReLUs stay at 0.
 
         The weights of each hidden unit sum to 0, because its inputs, pixels or outputs of ReLUs, are never negative:
         otherwise their mean decides the unit's sign for all states. The biases are larger (Krizhevsky et al. 2012,
-        section 5).
+        section 5). `ignored`: the name of a module of the user, which stays as it is.
         """
         for name, module in self.named_modules():
-            if isinstance(module, nn.Conv2d | nn.Linear) and not name.endswith("output"):
+            if name.partition(".")[0] == ignored or name.endswith("output"):
+                continue
+            if isinstance(module, nn.Conv2d | nn.Linear):
                 weights = module.weight.flatten(1)
                 weights.sub_(weights.mean(1, keepdim=True))
                 cast(Tensor, module.bias).add_(BALANCED_BIAS)

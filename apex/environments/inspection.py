@@ -33,6 +33,7 @@ from apexreplay.process.lifecycle import Stop
 
 MAX_STEPS = 1_000  # maximum steps for which an environment is tried
 MIN_STEPS, MAX_ACTIONS = 10, 256  # Every fault is refused in so many steps, or in one for each discrete action.
+BREAKPOINT = "PYTHONBREAKPOINT"  # "0": `breakpoint()` does nothing; a trial has no terminal
 PLAY_SECONDS = 1.0  # No step of a trial begins later. One step is always played.
 
 log = logging.getLogger("apex")
@@ -84,6 +85,7 @@ class Inspector:
 
 
 def _describe(config: EnvironmentConfig, stop: Stop) -> dict[str, Any]:
+    os.environ[BREAKPOINT] = "0"
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # shows where an environment hangs
     log.setLevel(logging.ERROR)  # The programs of the run log the same warnings.
@@ -134,6 +136,7 @@ def _choose_actions(games: VectorEnvironment, schema: Schema) -> Iterator[Array]
 
 
 def _build(config: Config, schema: Schema, subject: str, stop: Stop) -> dict[str, Any]:
+    os.environ[BREAKPOINT] = "0"
     from apex.algorithms.trial import build  # Imported here because the launcher does not need torch.
 
     build(config, schema, subject)

@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Protocol
 
 from apex.config import Config, RunConfig
@@ -20,6 +21,7 @@ from apexreplay.process.lifecycle import POLL_SECONDS, Stop, Wait
 
 COMMON_FIGURES = ("loss", "mean_q", "td_error", "gradient_norm")  # figures of every algorithm's updates
 DYING_SHARE, DYING_SECONDS = 0.5, 60.0  # A layer is dying if a larger share of its units is dormant for so long.
+MAX_FIGURES = 32  # figures of an algorithm, and layers with the most dormant units, in a report
 LEAST_SHARE = 0.25  # minimum time between two checkpoints, as a share of checkpoint.period_seconds
 
 log = logging.getLogger("apex")
@@ -48,7 +50,9 @@ def describe_training(trainer: Trainer, **measured: Any) -> LearnerStatus:
         numbers = {name: float(value) for name, value in trainer.figures.items()}
         figures = {name: numbers.pop(name) for name in COMMON_FIGURES if name in numbers}
         shares = trainer.dormant_units.shares()
-        numbers |= {f"dormant_share/{layer}": share for layer, share in shares.items()}
+        numbers = dict(islice(numbers.items(), MAX_FIGURES))
+        worst = sorted(shares, key=lambda layer: shares[layer], reverse=True)[:MAX_FIGURES]
+        numbers |= {f"dormant_share/{layer}": shares[layer] for layer in worst}
         figures |= {"dormant_share": max(shares.values(), default=None), "figures": numbers}
     return LearnerStatus(
         updates=trainer.num_updates,

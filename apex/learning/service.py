@@ -78,9 +78,14 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
             loop = LearnerLoop(trainer, link, reporter, config, save=save)
             log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)
             end = loop.run(stop, check)
-            saves.wait(stop.tick)
+
+            def tick() -> None:
+                stop.tick()
+                link.drain()
+
+            saves.wait(tick)
             loop.save()
-            saves.wait(stop.tick)
+            saves.wait(tick)
             folder.end = end
             log.info("ends after %d updates: %s", trainer.num_updates, describe_end(end))
             publisher.hurry()

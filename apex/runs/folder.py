@@ -237,6 +237,7 @@ class RunFolder:
             problem = f"{path} is not a run folder: {flaw}"
             newest = ", ".join(run.name for run in list_runs(folder)[:3])
             raise DataError(problem, f"choose one of the newest runs in {folder}: {newest}" if newest else "")
+        here = here if here.name not in ("", "..") else here.resolve()  # The name is needed, as of copies and films.
         try:
             manifest = unseal((here / MANIFEST).read_bytes())
             if manifest["format"] == FORMAT:
@@ -311,8 +312,12 @@ def open_run(path: str | Path | None, *, with_policy: bool = False) -> RunFolder
 
 def _maker(manifest: dict[str, Any]) -> str:
     """Returns the version of this package that wrote a manifest, and its commit if known."""
-    version, git = (manifest.get("versions") or {}).get("apex"), manifest.get("git")
-    return f"apex {version or 'of an unknown version'}" + (f" (commit {git['commit'][:12]})" if git else "")
+    version, commit = "of an unknown version", ""
+    with suppress(KeyError, TypeError):
+        version = manifest["versions"]["apex"] or version
+    with suppress(KeyError, TypeError):
+        commit = f" (commit {manifest['git']['commit'][:12]})"
+    return f"apex {version}{commit}"
 
 
 def list_runs(folder: str | Path) -> list[Path]:

@@ -225,7 +225,7 @@ def _refused(reason: str, subject: str) -> UsageError:
         "no_table": ("the server has no such table", f"its tables are {subject}"),
         "no_stream": (f"all {subject} streams of the table are in use", "raise num_streams of the table"),
         "stream_taken": ("another writer has got the stream, because this one was silent", "open a new writer"),
-        "no_row": (f"{subject} samplers read the memory already", "close some of them"),
+        "no_row": (f"{subject} samplers read the memory already", "close some of them, or pass shared_memory=False"),
         "role": (f"a key of the {subject} does not allow this", "use the keys of another role"),
         "new_memory": ("the server has started again without its memory", "start it with --snapshots DIR"),
         "moved": ("the server has started again with the table at other ports", "open a new writer or sampler"),

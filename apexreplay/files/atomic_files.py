@@ -77,7 +77,10 @@ def seal(fields: dict[str, Any]) -> bytes:
 
 def unseal(data: bytes) -> dict[str, Any]:
     """Returns the fields that `seal` encoded; raises ValueError if `data` was not sealed or has changed."""
-    fields = json.loads(data)
+    try:
+        fields = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(fields, dict) or "seal" not in fields:
         raise ValueError('it has no "seal" field')
     del fields["seal"]

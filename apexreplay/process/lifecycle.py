@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,10 +18,13 @@ from typing import NoReturn, ParamSpec
 
 from msgspec.structs import replace
 
-from apexreplay.errors import FINISHED, REFUSED, ApexError
+from apexreplay.errors import FAILED, FINISHED, REFUSED, ApexError
 from apexreplay.facts import Waiting
 
 KILLED_BY_CTRL_C = 130  # exit status after SIGINT, as in a shell
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # characters that control a terminal, except the end of a line
+# causes of an OSError that lie outside of the program
+OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second after a stop request.
 EXPLAIN_SECONDS = 10.0  # A longer wait is logged with its reason.
 
@@ -160,14 +165,18 @@ def end_process(status: int) -> NoReturn:
 
 
 def complain(sentence: str) -> None:
-    """Prints a program's final error to standard error. Ignores a failed write: the exit status shows the error too."""
+    """Prints a program's final error to standard error. Ignores a failed write: the exit status shows the error too.
+
+    Control characters become spaces, because a sentence may quote a file of somebody else.
+    """
     with suppress(OSError):
-        print(sentence, file=sys.stderr, flush=True)
+        print(CONTROL.sub(" ", sentence), file=sys.stderr, flush=True)
 
 
 def reports_errors(program: str, *, logs_failures: bool = False) -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Decorates the `main` of `program`: prints an ApexError as one sentence and returns the error's exit status.
 
+    A full disk and missing permissions are reported alike, with status 1.
     With `logs_failures`, errors that are not caused by the user's input are logged instead. After Ctrl-C, status 0
     becomes 130, and so does a KeyboardInterrupt (a second Ctrl-C).
     """
@@ -185,6 +194,12 @@ def reports_errors(program: str, *, logs_failures: bool = False) -> Callable[[Ca
                 else:
                     complain(f"{program}: {error}")
                 status = error.exit_status
+            except OSError as error:
+                if logs_failures or error.errno not in OF_THE_DISK:
+                    raise
+                place = f"cannot use {error.filename}: " if error.filename else ""
+                complain(f"{program}: {place}{error.strerror}")
+                status = FAILED
             except KeyboardInterrupt:
                 return KILLED_BY_CTRL_C
             return KILLED_BY_CTRL_C if _interrupted and status == FINISHED else status

@@ -10,7 +10,8 @@ python -m bench learning tables
 `run` starts the command as a user does, `apex train` with TensorBoard and live view (plain lines without a terminal),
 and measures the time until it exits. Then full games on seeds that were not used before give the score.
 docs/results/learning/TASK/ gets SYSTEM-seed-K.json and .csv. A run that was stopped or has failed is not recorded.
-`untuned` records the missing runs of the first table in docs/learning.md; it starts none that may end after the hours.
+`untuned` records the missing runs of the first table in docs/learning.md; it starts none that may end after the hours,
+with 25 minutes for its games.
 `trial` makes the missing runs of a designed experiment, and prints its effects (bench/learning/design.py).
 `tables` rewrites the results in docs/learning.md and draws docs/results/learning/TASK.png.
 """
@@ -42,6 +43,7 @@ from bench.learning.records import (
     clean_commit,
     describe_code,
     describe_machine,
+    is_changed_since,
     is_same_code,
     read_records,
     record_path,
@@ -50,13 +52,12 @@ from bench.learning.records import (
 from bench.learning.runs import ROOT, ApexSystem, PeerSystem, RunError, System
 from bench.learning.tables import write
 from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, VARIANTS
-from bench.learning.trial import run_trial
+from bench.learning.trial import CHANGED, EARLY_SECONDS, require_native_code, run_trial
 from bench.learning.untuned import CORES, counts, missing_runs
 
-GAMES_SECONDS = 2_400.0  # time that 100 games of Atari may take
-EARLY_SECONDS = 60.0  # A run that fails earlier says something of the installation, and nothing of the system.
-MADE_BY = ("apex", "apexreplay", "bench/peers")  # folders of the code that makes the runs of one table
-CHANGED = "the code has changed during the run, which does not count"
+GAMES_SECONDS = 1_500.0  # time for 100 games of Atari
+# the code that makes the runs of one table
+MADE_BY = ("apex", "apexreplay", "bench/peers", "bench/learning/tasks.py")
 
 
 @reports_errors("python -m bench learning")
@@ -130,17 +131,27 @@ def _make_parser() -> Parser:
 
 def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
     """Records one missing run after the other, in their fixed order, until the time is over; returns the status."""
-    commit = _require_circumstances(options)
-    began, failed = time.monotonic(), False
+    commit, cpu = _require_circumstances(options), describe_machine()["cpu"]
+    began, failed, made = time.monotonic(), False, 0
     for task, system, seed in missing_runs(read_records(options.root)):
+        beside = [record for record in read_records(options.root) if (record.task, record.seed) == (task, seed)]
+        if others := {record.machine["cpu"] for record in beside} - {cpu}:
+            what = f"{task}, {system}, seed {seed} needs {', '.join(sorted(others))}, as the other systems had"
+            print(f"learning: {what}, and is not made here", file=sys.stderr)
+            continue
         failure = record_path(options.root, task, system, seed, ".failed")
         if failure.exists():  # It is not repeated until it succeeds.
             what = f"{failure.relative_to(options.root)} exists, so this run is not made again"
             print(f"learning: {what}; remove it (git rm) and say why", file=sys.stderr)
             continue
         seconds = 60 * TASKS[task].minutes + GRACE_SECONDS + GAMES_SECONDS
-        if stop.poll() or time.monotonic() - began + seconds > 3_600 * options.hours:
+        if stop.poll():
             break
+        if time.monotonic() - began + seconds > 3_600 * options.hours:
+            problem = f"--hours {options.hours:g} is too short: a run with its games may take {seconds / 3_600:.2f}"
+            require(made, problem)
+            break
+        made += 1
         run = {"task": task, "system": system, "seed": seed, "minutes": None, "cores": CORES}
         started = time.monotonic()
         try:
@@ -148,7 +159,7 @@ def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
         except RunError as error:  # The other runs do not depend on it.
             if stop.poll() or time.monotonic() - started < EARLY_SECONDS:
                 raise
-            require(clean_commit() == commit, CHANGED)
+            require(not is_changed_since(commit, MADE_BY), CHANGED)
             failed = True
             print(f"learning: {task}, {system}, seed {seed}: {error}", file=sys.stderr)
             failure.parent.mkdir(parents=True, exist_ok=True)
@@ -168,6 +179,7 @@ def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
 def _require_circumstances(options: argparse.Namespace) -> str:
     """Refuses runs that would not count, before they take their time; returns the commit of the code."""
     PeerSystem(options.peer_python, "sb3")
+    require_native_code()
     commit, cores, gpus = clean_commit(), len(os.sched_getaffinity(0)), describe_machine()["gpus"]
     require(cores >= CORES, f"a run of the table has {CORES} cores, this process may use {cores}")
     require(not gpus, f"a run of the table has no GPU, here is {gpus}", remedy="hide it with CUDA_VISIBLE_DEVICES=")
@@ -209,14 +221,16 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
 
     with tempfile.TemporaryDirectory(prefix="apex-learning-") as name:
         folder = Path(name)
-        place = Place(folder, task.environment)
+        place = Place(folder)
         command = system.train(task, options.seed, minutes, further)
         print(f"learning: {system.show(command)}", file=sys.stderr, flush=True)
         began, clock, processor = time.time(), time.monotonic(), ProcessorTime(available[: options.cores])
         wait(place.start(command, STANDARD_OUTPUT), 60 * minutes + GRACE_SECONDS, stop)
         seconds, others = time.monotonic() - clock, processor.others_share()
         if others > OTHERS_SHARE:
-            print(f"learning: other processes used {others:.0%} of the cores: the times do not count", file=sys.stderr)
+            busy = f"other processes used {others:.0%} of the cores: the times do not count"
+            require(not is_fixed, busy, remedy="make the run again on an otherwise idle machine")
+            print(f"learning: {busy}", file=sys.stderr)
         outcome = system.read(folder, began)
         if not outcome.curve:
             raise RunError("the run ended before its first evaluation, so there is no curve")
@@ -228,7 +242,7 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         score = play(is_final=task.final_only)
         # A run that ends at a score ends with the policy that reached it.
         final = None if task.bar is not None else score if task.final_only else play(is_final=True)
-    if describe_code() != (commit, dirty):
+    if is_changed_since(commit, MADE_BY):
         require(not is_fixed, CHANGED)
         dirty = True
     record = Record(

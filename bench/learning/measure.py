@@ -28,11 +28,11 @@ class Place(NamedTuple):
     """Where the commands of a run start."""
 
     folder: Path
-    environment: str  # the run's; one of `examples` is found in the repository
     cores: Collection[int] = ()  # empty: all
 
     def start(self, command: Sequence[str], output: File) -> Process:
         """Raises OSError if the program cannot be started."""
+        # The interpreter may have the packages of another checkout; the record names the commit of this one.
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return spawn(
             command,
@@ -41,7 +41,7 @@ class Place(NamedTuple):
             ends_by=signal.SIGTERM,
             cwd=self.folder,
             cores=self.cores,
-            environment={"PYTHONPATH": os.pathsep.join(paths)} if self.environment.startswith("examples.") else {},
+            environment={"PYTHONPATH": os.pathsep.join(paths)},
         )
 
 

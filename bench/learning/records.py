@@ -139,6 +139,14 @@ def is_same_code(
     return status == 0
 
 
+def is_changed_since(commit: str | None, folders: Sequence[str] = PACKAGES) -> bool:
+    """Returns whether the code is no longer that of a commit, in these folders, or differs from its own commit."""
+    now, dirty = describe_code()
+    if dirty or now == commit:
+        return bool(dirty)
+    return now is None or commit is None or not is_same_code(commit, now, folders=folders)
+
+
 def describe_machine() -> dict[str, Any]:
     """Returns usable cores, processor, memory and GPUs, without anything that identifies the machine."""
     hardware = describe_hardware()

@@ -14,18 +14,23 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from apex.algorithms.kernels.convolution import find_convolution
 from apexreplay.errors import UsageError, require
+from apexreplay.frames.lz4_blocks import find_native
+from apexreplay.native import NativeError
 from apexreplay.process.lifecycle import Stop
 from bench.learning.design import Design, Levels, read_design, render_design
 from bench.learning.measure import FRESH, GRACE_SECONDS, STANDARD_ERROR, Place, evaluate, wait
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
-from bench.learning.records import clean_commit, describe_machine, is_same_code
+from bench.learning.records import clean_commit, describe_machine, is_changed_since, is_same_code
 from bench.learning.runs import ApexSystem, RunError
 from bench.learning.tasks import LearningTask
 
 FOLDER = Path("docs/results/trials")  # relative to the repository
 EPISODES = 100  # games of the policy at the end of a run, whose mean is its score
 NO_LIMIT_SECONDS = 24 * 3_600.0  # time limit of a run that has none in its design
+EARLY_SECONDS = 60.0  # A run that fails earlier says something of the installation, and nothing of the system.
+CHANGED = "the code has changed during the run, which does not count"
 
 Run = tuple[Levels, int]  # a cell and a seed
 
@@ -44,6 +49,15 @@ def run_trial(root: Path, file: Path, python: str, *, jobs: int, seconds: float,
     good = trial.make_missing(share(cores, jobs), seconds, stop)
     print("\n".join(render_design(design, trial.scores())))
     return good
+
+
+def require_native_code() -> None:
+    """Refuses runs that would be slower than they are, because a compiled part is missing or of another version."""
+    try:
+        find_convolution()
+        find_native()
+    except NativeError as error:
+        raise UsageError(str(error), remedy="reinstall the packages of this checkout") from error
 
 
 def share(cores: Sequence[int], jobs: int) -> list[Sequence[int]]:
@@ -96,6 +110,7 @@ class _Trial:
                 except Empty:
                     return
                 print(f"learning: {self._show(run)}", file=sys.stderr, flush=True)
+                started = time.monotonic()
                 try:
                     commit = clean_commit()
                     try:
@@ -103,8 +118,10 @@ class _Trial:
                     except RunError as error:
                         if stop.poll():
                             return
+                        if time.monotonic() - started < EARLY_SECONDS:
+                            raise
                         figures = {"failure": str(error)}
-                    require(commit == clean_commit(), "the commit has changed during the run, which does not count")
+                    require(not is_changed_since(commit), CHANGED)
                     own = {"commit": commit, "cores": len(cores), "cpu": describe_machine()["cpu"]}
                     self._record(run, figures | own)
                 except BaseException:  # The next run would fail too, as on a full disk.
@@ -126,6 +143,7 @@ class _Trial:
 
     def _require_same_circumstances(self, num_cores: int) -> None:
         """Refuses to add runs of other code, or with other cores, to those that are there."""
+        require_native_code()
         commit, cpu = clean_commit(), describe_machine()["cpu"]
         other = f"give the design another name, or remove {self._path}"
         for run in self._finished.values():
@@ -142,7 +160,7 @@ class _Trial:
         """Makes one run; returns its figures. Raises RunError if it has failed."""
         limit = 60 * self._design.minutes + GRACE_SECONDS
         with tempfile.TemporaryDirectory(prefix="apex-trial-") as name:
-            place = Place(Path(name), self._design.environment, cores)
+            place = Place(Path(name), cores)
             clock, processor = time.monotonic(), ProcessorTime(cores)
             output = STANDARD_ERROR if is_alone else subprocess.DEVNULL  # Two live views would overwrite each other.
             wait(place.start(self._command(run), output), limit if math.isfinite(limit) else NO_LIMIT_SECONDS, stop)

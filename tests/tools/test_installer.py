@@ -105,6 +105,17 @@ def test_a_second_installation_waits_for_the_first_one(install):
     assert len(install.calls()) == 1
 
 
+def test_an_environment_of_another_tool_is_kept(install):
+    kept = install.log.parent / "lib" / "package.py"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    process = install.start("")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode
+    assert f"{kept.parents[1]} was not made" in errors
+    assert kept.exists()
+
+
 def test_an_index_with_a_password_is_asked_without_it():
     seen = []
 

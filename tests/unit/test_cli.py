@@ -1,6 +1,7 @@
 """The `apex` command: the program of each subcommand, and its exit status."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -109,6 +110,13 @@ def test_the_module_runs_the_command():
     done = run("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"apex {VERSION}\n", "")
     assert load("apex.cli") is main
+
+
+def test_a_path_that_is_not_valid_utf_8_is_printed_as_it_is():
+    words = [sys.executable, "-m", "apex", "train", "--preset", "cartpole", "--run.folder", b"a\xff", "--print-config"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(words, capture_output=True, env=environment, timeout=60)
+    assert b'folder = "a\xff"' in done.stdout, done.stderr
 
 
 def test_heavy_libraries_are_not_imported():

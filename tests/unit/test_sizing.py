@@ -452,3 +452,9 @@ def test_a_head_reserves_no_core_for_actors():
     assert alone.learner.num_threads > beside.learner.num_threads
     assert sized(alone, machine(16)) == alone
     assert sized(replace(head, actor=ActorConfig(num_actors=2))).actor.envs_per_process == 2
+
+
+def test_the_chosen_batch_is_a_multiple_of_the_shards():
+    tree = config(batch_size=0, replay={"num_shards": 3}, num_actors=6)
+    assert sized(tree, machine(2)).learner.batch_size % 3 == 0
+    assert sized(tree, machine(64)).learner.batch_size % 3 == 0

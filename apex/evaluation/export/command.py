@@ -85,6 +85,9 @@ def export(
     info, agent = read_policy(path)
     if not info.num_updates:
         log.warning("%s has made no update: its weights are those that training began with", path)
+    there = [name for name in (MODEL, CONFIG, CARD, ONNX) if (target / name).exists()]
+    problem = f"{target} has {', '.join(there)}, but no {MODEL}, so it is not the folder of an earlier export"
+    require(not there or MODEL in there, problem, remedy="choose another folder with --out")
     exported = _find_exported(info, agent.network)
     files = {
         MODEL: encode_policy(exported.module, info, exported.names),

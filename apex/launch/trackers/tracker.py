@@ -113,7 +113,11 @@ class Tracker(Callback):
                 file.seek(begin)
                 whole, newline, _ = file.read().rpartition(b"\n")
             self._offsets[path] = begin + len(whole) + len(newline)
-            for row in map(json.loads, whole.splitlines()):
+            for line in whole.splitlines():
+                try:
+                    row = json.loads(line)
+                except ValueError:  # half a line of a learner that was killed
+                    continue
                 if row["time"] > self._times.get(path, self._since):
                     self._times[path] = row["time"]
                     figures = {tag: value for tag, value in row["scalars"].items() if value is not None}

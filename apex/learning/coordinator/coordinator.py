@@ -73,6 +73,8 @@ class Coordinator:
         self._metrics = MetricsWriter(folder.path)
         self._rows = MetricRows(self.state, OF_A_CLOCK if deterministic else ())
         self._scores = ScoreSums()  # scores for the next row of the curves
+        # evaluations without a row yet, each with the best score after it
+        self._unwritten: list[tuple[EvaluationResult, float | None]] = []
         self._metric_names: list[str] = []  # of the environment's metrics, each of which has a curve
         self._curves_began = False  # whether the step from which the curves continue is known
         # session -> time of its first request for a shard that another server may hold
@@ -240,12 +242,14 @@ class Coordinator:
         result = replace(result, metrics=self._known(result.metrics))
         state.keep_evaluation(result)
         state.decide_end()
+        self._unwritten.append((result, state.best_score))
         if self._begin_curves():
-            self._metrics.accept(evaluation_row(state.num_steps, result, state.best_score))
+            self._write_evaluations()
 
     def write_rows(self) -> None:
         """Adds the current figures to the curves. Call this once a second."""
         if self._begin_curves():
+            self._write_evaluations()
             self._write_scores()
             for row in self._rows.next():
                 self._metrics.accept(row)
@@ -261,6 +265,7 @@ class Coordinator:
     def close(self) -> None:
         """Writes the last scores, and closes the files of the curves."""
         if self._begin_curves():
+            self._write_evaluations()
             self._write_scores()
         self._metrics.close()
 
@@ -268,6 +273,11 @@ class Coordinator:
         """Returns the metrics with the first MAX_METRICS names that environments have reported in this start."""
         self._metric_names = list(dict.fromkeys([*self._metric_names, *metrics]))[:MAX_METRICS]
         return {name: metrics[name] for name in self._metric_names if name in metrics}
+
+    def _write_evaluations(self) -> None:
+        for result, best in self._unwritten:
+            self._metrics.accept(evaluation_row(self.state.num_steps, result, best))
+        self._unwritten.clear()
 
     def _write_scores(self) -> None:
         if (scores := self._scores.take(None)) is not None:

@@ -1,6 +1,7 @@
 """The messages between trainer and coordinator, and the pipe between their processes."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -85,3 +86,11 @@ class CoordinatorLink:
                     self._connect(endpoint, shard)
             self.waiting, self.progress, end = news.waiting, news.progress, news.end
         return end
+
+    def drain(self) -> None:
+        """Receives news after the end of training, because a full pipe would block the coordinator until it is killed.
+
+        Ignores the coordinator's death, because the last checkpoint is written all the same.
+        """
+        with suppress(ChildDiedError):
+            self.receive()

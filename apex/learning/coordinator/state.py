@@ -194,7 +194,7 @@ class RunState:
         """
         if not self.over or self.final is None:
             return self.over
-        now, evaluated = self._clock(), self.evaluation is not None and self.evaluation.updates >= self.final
+        now, evaluated = self._clock(), self.evaluation is not None and self.evaluation.updates == self.final
         may_come = self.members.has_evaluator or now < self._began_at + MAX_STARTUP_SECONDS
         return evaluated or not may_come or now >= self._final_until
 

@@ -15,6 +15,7 @@ from apex.runs.history import ACTOR_SCORE, EVALUATION, Floats, RunHistory, Serie
 from apex.runtime.text import number
 from apex.sentences import plural
 from apexreplay.errors import DataError, UsageError, require
+from apexreplay.process.text import clean
 
 HEADER = ["seconds", "steps", "score"]  # first line of a CSV file
 OWN = "apex"  # label if all runs have the same settings
@@ -168,7 +169,7 @@ def _label(settings: dict[str, Any], differing: Iterable[str]) -> str:
 
 def _describe(name: str, value: Any) -> str:
     if name == "environment.id":
-        return str(value)
+        return clean(str(value))
     if isinstance(value, bool) or value is None:
         return f"{name} {'none' if value is None else 'on' if value else 'off'}"
-    return f"{name} {number(value) if isinstance(value, int | float) else value or 'none'}"
+    return f"{name} {number(value) if isinstance(value, int | float) else clean(str(value or 'none'))}"

@@ -53,10 +53,13 @@ class NoVideoError(Exception):
 
 def film(run: Path, epsilon: float, *, apex: Sequence[str] = APEX) -> EmbeddedVideo:
     """Records a game of the run's best policy, or of its last checkpoint if there is none; raises NoVideoError."""
-    with tempfile.TemporaryDirectory(prefix="apex-report-") as name:
-        played = Path(name) / "played.mp4"
-        figures = _play([*apex, "evaluate", str(run.absolute()), *allow_options()], epsilon, played)
-        data = played.read_bytes()
+    try:
+        with tempfile.TemporaryDirectory(prefix="apex-report-") as name:
+            played = Path(name) / "played.mp4"
+            figures = _play([*apex, "evaluate", str(run.absolute()), *allow_options()], epsilon, played)
+            data = played.read_bytes()
+    except OSError as error:  # no space for it
+        raise NoVideoError(f"it cannot be written: {error.strerror}") from error
     if len(data) > MAX_BYTES:
         raise NoVideoError(f"its size would be {len(data) / 1e6:.0f} MB; the maximum is {MAX_BYTES / 1e6:.0f} MB")
     return EmbeddedVideo(

@@ -1,7 +1,9 @@
 """`apex keys`: creates the keys of a cluster, and bundles with only the keys that hosts of one role need."""
 
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from apex.config.arguments import Formatter, Parser
@@ -61,8 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def new_folder(folder: Path) -> None:
     """Creates a folder with a key pair for every role."""
     _make(folder)
-    for role in Role:
-        create_pair(folder, role)
+    with _removed_if_unfinished(folder):
+        for role in Role:
+            create_pair(folder, role)
 
 
 def bundle_for(folder: Path, role: Role, out: Path, name: str = "") -> None:
@@ -74,13 +77,24 @@ def bundle_for(folder: Path, role: Role, out: Path, name: str = "") -> None:
     own = folder / f"{role}.{name}.key"
     require(not own.exists(), f"--name {name}: {own} exists already", remedy="choose another name")
     _make(out)
-    if name:
-        create_pair(out, role)
-        write_private(own, (out / f"{role}.key").read_text())
-        (out / f"{role}.key").unlink()
-    copied = [] if name else [folder / f"{role}.key_secret"]
-    for path in [*copied, *(path for other in lists_for(role) for path in certificates(folder, other))]:
-        write_private(out / path.name, path.read_text())
+    with _removed_if_unfinished(out):
+        copied = [] if name else [folder / f"{role}.key_secret"]
+        for path in [*copied, *(path for other in lists_for(role) for path in certificates(folder, other))]:
+            write_private(out / path.name, path.read_text())
+        if name:
+            create_pair(out, role)
+            write_private(own, (out / f"{role}.key").read_text())
+            (out / f"{role}.key").unlink()
+
+
+@contextmanager
+def _removed_if_unfinished(folder: Path) -> Iterator[None]:
+    """Removes a folder of keys that is not complete, so that the same command can be repeated."""
+    try:
+        yield
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _make(folder: Path) -> None:

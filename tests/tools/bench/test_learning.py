@@ -17,6 +17,7 @@ from apex.config import flatten
 from apex.config.presets import ATARI, NARROW, PENDULUM
 from apex.evaluation.episodes import evaluation_seed
 from apexreplay.errors import UsageError
+from apexreplay.native import NativeError
 from bench.learning import command as learning
 from bench.learning import records as record_files
 from bench.learning.comparison import chance_of_order, render_comparison
@@ -27,6 +28,7 @@ from bench.learning.runs import dormant_shares
 from bench.learning.summary import render_summary
 from bench.learning.tables import BEGIN, DOCUMENTS, END, plot_path, rebuild, render, results_table
 from bench.learning.tasks import CONTROL_VARIANTS, SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, VARIANTS
+from bench.learning.trial import require_native_code
 
 ROOT = Path(__file__).parents[3]
 SEEDS = (("apex", 1), ("apex", 2), ("apex", 3), ("sb3", 1))
@@ -473,6 +475,7 @@ def test_missing_runs_of_untuned_games_are_recorded_once(tmp_path, capfd, monkey
     monkeypatch.setattr("bench.learning.untuned.UNTUNED_RUNS", UNTUNED_RUNS[1:3])
     monkeypatch.setattr(learning, "counts", lambda record: True)  # although the runs are short
     monkeypatch.setattr(learning, "EARLY_SECONDS", 0.0)
+    monkeypatch.setattr(learning, "OTHERS_SHARE", 2.0)  # Other tests run beside this one.
     set_code(monkeypatch)
     peer = program(tmp_path, PEER.format(python=sys.executable))
 
@@ -480,7 +483,8 @@ def test_missing_runs_of_untuned_games_are_recorded_once(tmp_path, capfd, monkey
         status = learning.main(["--root", str(tmp_path), "untuned", "--peer-python", str(python), *arguments])
         return status, capfd.readouterr().err.splitlines()
 
-    assert untuned("--hours", "0.1") == (0, ["learning: 2 of 2 runs are missing"])  # A run takes longer.
+    status, (line,) = untuned("--hours", "0.1")  # A run takes longer.
+    assert (status, "--hours 0.1 is too short" in line) == (2, True)
     assert records_of(tmp_path) == []
     broken = tmp_path / "broken"
     broken.write_text(f'#!/bin/sh\ncase "$*" in *ppo*) exit 3;; esac\nexec {peer} "$@"\n')
@@ -515,7 +519,10 @@ def set_code(monkeypatch, *commits):
         return (left.pop(0) if len(left) > 1 else left[0]), False
 
     monkeypatch.setattr(learning, "describe_code", describe)
-    monkeypatch.setattr(record_files, "describe_code", describe)
+    for module in (learning, record_files):
+        monkeypatch.setattr(module, "describe_code", describe)
+        monkeypatch.setattr(module, "is_same_code", lambda commit, other, folders: commit[:2] == other[:2])
+    monkeypatch.setattr(learning, "require_native_code", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -541,7 +548,7 @@ def test_a_run_that_would_not_count_is_refused_at_once(tmp_path, capfd, monkeypa
 def test_untuned_runs_are_of_one_code(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(learning, "UNTUNED_RUNS", UNTUNED_RUNS[1:3])
     monkeypatch.setattr("bench.learning.untuned.UNTUNED_RUNS", UNTUNED_RUNS[1:3])
-    monkeypatch.setattr(learning, "is_same_code", lambda commit, other, folders: commit == other)
+    monkeypatch.setattr(learning, "OTHERS_SHARE", 2.0)
     peer = program(tmp_path, PEER.format(python=sys.executable))
 
     def untuned(*commits):
@@ -555,8 +562,42 @@ def test_untuned_runs_are_of_one_code(tmp_path, capfd, monkeypatch):
     record_path(tmp_path, *UNTUNED_RUNS[2]).unlink()
     status, errors = untuned("2" * 40)
     assert (status, f"checkout of {'1' * 40}" in errors) == (2, True)
-    assert untuned("1" * 40)[0] == 0
+    assert untuned("1" * 40, "1" * 40, "1" * 39 + "2")[0] == 0  # Results were committed during the run.
     assert len(read_records(tmp_path)) == 2
+
+
+def test_runs_of_a_game_and_seed_have_the_same_processor(tmp_path, capfd, monkeypatch):
+    runs = [UNTUNED_RUNS[place] for place in (1, 2, 4)]
+    monkeypatch.setattr(learning, "UNTUNED_RUNS", runs)
+    monkeypatch.setattr("bench.learning.untuned.UNTUNED_RUNS", runs)
+    set_code(monkeypatch)
+    peer = program(tmp_path, PEER.format(python=sys.executable))
+
+    def untuned(cpu, others_share):
+        machine = {"cores": 2, "cpu": cpu, "gpus": []}
+        monkeypatch.setattr(learning, "describe_machine", lambda: machine)
+        monkeypatch.setattr(learning, "OTHERS_SHARE", others_share)
+        status = learning.main(["--root", str(tmp_path), "untuned", "--peer-python", str(peer)])
+        return status, capfd.readouterr().err, [(one.task, one.system) for one in read_records(tmp_path)]
+
+    status, errors, made = untuned("Z80", -1.0)
+    assert (status, "on an otherwise idle machine" in errors, made) == (2, True, [])  # It can be made again.
+    assert untuned("Z80", 2.0)[2] == [("battle-zone", "sb3"), ("battle-zone", "sb3-ppo"), ("double-dunk", "sb3-ppo")]
+    for task, system, seed in runs[1:]:
+        record_path(tmp_path, task, system, seed).unlink()
+    _, errors, made = untuned("6502", 2.0)
+    assert "battle-zone, sb3, seed 201 needs Z80" in errors
+    assert made == [("battle-zone", "sb3-ppo"), ("double-dunk", "sb3-ppo")]
+    assert untuned("Z80", 2.0)[2][0] == ("battle-zone", "sb3")
+
+
+def test_runs_without_a_compiled_part_are_refused(monkeypatch):
+    def missing():
+        raise NativeError("build", "not built")
+
+    monkeypatch.setattr("bench.learning.trial.find_native", missing)
+    with pytest.raises(UsageError, match="reinstall"):
+        require_native_code()
 
 
 def test_a_broken_installation_leaves_no_failed_runs(tmp_path, capfd, monkeypatch):
@@ -636,9 +677,11 @@ def test_a_failed_run_is_not_recorded_and_its_reason_is_printed(tmp_path, capfd,
 
 
 def test_a_run_finds_the_environments_of_the_examples(tmp_path, capfd):
-    script = f"#!{sys.executable}\nimport os, examples.memory\nprint('in', os.getcwd())\n"
+    script = f"#!{sys.executable}\nimport os, apex, examples.memory\nprint('in', os.getcwd(), apex.__file__)\n"
     assert run(tmp_path, "--python", str(program(tmp_path, script)), task="cue") == 1  # It leaves no run folder.
-    assert capfd.readouterr().out.startswith("in /")
+    output = capfd.readouterr().out
+    assert output.startswith("in /")
+    assert str(learning.ROOT) in output  # the packages whose commit the record names
 
 
 def test_a_stopped_run_is_not_recorded_although_its_command_succeeds(tmp_path, capfd):

@@ -146,6 +146,8 @@ def experiment(tmp_path, monkeypatch):
     """Runs the command in this process with a stand-in for Python, whose end is given; returns its status."""
     monkeypatch.setattr(trial, "ApexSystem", Commands)
     monkeypatch.setattr(records, "describe_code", lambda: (CODE, False))
+    monkeypatch.setattr(trial, "require_native_code", lambda: None)
+    monkeypatch.setattr(trial, "EARLY_SECONDS", 0.0)
     monkeypatch.setattr(trial, "OTHERS_SHARE", 2.0)  # Other tests run beside this one.
     (tmp_path / "calm.toml").write_text(DESIGN)
 
@@ -216,8 +218,9 @@ def test_a_file_that_cannot_be_written_ends_the_trial(experiment, tmp_path, caps
 def test_a_run_during_which_the_commit_changed_is_not_recorded(experiment, tmp_path, capsys, monkeypatch):
     answers = iter([CODE, CODE, CODE, CODE, "d" * 40])  # before the first run; before and after each run
     monkeypatch.setattr(records, "describe_code", lambda: (next(answers), False))
+    monkeypatch.setattr(records, "is_same_code", lambda commit, other, folders: False)
     assert experiment() == 2
-    assert "the commit has changed during the run" in capsys.readouterr().err
+    assert "the code has changed during the run" in capsys.readouterr().err
     assert len(runs_of(tmp_path)) == 1
 
 
@@ -245,6 +248,15 @@ def test_a_failed_run_is_not_repeated_and_the_others_are_made(experiment, tmp_pa
     assert "--seed 8: the command ended with status 3" in captured.err
     assert "| learner.target_period 1000 | 1007.00, -, 1009.00 |" in captured.out
     assert len(runs_of(tmp_path)) == 6
+
+
+def test_a_run_that_fails_at_once_ends_the_trial(experiment, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(trial, "EARLY_SECONDS", 60.0)
+    assert experiment(end="exit 3\n") == 1
+    errors = capsys.readouterr().err
+    assert errors.count("apex train") == 1
+    assert "status 3" in errors
+    assert not (tmp_path / FOLDER).exists()
 
 
 def test_a_stopped_run_is_not_recorded(experiment, tmp_path, capsys):

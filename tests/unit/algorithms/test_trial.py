@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from support.builders import MASKED, VECTORS
 from support.linear_q import Agent, LinearQ
 
@@ -45,6 +46,16 @@ def test_an_exception_of_an_agent_is_refused_with_its_setting(monkeypatch):
     assert "algorithm 'own:Mine'" in refused.value.problem
     assert "KeyError: 'epsilon'" in refused.value.problem
     assert refused.value.remedy
+
+
+def test_a_network_that_could_not_be_sent_is_refused(monkeypatch):
+    algorithm = LinearQ(Config(), VECTORS)
+    network = algorithm.make_network()
+    network.register_buffer("mask", torch.full((2,), torch.inf))
+    monkeypatch.setattr(algorithm, "make_network", lambda: network)
+    monkeypatch.setattr("apex.algorithms.trial.make_algorithm", lambda config, schema: algorithm)
+    with pytest.raises(UsageError, match="mask"):
+        build(Config(), VECTORS, "algorithm 'own:Mine'")
 
 
 def test_values_of_a_wrong_shape_are_refused(monkeypatch):

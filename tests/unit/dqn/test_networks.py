@@ -324,6 +324,11 @@ def constant(schema):
 def batch_norm(schema):
     return nn.Sequential(good(schema), nn.BatchNorm1d(schema.num_actions))
 
+def masked(schema):
+    network = good(schema)
+    network.register_buffer("mask", torch.full((2, 2), -torch.inf))
+    return network
+
 def pixels(schema):
     return Answers(lambda observation, scale: scale * observation.float().mean((1, 2, 3))[:, None].expand(-1, 6))
 
@@ -385,6 +390,7 @@ REFUSED = {  # factory -> what the error names
     "my_networks:fails": r"float32\[2, 1, 4\] .*RuntimeError",
     "my_networks:constant": r"trainable",
     "my_networks:batch_norm": r"'1\.num_batches_tracked' is int64.*LayerNorm",
+    "my_networks:masked": r"mask .*not finite.*persistent=False",
 }
 
 

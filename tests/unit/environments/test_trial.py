@@ -152,6 +152,11 @@ def test_what_an_environment_prints_in_its_trial_is_not_shown(game, tmp_path, ca
     assert "printed" not in capfd.readouterr().out
 
 
+def test_a_breakpoint_is_passed_over_in_a_trial(game, tmp_path):
+    Inspector().schema(game("def see(self): breakpoint(); return np.zeros(2, np.float32)"))
+    assert len(played(tmp_path)) == MAX_STEPS
+
+
 def test_a_slow_environment_is_stepped_once_after_the_time_limit(game, tmp_path, monkeypatch):
     monkeypatch.setattr("apex.environments.inspection.PLAY_SECONDS", 0.0)
     Inspector().schema(game("pass"))

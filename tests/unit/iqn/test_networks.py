@@ -29,6 +29,15 @@ class Own(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(np.prod(schema.observation_shape), 9), nn.Tanh())
 
 
+class Ones(Own):
+    """A user's torso with initial weights of its own, and no bias."""
+
+    def __init__(self, schema):
+        super().__init__(schema)
+        self[1] = nn.Linear(np.prod(schema.observation_shape), 9, bias=False)
+        nn.init.ones_(self[1].weight)
+
+
 class Fixed(nn.Module):
     def __init__(self, schema):
         super().__init__()
@@ -115,3 +124,9 @@ def test_a_custom_network_gives_the_features():
     assert network(torch.randn(3, 1, 4)).shape == (3, VECTORS.num_actions)
     with pytest.raises(UsageError, match=r"Fixed'.*depends on no trainable parameter"):
         make(network={"factory": f"{__name__}:Fixed"})
+
+
+def test_balanced_weights_leave_a_custom_network_as_it_is():
+    network = make(network={"factory": f"{__name__}:Ones", "initialization": "balanced"})
+    assert bool((network.body[1].weight == 1).all())
+    assert network.advantage.hidden.weight.sum(1).abs().max() < 1e-5

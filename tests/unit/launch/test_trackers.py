@@ -76,6 +76,16 @@ def test_each_row_of_the_curves_is_logged_once(run):
     assert steps(tape) == [1, 2, 3, 3]
 
 
+def test_half_a_line_of_a_killed_learner_is_passed_over(run):
+    tape = Tape()
+    tape.on_start(run)
+    with (run.folder / "curves/learner.jsonl").open("a") as file:
+        file.write('{"steps": 1, "ti\n')
+    write(run, "learner", (2, 1, 0.5))
+    tape.on_status(run, make_run_status())
+    assert steps(tape) == [2]
+
+
 def test_a_curve_that_a_resumed_learner_shortens_continues(run):
     tape, status = Tape(), make_run_status()
     tape.on_start(run)

@@ -13,7 +13,7 @@ from apex.config import CheckpointConfig, Config, LearnerConfig, ReplayConfig, R
 from apex.errors import DivergedError
 from apex.facts import INTERRUPTED, EndReason
 from apex.learning.batch_ring import LoaderFigures
-from apex.learning.coordinator.link import CoordinatorLink, News, decode_from_trainer, encode
+from apex.learning.coordinator.link import CoordinatorLink, News, TrainerReport, decode_from_trainer, encode
 from apex.learning.loop import LearnerLoop, Reporter, describe_training, share_of_limits
 from apex.learning.setup import choose_device
 from apex.runtime.gpu import read_cuda
@@ -78,6 +78,30 @@ def test_a_report_before_the_first_update_has_no_dormant_share():
     trainer = Loop(1).trainer
     assert all(parameter.grad is not None for parameter in trainer.online.parameters())  # memory only, no values
     assert describe_training(trainer).dormant_share is None
+
+
+def test_a_report_names_the_worst_of_many_layers():
+    trainer = Loop(1).trainer
+    trainer.figures = {"loss": 1.0, **{f"own_{number}": 0.0 for number in range(99)}}
+    shares = {f"layer {number}": number / 100 for number in range(99)}
+    trainer.dormant_units = SimpleNamespace(shares=lambda: shares)
+    status = describe_training(trainer)
+    assert decode_from_trainer(encode(TrainerReport(status))).status == status  # The coordinator accepts it.
+    assert (status.dormant_share, status.figures["dormant_share/layer 98"]) == (0.98, 0.98)
+    assert "dormant_share/layer 0" not in status.figures
+
+
+def test_news_is_taken_after_the_end_even_from_a_dead_coordinator():
+    loop = Loop(1)
+    link = loop.loop._coordinator
+    for steps in (500, 700):
+        loop.send_news(steps=steps)
+    link.drain()
+    assert link.progress.num_steps == 700
+    loop.pipe.close()
+    link.drain()
+    with pytest.raises(ChildDiedError):
+        link.receive()
 
 
 def test_updates_of_earlier_starts_do_not_count_in_the_rate():

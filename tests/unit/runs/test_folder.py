@@ -180,6 +180,7 @@ def test_a_damaged_manifest_is_refused_with_cause_and_remedy(tmp_path, data, cau
         ({"format": 2, "versions": {"apex": "1.2"}, "git": {"commit": "a" * 16}}, f"1.2 (commit {'a' * 12})"),
         ({"format": 2, "versions": {"apex": "1.2"}, "git": None}, "1.2"),
         ({"format": 4}, "of an unknown version"),
+        ({"format": 4, "versions": [1], "git": {"commit": 5}}, "of an unknown version"),
     ],
 )
 def test_another_format_is_refused_with_the_version_that_made_it(tmp_path, fields, maker):
@@ -189,6 +190,20 @@ def test_another_format_is_refused_with_the_version_that_made_it(tmp_path, field
     problem = refused.value.problem
     assert all(part in problem for part in (str(tmp_path), f"apex {maker}", f"format {fields['format']}", "format 3"))
     assert f"apex evaluate {tmp_path}/checkpoints/best.safetensors" in refused.value.remedy
+
+
+def test_the_current_folder_has_the_name_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(create(tmp_path).path)
+    assert RunFolder.open(".").path == RunFolder.open("checkpoints/..").path == Path.cwd()
+
+
+def test_a_manifest_that_is_nested_too_deeply_is_no_run(tmp_path):
+    good = create(tmp_path)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "manifest.json").write_text("[" * 200_000)
+    assert list_runs(tmp_path) == [good.path]
+    with pytest.raises(DataError, match="deep"):
+        RunFolder.open(tmp_path / "deep")
 
 
 def spoil(file):

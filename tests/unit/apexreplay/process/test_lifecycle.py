@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from apex.errors import StoppedError
+from apexreplay.errors import UsageError
 from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import Helper, Stop, Wait, reports_errors, stop_on_signals
 
@@ -92,3 +93,21 @@ def test_logs_name_the_role():
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stderr.endswith(" replay INFO ready\n")
+
+
+def test_a_sentence_cannot_control_the_terminal(capsys):
+    @reports_errors("apex")
+    def main():
+        raise UsageError("made by \x1b]0;title\x07\x9b2J", "two\nlines, \u00e9")
+
+    assert main() == 2
+    assert capsys.readouterr().err == "apex: made by  ]0;title  2J; two\nlines, \u00e9\n"
+
+
+def test_a_mistake_of_a_program_is_shown_as_it_is():
+    @reports_errors("apex")
+    def main():
+        raise FileNotFoundError(2, "No such file")
+
+    with pytest.raises(FileNotFoundError):
+        main()

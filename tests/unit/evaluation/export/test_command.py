@@ -53,6 +53,16 @@ class Narrow(nn.Module):
         return q + 1 if len(q) == 5 else q
 
 
+def test_files_of_something_else_are_not_replaced(tmp_path):
+    run = make_trained(tmp_path, CARTPOLE)
+    out = tmp_path / "project"
+    out.mkdir()
+    (out / "README.md").write_text("mine")
+    with pytest.raises(UsageError, match=r"README\.md.*--out"):
+        export(run.path, out)
+    assert [path.read_text() for path in out.iterdir()] == ["mine"]
+
+
 def make_trained(folder, environment, network=SMALL, *, name="mine", score=9.0, **branches):
     """A run whose best policy has made 70 updates; its actions depend on the observations."""
     config = Config(

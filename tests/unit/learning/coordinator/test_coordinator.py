@@ -538,6 +538,18 @@ def test_scores_wait_until_all_replay_servers_of_a_resumed_run_report(scene):
     assert (row["steps"], row["scalars"]["actors/mean_score"]) == (120, 3.0)
 
 
+def test_evaluations_wait_until_all_replay_servers_report(scene):
+    scene.coordinator.receive(TrainerStart(10, 50, Progress(num_steps=100)))
+    for mean in (4.0, 3.0):
+        scene.coordinator.keep_evaluation(replace_fields(RESULT, updates=50, mean=mean), None)
+    assert scene.curve("evaluator", closes=False) == []
+    scene.beat(endpoints=THERE, num_inserted=120)
+    scene.coordinator.write_rows()
+    scene.coordinator.write_rows()
+    rows = scene.curve("evaluator")
+    assert [(row["steps"], row["scalars"]["evaluator/score"]) for row in rows] == [(120, 4.0), (120, 3.0)]
+
+
 def test_closing_writes_the_last_scores(scene):
     scene.coordinator.keep_scores(Scores([ActorScores(0, 1, 2.0, 1)]))
     assert len(scene.curve("actor")) == 1

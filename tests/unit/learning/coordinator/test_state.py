@@ -125,6 +125,16 @@ def test_phases_follow_the_run():
     assert report(state).phase == "finished"
 
 
+def test_an_evaluation_of_lost_updates_is_not_that_of_the_final_policy():
+    state = make_state()
+    beat(state, "evaluator")
+    state.keep_evaluation(replace(RESULT, updates=5_000))  # The learner then lost 200 updates.
+    state.end_training(INTERRUPTED, 4_850)
+    assert not state.finished
+    state.keep_evaluation(replace(RESULT, updates=4_850))
+    assert state.finished
+
+
 def test_the_wait_of_a_trainer_without_batches_is_named():
     state = make_state()
     assert state.waiting() == Waiting("replay", "replay")

@@ -240,6 +240,12 @@ def test_missing_video_has_the_error_of_the_evaluation(tmp_path, script, reason)
     assert str(error.value).endswith(reason)
 
 
+def test_without_space_for_a_video_its_reason_is_in_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(NoVideoError, match="No such file"):
+        film(tmp_path, 0.0, apex=("true",))
+
+
 @pytest.mark.parametrize("length", [MAX_STEPS, MAX_STEPS + 1])
 def test_video_of_a_long_game_is_known_to_be_its_beginning(tmp_path, length):
     figures = json.dumps(dict(mean=1, lengths=[length], updates=7, checkpoint="best.safetensors", epsilon=0))

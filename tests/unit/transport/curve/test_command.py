@@ -1,6 +1,8 @@
 """`apex keys` creates private keys and never overwrites any. Unsafe or invalid key folders are refused without quoting
 them."""
 
+import errno
+import os
 import resource
 
 import pytest
@@ -71,6 +73,19 @@ def test_a_named_bundle_has_a_key_that_can_be_revoked_separately(folder, tmp_pat
         bundle_for(folder, "actor", tmp_path / "again", "host-1")
     (folder / "actor.host-1.key").unlink()
     assert len(Keys(folder, "replay").accepted("actor")) == 2
+
+
+def test_a_folder_of_keys_is_whole_or_missing(folder, tmp_path, capsys, monkeypatch):
+    def fail(*where):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "key"))
+
+    monkeypatch.setattr("apex.transport.curve.command.create_pair", fail)
+    monkeypatch.setattr("apex.transport.curve.command.write_private", fail)
+    assert main(["new", str(tmp_path / "more")]) == 1
+    assert main(["bundle", str(folder), "--role", "actor", str(tmp_path / "out")]) == 1
+    for line in capsys.readouterr().err.splitlines():
+        assert line == f"apex keys: cannot use {tmp_path}/key: No space left on device"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["keys"]
 
 
 @pytest.mark.parametrize("name", ["../x", "two words", "line\nline"])
