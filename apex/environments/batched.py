@@ -250,7 +250,8 @@ class BatchedEnvironment:
             raise BadAnswerError(f"returned no {answers.MASK!r} in its info, although the first info had one")
         for i in range(self.num_envs) if only is None else np.flatnonzero(only).tolist():
             given = _row(info[answers.MASK], i)
-            if answers.join_masks(given).any():  # A terminal state may allow no action.
+            is_terminal = over is not None and over[i]
+            if not is_terminal or answers.join_masks(given).any():  # A terminal state may allow no action.
                 masks[i] = answers.read_mask({answers.MASK: given}, masks.shape[1])
         return masks
 

@@ -159,7 +159,8 @@ class _CallbackThread(threading.Thread):
         self._changed = threading.Condition()
         self._now = ""  # the method that is being called; "": none
         self._since = 0.0
-        self.problem = ""  # the first one
+        self.problem = ""  # the last one; of each kind only the first counts
+        self._kinds: set[str] = set()
         self.start()
 
     def post(self, method: str, *arguments: Any) -> None:
@@ -180,23 +181,26 @@ class _CallbackThread(threading.Thread):
             try:
                 getattr(self.callback, method)(self._live_run, *arguments)
             except BaseException as error:  # Even SystemExit must not end the thread before `on_end`.
-                self._complain(f"{method} raised {describe_exception(error)}; its further errors are not logged")
+                problem = f"{method} raised {describe_exception(error)}; its further errors are not logged"
+                self._complain("raised", problem)
             self._now = ""
 
     def check(self) -> None:
         """Logs a call that takes long."""
         seconds = self.callback.slow_seconds
         if (method := self._now) and time.monotonic() - self._since > seconds:
-            self._complain(f"{method} takes longer than {seconds:g} s; the run continues meanwhile")
+            self._complain("late", f"{method} takes longer than {seconds:g} s; the run continues meanwhile")
 
     def wait(self, until: float) -> None:
         """Waits for the end of the thread until a time of the monotonic clock."""
         self.join(max(0.0, until - time.monotonic()))
         if self.is_alive():
             seconds = self.callback.end_seconds
-            self._complain(f"{self._now or 'a call'} did not return within {seconds:g} s after the end of the run")
+            problem = f"{self._now or 'a call'} did not return within {seconds:g} s after the end of the run"
+            self._complain("late", problem)
 
-    def _complain(self, problem: str) -> None:
-        if not self.problem:
+    def _complain(self, kind: str, problem: str) -> None:
+        if kind not in self._kinds:
+            self._kinds.add(kind)
             self.problem = f"callback {self.name}: {problem}"
             log.warning("%s", self.problem)

@@ -23,7 +23,7 @@ from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
 from apex.errors import StoppedError
 from apex.facts import Ending, Failure
-from apex.launch.mirroring import bring_back
+from apex.launch.mirroring import TRY_SECONDS, bring_back
 from apex.launch.programs import PYTHON
 from apex.launch.ray.order import Order, Report
 from apex.launch.resume import reached_limit, reopen
@@ -41,7 +41,7 @@ from apexreplay.process.text import clean
 from apexreplay.process.watchdog import take_notifier
 from apexreplay.transport.curve.key_store import write_private
 
-HANDOVER_SECONDS = 30.0  # time limit for an earlier guard of the same home to end its programs
+HANDOVER_SECONDS = 30.0  # time limit for an earlier guard of the same home to end its programs, without a mirror
 
 
 @reports_errors("apex")
@@ -111,7 +111,8 @@ def guard(order: Order, lifeline: Lifeline) -> Ending:
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     with (home / "lock").open("a") as lock, log_to(home / "guard.log", "guard"):
-        if not _take(lock, stop):
+        mirrors = bool((order.run or {}).get("run", {}).get("mirror"))
+        if not _take(lock, stop, HANDOVER_SECONDS + (TRY_SECONDS if mirrors else 0.0)):
             return Ending(FINISHED)
         lifeline.logs.append(LogTail(home))
         _write_keys(home / "keys", order.keys)
@@ -172,12 +173,12 @@ def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
     return Ending(FINISHED) if outcome is None else outcome.ending
 
 
-def _take(lock: TextIO, stop: Stop) -> bool:
+def _take(lock: TextIO, stop: Stop, seconds: float) -> bool:
     """Locks this guard's home. Waits while an earlier guard, which still holds the lock, stops its programs.
 
-    Returns False if a stop is requested during the wait. Raises UsageError after `HANDOVER_SECONDS`.
+    Returns False if a stop is requested during the wait. Raises UsageError after so many seconds.
     """
-    deadline = time.monotonic() + HANDOVER_SECONDS
+    deadline = time.monotonic() + seconds
     while not stop.poll():
         with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -149,7 +149,9 @@ class _Running:
         if status == FINISHED and program.ends_run:
             return Ending(FINISHED, program.role)
         if status == FINISHED and not program.ready():
-            return None  # The program has finished, and the run is ending. Earlier failures remain.
+            if not self._is_young(now):
+                self._short_lives = 0
+            return None  # The program has finished, and the run is ending. Failures soon before it remain.
         self.last_status = status
         self.num_endings += 1
         cost = INNOCENT_COST if status in (FINISHED, NEIGHBOUR_GONE) else 1.0

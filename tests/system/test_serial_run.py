@@ -270,6 +270,28 @@ def test_an_environment_that_fails_for_good_leaves_a_policy(tmp_path, capsys):
     assert curves(folder)["learner"][-1]["scalars"]["learner/updates"] == updates
 
 
+NUM_ACTORS = 4
+
+
+class Single(CartPoleEnv):
+    """A simulator of which a process can have as many as there are actors."""
+
+    num_made = 0
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        Single.num_made += 1
+        if Single.num_made > NUM_ACTORS:
+            raise OSError("no licence is left")
+
+
+def test_an_evaluator_without_an_environment_leaves_a_policy(tmp_path, capsys):
+    options = (f"--env={__name__}:Single", f"--actors={NUM_ACTORS}", "--evaluator.period-updates=100")
+    assert train(small(tmp_path, *options)) == REFUSED
+    assert "no licence is left" in capsys.readouterr().err
+    assert find_latest(tmp_path / "mine" / "checkpoints").state.num_updates >= 100
+
+
 def test_ctrl_c_ends_the_run_which_has_no_socket_and_no_child(tmp_path):
     command = [sys.executable, "-m", "apex", "train", *small(tmp_path, "--max-updates=0", "--stop-score=none")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -24,7 +24,13 @@ from apex.config.arguments import reader_may_leave
 from apex.config.presets import DEFAULT, PRESETS
 from apex.environments.inspection import Inspector
 from apex.launch.preflight import checks
-from apex.launch.preflight.fit import require_keys, size_beside
+from apex.launch.preflight.fit import (
+    fit_one_process,
+    require_announced_ports,
+    require_head,
+    require_keys,
+    size_beside,
+)
 from apex.launch.preflight.leftovers import find_leftovers
 from apex.launch.preflight.logind import find_affected
 from apex.launch.preflight.report import Check, describe_check, describe_sizes
@@ -122,11 +128,20 @@ def examine(config: Config, own: Path | None = None, inspector: Inspector | None
         gpu,
         environment,
     ]
+    if config.run.head:
+        try:
+            require_head(config)
+            require_announced_ports(config)
+        except UsageError as error:
+            results.append(checks.refused("head", error))
     sized = None
     if schema is not None and gpu.verdict != "short":
         try:
             sized = size_beside(leftovers.kept, config, machine, schema)
+            if config.run.single_process:
+                sized = sized._replace(config=fit_one_process(config, schema)[0])
         except UsageError as error:
+            sized = None
             results.append(checks.refused("sizes", error))
     if schema is not None and sized is not None:
         try:

@@ -46,7 +46,8 @@ class Unit:
         The guard receives keys through a pipe. If this process dies, the pipe closes and the guard ends its programs.
         `folder`: current folder of the programs, if this user may enter it.
         """
-        self._stopping.clear()
+        self._stopping.set()  # A guard that runs although the driver has lost this unit ends.
+        stopping = self._stopping = threading.Event()
         self._ending = ""
         with subprocess.Popen(
             [sys.executable, "-u", "-P", "-m", GUARD],
@@ -62,7 +63,7 @@ class Unit:
             reader.start()
             with suppress(BrokenPipeError):  # The guard has ended: its exit status tells why.
                 guard.stdin.write(order.encode())
-            while guard.poll() is None and not self._stopping.wait(POLL_SECONDS):
+            while guard.poll() is None and not stopping.wait(POLL_SECONDS):
                 pass
             guard.stdin.close()
             guard.wait()

@@ -45,7 +45,7 @@ from apex.transport.messages.control import ReplayHeartbeat
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import RunStatus
 from apex.types import Parameters, Progress
-from apexreplay.errors import FINISHED
+from apexreplay.errors import FINISHED, UsageError
 from apexreplay.facts import Waiting
 from apexreplay.process.lifecycle import Stop
 from apexreplay.process.rates import Rates
@@ -201,7 +201,7 @@ class SerialRun:
         self.experience.actor.begin()
         try:
             end = loop.run(self._stop, look)
-        except EnvironmentFailure:  # What was learned before it is kept.
+        except (EnvironmentFailure, UsageError):  # What was learned before it is kept.
             self.trainer.flush()
             loop.save()
             self.coordinator.close()

@@ -42,8 +42,10 @@ class MlflowTracker(Tracker):
             uri, place = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
         self._client = client = self._mlflow.MlflowClient(tracking_uri=uri)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        found = client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else client.create_experiment(name, artifact_location=place)
+        try:
+            experiment = self._find_experiment(name, place)
+        except mlflow.exceptions.MlflowException:  # Another run may have made it meanwhile.
+            experiment = self._find_experiment(name, place)
         records = client.search_runs([experiment], f"tags.`{TAG}` = '{run_id}'")
         if records:
             self._id = records[0].info.run_id  # Its parameters cannot change.
@@ -55,6 +57,12 @@ class MlflowTracker(Tracker):
             for first in range(0, len(params), MAX_PARAMS):
                 client.log_batch(self._id, params=params[first : first + MAX_PARAMS])
         client.log_artifact(self._id, str(run.folder / "config.toml"))
+
+    def _find_experiment(self, name: str, place: str | None) -> str:
+        """Returns the experiment's id; makes it if there is none."""
+        found = self._client.get_experiment_by_name(name)
+        identity: str = found.experiment_id if found else self._client.create_experiment(name, artifact_location=place)
+        return identity
 
     def log_rows(self, rows: Sequence[Row]) -> None:
         """Logs the rows, with their steps and times."""

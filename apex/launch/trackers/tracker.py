@@ -21,6 +21,7 @@ from apexreplay.errors import UsageError
 from apexreplay.process.spawn import spawn
 
 FILM, PAGE = "film.mp4", "report.html"  # files that a tracker makes in the run folder at the end
+AGAIN_SECONDS = 60.0  # after which a record that could not be opened is tried again
 PROGRAM_SECONDS = 60.0  # time limit for each of them
 
 log = logging.getLogger("apex")
@@ -48,6 +49,7 @@ class Tracker(Callback):
         if found is None or found.origin is None:  # Without an origin, it is only a folder of that name.
             raise UsageError(f"tracking with {self.package} needs an optional package", remedy(self.package))
         self._is_open = False
+        self._open_at = time.monotonic() + AGAIN_SECONDS
         self._since = time.time()
         self._offsets: dict[Path, int] = {}  # of the curves: bytes that were read
         self._times: dict[Path, float] = {}  # of their last rows that were logged
@@ -75,9 +77,18 @@ class Tracker(Callback):
         self._is_open = True
 
     def on_status(self, run: LiveRun, status: RunStatus) -> None:
-        """Logs the rows of the curves since the last call."""
-        if self._is_open:
+        """Logs the rows of the curves since the last call. Opens the record if `on_start` could not."""
+        if not self._is_open:
+            if time.monotonic() < self._open_at:
+                return
+            self._open_at = time.monotonic() + AGAIN_SECONDS
+            self.on_start(run)
+        before = dict(self._offsets), dict(self._times)
+        try:
             self.log_rows(list(self._new_rows(run.folder / "curves")))
+        except BaseException:  # The next call logs them again.
+            self._offsets, self._times = before
+            raise
 
     def on_end(self, run: LiveRun, end: EndReason | None) -> None:
         """Logs the rest, stores the best policy, the last checkpoint, a film and the report page, and closes."""

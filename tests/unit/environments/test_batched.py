@@ -363,6 +363,22 @@ def test_later_masks_must_not_be_missing(key):
         list(map(games.step, [np.zeros(2, np.int64)] * 5))
 
 
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+def test_a_state_that_is_not_terminal_must_allow_an_action(mode):
+    games = make_environment(here("make_walks", mode=mode), 2, seed=1)
+    step = games._env.step
+
+    def without(actions):
+        *answer, info = step(actions)
+        info["action_mask"] = np.zeros_like(info["action_mask"])
+        return (*answer, info)
+
+    games._env.step = without
+    games.reset()
+    with pytest.raises(EnvironmentFailure, match="allows no action"):
+        games.step(np.zeros(2, np.int64))
+
+
 def test_only_metrics_are_read_from_the_info():
     """Other values may be one for all environments. A metric that an environment has not reported is missing."""
     games = make_environment(here("make_walks", mode="SameStep"), 2, seed=1)

@@ -176,6 +176,19 @@ def test_a_callback_that_hangs_costs_one_line_and_no_time(begin, caplog):
     assert "Tape: on_start" in line
 
 
+def test_a_callback_that_was_slow_is_named_if_it_raises_later(begin, caplog):
+    tape = Tape()
+    tape.slow_seconds = 0.0
+    hang(tape)
+    calls = begin(tape)
+    assert tape.began.wait(60)
+    report(calls, 1)
+    tape.fault = KeyError("policy")
+    tape.gate.set()
+    calls.end(DONE, LIMIT)
+    assert ["takes longer" in line for line in warnings(caplog)] == [True, False]
+
+
 def test_a_hang_at_the_end_is_logged_after_its_seconds(begin, caplog):
     tape = Tape()
     tape.end_seconds = 0.1

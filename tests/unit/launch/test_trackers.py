@@ -76,6 +76,39 @@ def test_each_row_of_the_curves_is_logged_once(run):
     assert steps(tape) == [1, 2, 3, 3]
 
 
+def test_rows_that_could_not_be_logged_follow(run):
+    faults = [OSError("database is locked")]
+
+    class Failing(Tape):
+        def log_rows(self, rows):
+            if faults:
+                raise faults.pop()
+            super().log_rows(rows)
+
+    tape = Failing()
+    tape.on_start(run)
+    write(run, "learner", (1, 0, 0.5))
+    with pytest.raises(OSError, match="locked"):
+        tape.on_status(run, make_run_status())
+    write(run, "learner", (2, 1, 0.5))
+    tape.on_status(run, make_run_status())
+    assert steps(tape) == [1, 2]
+
+
+def test_a_record_that_could_not_be_opened_is_tried_again(run, monkeypatch):
+    tape, manifest = Tape(), run.folder / "manifest.json"
+    manifest.rename(run.folder / "away")
+    with pytest.raises(FileNotFoundError):
+        tape.on_start(run)
+    write(run, "learner", (1, 0, 0.5))
+    (run.folder / "away").rename(manifest)
+    tape.on_status(run, make_run_status())  # too early
+    assert steps(tape) == []
+    monkeypatch.setattr(tape, "_open_at", 0.0)
+    tape.on_status(run, make_run_status())
+    assert steps(tape) == [1]
+
+
 def test_half_a_line_of_a_killed_learner_is_passed_over(run):
     tape = Tape()
     tape.on_start(run)

@@ -155,6 +155,15 @@ def test_a_program_that_kept_failing_is_reported_by_its_failures(folder):
     assert (failure.role, failure.value, failure.times) == ("actor", 7, 2)
 
 
+def test_failures_before_a_long_life_do_not_fail_the_run(folder, monkeypatch):
+    monkeypatch.setattr("apex.runtime.supervisor.SHORT_LIFE_SECONDS", 0.5)
+    script = f"test $(grep -c pid {folder}/actor.log) = 3 || exit 7; sleep 0.6; echo ready"
+    fails = shell("actor", script, ready=lambda: len(pids(folder, "actor")) < 3)
+    ends = shell("learner", "sleep 0.3", ends_run=True, ready=lambda: has_logged(folder, "actor"))
+    ending, _ = run([fails, ends], folder=folder)
+    assert (ending.status, ending.role) == (FINISHED, "learner")
+
+
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 

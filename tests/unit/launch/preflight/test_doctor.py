@@ -181,6 +181,15 @@ def test_sizes_that_cannot_fit_are_short():
     assert names(found) == [*BEFORE_SIZES, "sizes", *LEFTOVERS]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [(["--head"], "--head needs --actors"), (["--single-process", "--replay.num-shards", "2"], "replay.num_shards 1")],
+)
+def test_what_train_refuses_is_short(arguments, problem, capsys):
+    assert main(["--preset", "cartpole", "--device", "cpu", *arguments]) == FAILED
+    assert any(line.startswith("short") and problem in line for line in capsys.readouterr().out.splitlines())
+
+
 def test_missing_keys_are_short(tmp_path):
     check = check_keys(Config(transport=TransportConfig(keys=str(tmp_path / "none"))))
     assert check.verdict == "short"

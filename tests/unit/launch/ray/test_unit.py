@@ -2,9 +2,11 @@
 
 import os
 import sys
+import threading
 import types
 
 import pytest
+from support.waiting import until
 
 from apex.facts import Ending, Failure, LogEntry
 from apex.launch.ray import unit
@@ -57,3 +59,18 @@ def test_a_folder_that_is_missing_or_not_accessible_is_left_out(guarded_by, tmp_
     assert run_with(guarded_by, tmp_path / "none", "pwd") == os.getcwd()
     monkeypatch.setattr(unit.os, "access", lambda path, mode: False)
     assert run_with(guarded_by, tmp_path, "pwd") == os.getcwd()
+
+
+@pytest.mark.timeout(20)
+def test_a_new_order_ends_the_guard_of_an_order_that_was_lost(guarded_by, tmp_path):
+    guarded_by(f"echo started >> {tmp_path}/started; cat > /dev/null")
+    one = unit.Unit()
+    first, second = (threading.Thread(target=one.run, args=["order\n", str(tmp_path)]) for _ in range(2))
+    first.start()
+    until((tmp_path / "started").exists)
+    second.start()
+    first.join()
+    until(lambda: (tmp_path / "started").read_text().count("started") == 2)
+    assert second.is_alive()
+    one.stop()
+    second.join()
