@@ -5,6 +5,7 @@ import queue
 import random
 import threading
 import time
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -155,6 +156,8 @@ class Connection:
                 self._end(session, answer.reason, answer.subject)
             elif (answer.run_id, answer.stream) != (known.run_id, known.stream):
                 self._end(session, "new_memory")  # It answers a repeated first request, which a later server has got.
+            elif answer.table != lease.declaration:
+                self._end(session, "declaration")
             elif answer.experience != lease.port:
                 self._end(session, "moved")
             elif known.role == "writer" and answer.segment_length < lease.segment_length:
@@ -165,8 +168,10 @@ class Connection:
                 lease.take(answer)
 
     def _end(self, session: int, reason: str, subject: str = "") -> None:
-        self._leases.pop(session, None)
+        lease = self._leases.pop(session, None)
         self._refused[session] = reason, subject
+        if lease is not None:
+            lease.note_end()
 
 
 class Lease:
@@ -194,6 +199,14 @@ class Lease:
 
     def note_silence(self) -> None:
         """Called every IDLE_SECONDS while the server does not answer, in the connection's thread."""
+
+    def note_end(self) -> None:
+        """Called when the server has ended the lease, in the connection's thread."""
+
+    @property
+    def declaration(self) -> dict[str, Any]:
+        """The table's declaration, as the server sends it."""
+        return self._welcome.table
 
     @property
     def port(self) -> int:
@@ -228,6 +241,7 @@ def _refused(reason: str, subject: str) -> UsageError:
         "no_row": (f"{subject} samplers read the memory already", "close some of them, or pass shared_memory=False"),
         "role": (f"a key of the {subject} does not allow this", "use the keys of another role"),
         "new_memory": ("the server has started again without its memory", "start it with --snapshots DIR"),
+        "declaration": ("the server has started again with another declaration of the table", "open a new one"),
         "moved": ("the server has started again with the table at other ports", "open a new writer or sampler"),
         "segment_length": (f"the server has started again with a lower segment_length, {subject}", "open a new writer"),
         "unknown_lease": ("the server does not know this client", ""),

@@ -152,7 +152,8 @@ class BaseSampler(Lease):
 
         Raises UsageError if the server does not give such batches any more.
         """
-        if self._welcome is self._used:
+        reader = self._reader
+        if self._welcome is self._used and not (reader is not None and reader.may_return):
             return
         welcome = self._welcome
         if self._reader is not None:
@@ -171,10 +172,18 @@ class BaseSampler(Lease):
         require(has_source, f"{table!r} has no sampler processes", remedy="raise its num_samplers")
 
     def note_silence(self) -> None:
-        """Gives a removed memory back: the server may have no room for the next one while this one is mapped."""
+        """Gives the memory back if it was removed, or if the server is gone: the next one may need the room."""
         reader = self._reader
         if reader is not None:
             reader.release_if_removed()
+            if self._connection.unanswered > MAX_UNANSWERED:
+                reader.release()
+
+    def note_end(self) -> None:
+        """Gives the memory back."""
+        reader = self._reader
+        if reader is not None:
+            reader.release()
 
     def _draw(self, reader: "_MemoryReader") -> Batch | None:
         batch = reader.draw(self._set_aside)
@@ -287,6 +296,15 @@ class _MemoryReader:
         drawer = self._drawer
         if drawer is not None:
             drawer.close()
+
+    def release(self) -> None:
+        """Unmaps the memory. Another thread may draw meanwhile."""
+        self._drawer = None
+
+    @property
+    def may_return(self) -> bool:
+        """Whether the memory was released and is still there: its server has answered again."""
+        return self._drawer is None and _read_inode(self._path) == self._inode
 
     def release_if_removed(self) -> None:
         """Unmaps the memory if its file was removed or replaced. Another thread may draw meanwhile."""

@@ -51,7 +51,7 @@ struct memory {
     const char *arena;
     int64_t arena_bytes;
     int64_t max_frame_bytes; /* maximum size of a compressed frame */
-    char *scratch;           /* MOST_FRAMES x max_frame_bytes; NULL: no other process writes to the arena */
+    char *scratch;           /* most frames of a transition x max_frame_bytes; NULL: no other process writes to the arena */
 };
 
 struct stacks {

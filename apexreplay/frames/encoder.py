@@ -12,7 +12,8 @@ from apexreplay.tables import Entry, FieldCodec, Table
 
 
 def _lz4(array: Array) -> bytes:
-    return bytes(cramjam.lz4.compress_block(array.data, store_size=False))  # The table defines the length.
+    # The table defines the length. cramjam takes no array without dimensions.
+    return bytes(cramjam.lz4.compress_block(np.atleast_1d(array).data, store_size=False))
 
 
 COMPRESS: dict[FieldCodec, Callable[[Array], bytes]] = {"lz4": _lz4, "raw": np.ndarray.tobytes}  # C-contiguous -> bytes

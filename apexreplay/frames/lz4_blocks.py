@@ -116,8 +116,9 @@ class NativeBlocks(Blocks):
         to the arena at the same time if the arena `is_shared`.
         """
         arena, entries = located
-        if arena.is_shared and len(self._scratch) < MOST_FRAMES * arena.max_frame_bytes:
-            self._scratch = np.empty(MOST_FRAMES * arena.max_frame_bytes, np.uint8)
+        most = min(int(entries["num_frames"].max(initial=0)), MOST_FRAMES) * arena.max_frame_bytes
+        if arena.is_shared and len(self._scratch) < most:
+            self._scratch = np.empty(most, np.uint8)
         scratch = _address(self._scratch) if arena.is_shared else 0
         # `struct memory` and `struct stacks` of decompress.c: all of their fields take 8 bytes.
         memory = np.array([_address(arena.bytes), len(arena.bytes), arena.max_frame_bytes, scratch], np.int64)

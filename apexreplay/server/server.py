@@ -60,6 +60,7 @@ class ReplayServer(Reader):
         self._rates = Rates(clock(), store.num_inserted, samplers.num_drawn, store.num_steps)
         self._worked = (clock(), time.process_time())  # wall and CPU time at the last heartbeat, in seconds
         self._may_insert = True
+        self._checked_at = clock()
 
     def insert(self, messages: Sequence[Sequence[Frame]]) -> list[Receipts]:
         """Stores segments; returns the receipts for the streams that sent at least one, by group.
@@ -139,6 +140,10 @@ class ReplayServer(Reader):
         keeps_ratio = self._samplers.limit(self._limiter).may_insert(self._store.num_inserted, self._samplers.num_drawn)
         # Without any weight, nothing can be drawn: samplers wait for inserts.
         is_wanted = keeps_ratio or inserts_wanted or not self._store.total_weight
+        now = self._clock()
+        if not self._may_insert:  # Meanwhile, no segment was taken: silent streams may have sent some.
+            self._seen_at += now - self._checked_at
+        self._checked_at = now
         self._may_insert = is_wanted and not self._would_remove_undrawn()
         return self._may_insert
 

@@ -107,7 +107,11 @@ class TableSettings:
     @property
     def max_batch(self) -> int:
         """Maximum items of a batch."""
-        return MAX_PRIORITIES if self.order == "priority" else min(self._room * self.draws_per_item, MAX_PRIORITIES)
+        if self.order == "priority":
+            return MAX_PRIORITIES
+        is_held = self.order == "queue" and self.inserts_wait
+        room = self._room if is_held else self.capacity - self.segment_length + 1  # Whole segments are removed.
+        return min(room * self.draws_per_item, MAX_PRIORITIES)
 
     @property
     def _room(self) -> int:

@@ -41,6 +41,7 @@ from apexreplay.client import writer as writer_module
 from apexreplay.errors import FAILED, DataError, UsageError
 from apexreplay.files.atomic_files import seal
 from apexreplay.item_kinds import Window
+from apexreplay.store.location import is_wanted
 from apexreplay.transport.roles import create_keys, read_keys
 from apexreplay.transport.sockets import connect, open_context
 
@@ -831,6 +832,25 @@ def test_an_idle_sampler_gives_up_a_memory_that_was_removed(tmp_path):
         np.testing.assert_array_equal(read_all(sampler), np.arange(100))
 
 
+def test_a_sampler_of_a_server_that_is_gone_gives_its_memory_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(sampler_module, "MAX_UNANSWERED", 1)
+    with (
+        Restarting(tmp_path, free_port()) as server,
+        Client(port=server.port) as client,
+        client.writer("numbers") as writer,
+        client.sampler("numbers", 500) as sampler,
+    ):
+        append(writer, range(100))
+        writer.flush(DEADLINE)
+        sampler.sample(DEADLINE)
+        (memory,) = (path for path in server.files if path.suffix == ".replay")
+        server.end(signal.SIGKILL)
+        until(lambda: not is_wanted(memory), "end of the claim")
+        server.start()
+        until(lambda: client.status().tables["numbers"], "answer")
+        np.testing.assert_array_equal(read_all(sampler), np.arange(100))
+
+
 def test_a_memory_that_another_host_has_outdated_is_not_used(tmp_path):
     """The second of three starts plays the other host: it does not find the memory, and its id is another one."""
     record = tmp_path / "snapshots" / "numbers.memory"
@@ -870,7 +890,7 @@ def test_a_writer_ends_if_the_server_would_refuse_its_segments(tmp_path):
 
 @pytest.mark.parametrize(
     ("batch_size", "limit", "message"),
-    [(8, "num_samplers = 0", "sampler processes"), (2_000, 'order = "newest"', "at most 1000")],
+    [(8, "num_samplers = 0", "sampler processes"), (2_000, 'order = "newest"', "at most 991")],
 )
 def test_a_sampler_ends_if_the_server_gives_no_such_batches(tmp_path, batch_size, limit, message):
     with (

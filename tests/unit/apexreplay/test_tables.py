@@ -6,6 +6,7 @@ import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
+import lz4.block
 import numpy as np
 import pytest
 from support.builders import PIXELS, RUN
@@ -303,6 +304,11 @@ def test_a_sequence_has_the_values_of_its_first_step():
     with pytest.raises(UsageError, match="state"):
         buffer.append({"x": 10})
     assert len(buffer._steps) == 4
+
+
+def test_a_single_number_can_be_compressed():
+    (entry,) = StepEncoder(table("t", {"x": ("int64", (), "lz4")})).encode({"x": 7})
+    assert lz4.block.decompress(entry, uncompressed_size=8) == (7).to_bytes(8, "little")
 
 
 def test_overlapping_sequences_store_their_steps_about_once():

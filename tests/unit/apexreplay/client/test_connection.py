@@ -23,8 +23,9 @@ WELCOME = {
 def keep_lease(connection, hello=HELLO, segment_length=1):
     """Returns the list of the answers that the lease takes."""
     welcomed = []
-    facts = {"hello": hello, "port": 1, "segment_length": segment_length}
-    connection.keep(SimpleNamespace(**facts, take=welcomed.append, note_silence=lambda: None))
+    facts = {"hello": hello, "port": 1, "segment_length": segment_length, "declaration": {}}
+    calls = {"take": welcomed.append, "note_silence": lambda: None, "note_end": lambda: welcomed.append(None)}
+    connection.keep(SimpleNamespace(**facts, **calls))
     return welcomed
 
 
@@ -42,6 +43,7 @@ def connection():
         (Welcome(**{**WELCOME, "run_id": "8"}), "new_memory"),
         (Welcome(**{**WELCOME, "stream": 2}), "new_memory"),
         (Welcome(**{**WELCOME, "experience": 11}), "moved"),
+        (Welcome(**{**WELCOME, "table": {"steps": {}}}), "declaration"),
         (Refusal(session=5, reason="stream_taken"), "stream_taken"),
         (Refusal(session=5, reason="unknown_lease"), ""),
         (Refusal(session=6, reason="stream_taken"), ""),
@@ -51,7 +53,7 @@ def test_a_lease_ends_by_a_refusal_or_the_welcome_of_another_lease(connection, a
     welcomed, sent = keep_lease(connection), []
     connection._take(SimpleNamespace(send=sent.append), answer)
     assert connection._refused.get(5, ("", ""))[0] == reason
-    assert welcomed == [answer] * (isinstance(answer, Welcome) and not reason)
+    assert welcomed == ([None] if reason else [answer] * isinstance(answer, Welcome))
     assert sent == [HELLO] * (getattr(answer, "reason", "") == "unknown_lease")
     if reason:
         with pytest.raises(UsageError) as refused:
@@ -64,7 +66,7 @@ def test_lower_segment_lengths_end_the_leases_of_writers(connection, role, lengt
     """The server would refuse longer segments, which are sent again until they are stored."""
     welcomed = keep_lease(connection, replace(HELLO, role=role), length)
     connection._take(None, Welcome(**WELCOME))
-    assert welcomed == [Welcome(**WELCOME)] * (not ends)
+    assert welcomed == [None if ends else Welcome(**WELCOME)]
     if ends:
         with pytest.raises(UsageError, match="segment_length, 1") as refused:
             connection.check(5)

@@ -137,6 +137,21 @@ def test_receipts_are_repeated_while_a_stream_lives(scene):
     assert ids(scene.server.receipts()) == [(0, [2])]
 
 
+def test_receipts_are_repeated_while_inserts_wait(tmp_path):
+    """The streams live on: what they send is not taken."""
+    scene = Scene(tmp_path / "store", samples_per_insert=2.0, inserts_wait=True)
+    scene.insert(0, 1, 2, 3)
+    for _ in range(5):
+        assert not scene.server.check_limiter()
+        scene.now += STREAM_LIFE_SECONDS / 2
+    assert not scene.server.check_limiter()
+    assert ids(scene.server.receipts()) == [(0, [2])]
+    assert scene.server.check_limiter(inserts_wanted=True)
+    scene.now += STREAM_LIFE_SECONDS
+    assert scene.server.check_limiter(inserts_wanted=True)
+    assert ids(scene.server.receipts()) == []
+
+
 def test_a_receipt_is_repeated_only_when_it_is_due(scene):
     scene.insert(0)
     assert ids(scene.server.receipts()) == []

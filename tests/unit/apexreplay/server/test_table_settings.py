@@ -157,3 +157,12 @@ def test_a_table_whose_segments_could_have_4_gib_is_refused():
         with pytest.raises(UsageError, match=r"t\.segment_length .* 4 GiB") as refused:
             TableSettings(table=volume, **changed)
         assert refused.value.remedy.startswith("lower")
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"), [({"order": "newest"}, 91), ({"order": "queue", "draws_per_item": 2}, 182)]
+)
+def test_a_batch_has_items_that_are_always_there(limits, most):
+    """Of 100 items, up to 9 are missing after the removal of a whole segment."""
+    settings = TableSettings(table=NUMBERS, capacity=100, segment_length=10, **limits)
+    assert settings.max_batch == most
