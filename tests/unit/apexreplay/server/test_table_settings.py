@@ -164,5 +164,5 @@ def test_a_table_whose_segments_could_have_4_gib_is_refused():
 )
 def test_a_batch_has_items_that_are_always_there(limits, most):
     """Of 100 items, up to 9 are missing after the removal of a whole segment."""
-    settings = TableSettings(table=NUMBERS, capacity=100, segment_length=10, **limits)
+    settings = TableSettings(table=table("t", {"x": "int64"}), capacity=100, segment_length=10, **limits)
     assert settings.max_batch == most
