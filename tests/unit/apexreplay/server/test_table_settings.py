@@ -159,10 +159,8 @@ def test_a_table_whose_segments_could_have_4_gib_is_refused():
         assert refused.value.remedy.startswith("lower")
 
 
-@pytest.mark.parametrize(
-    ("limits", "most"), [({"order": "newest"}, 91), ({"order": "queue", "draws_per_item": 2}, 182)]
-)
-def test_a_batch_has_items_that_are_always_there(limits, most):
+@pytest.mark.parametrize(("order", "draws_per_item", "most"), [("newest", 1, 91), ("queue", 2, 182)])
+def test_a_batch_has_items_that_are_always_there(order, draws_per_item, most):
     """Of 100 items, up to 9 are missing after the removal of a whole segment."""
-    settings = TableSettings(table=table("t", {"x": "int64"}), capacity=100, segment_length=10, **limits)
-    assert settings.max_batch == most
+    limits = {"capacity": 100, "segment_length": 10, "order": order, "draws_per_item": draws_per_item}
+    assert TableSettings(table=table("t", {"x": "int64"}), **limits).max_batch == most
