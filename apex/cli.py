@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Main] = loa
 
 def run() -> NoReturn:
     """Runs the subcommand of this process's command line, and ends the process."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # A path need not be valid UTF-8.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":  # A path need not be valid UTF-8.
         sys.stdout.reconfigure(errors="surrogateescape")
     end_process(main())
 

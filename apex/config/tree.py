@@ -312,14 +312,6 @@ class Config(Branch):
             f"r2d2.sequence_length {self.r2d2.sequence_length} must be > r2d2.burn_in {self.r2d2.burn_in} + "
             f"actor.n_step {self.actor.n_step}",
         )
-        paths = {
-            "run.folder": self.run.folder,
-            "transport.keys": self.transport.keys,
-            "learner.init_from": self.learner.init_from,
-        }
-        for setting, path in paths.items():
-            problem = f"{setting} is {path!r}, where ~ has its meaning only for a shell"
-            require_setting(not path.startswith("~"), problem, "write the whole path")
         self._check_shards()
         self._check_ports()
 

@@ -83,6 +83,7 @@ class Evaluator:
         self._start_at = clock()
         self._unplayed: Parameters | None = None  # taken for a confirmation that the end of training abandoned
         self._has_failed = False  # whether the last evaluation's games did not confirm its score
+        self._kept: int | None = None  # version of the parameters whose result was kept last
         self._num_plays = 0
         self._has_made = False  # an environment; then a later failure is not a mistake in the settings
         self.num_evaluations = 0
@@ -102,12 +103,18 @@ class Evaluator:
                 self.step(stop)
 
     def step(self, stop: Stop, timeout: float = POLL_SECONDS) -> bool:
-        """Evaluates the newest parameters; returns False if no newer ones come within `timeout` seconds."""
+        """Evaluates the newest parameters; returns False if no newer ones come within `timeout` seconds.
+
+        The learner repeats its parameters. Those whose result was kept last are passed over, unless they are the run's
+        last ones: the best of several scores of one policy would be luck.
+        """
         parameters, self._unplayed = self._unplayed or self._learner.newest(timeout), None
         if parameters is None:
             self._wait.on(Waiting("newer_parameters"))
             return False
         self._wait.over()
+        if parameters.version == self._kept != self._learner.final():
+            return False
         began = self._clock()
         self._start_at = began + self._config.period_seconds
         try:
@@ -198,6 +205,7 @@ class Evaluator:
         if is_best:
             self.best = result.mean
         self.num_evaluations += 1
+        self._kept = result.updates
         self._learner.keep(result, played.parameters if is_best else None)
         if result.confirmed:
             self._start_at = max(self._start_at, self._clock() + REST_SECONDS)

@@ -28,18 +28,7 @@ class RemoteLearner:
 
     def __init__(self, subscriber: ParameterSubscriber, codec: RunCodec) -> None:
         self._codec = codec
-        self._subscriber = subscriber
-        self._kept: int | None = None  # version whose result was kept last
-
-    def newest(self, timeout: float) -> Parameters | None:
-        """Returns the newest parameters; None if none come within `timeout` seconds.
-
-        Drops those that were evaluated last, which the learner repeats, unless they are the run's last ones.
-        """
-        parameters = self._subscriber.receive(timeout)
-        if parameters is not None and parameters.version == self._kept != self.final():
-            return None
-        return parameters
+        self.newest = subscriber.receive
 
     def final(self) -> int | None:
         """Returns the version of the run's last parameters; None while training continues."""
@@ -48,7 +37,6 @@ class RemoteLearner:
     def keep(self, result: EvaluationResult, parameters: Parameters | None) -> None:
         """Sends a result to the coordinator."""
         log.info("evaluated update %d: mean score %.1f over %d games", result.updates, result.mean, result.episodes)
-        self._kept = result.updates
         self.session.post(self._codec.encode_evaluation(result, parameters))
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from apex.config import Config
-from apexreplay.errors import UsageError
+from apexreplay.errors import UsageError, require
 
 
 def make_folder(config: Config, fill: Callable[[Path, str], None], started: datetime | None = None) -> Path:
@@ -20,7 +20,9 @@ def make_folder(config: Config, fill: Callable[[Path, str], None], started: date
 
     Raises UsageError if a configured name is taken, or if the folder cannot be made.
     """
-    started = started or datetime.now()
+    started, folder = started or datetime.now(), config.run.folder
+    problem = f"run.folder is {folder!r}, and only a shell gives ~ its meaning"
+    require(not folder.startswith("~"), problem, remedy=f"write the whole path; ./{folder} is a folder of that name")
     first = Path(config.run.folder) / (config.run.name or f"{_game(config.environment.id)}-{started:%Y%m%d-%H%M%S}")
     path, number = first, 1
     try:

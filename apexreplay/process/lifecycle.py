@@ -23,8 +23,9 @@ from apexreplay.facts import Waiting
 
 KILLED_BY_CTRL_C = 130  # exit status after SIGINT, as in a shell
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # characters that control a terminal, except the end of a line
-# causes of an OSError that lie outside of the program
-OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+# causes of an OSError that lie outside of the program: without the name of a file, and with one
+FULL = {errno.ENOSPC, errno.EDQUOT}
+FORBIDDEN = {*FULL, errno.EROFS, errno.EACCES, errno.EPERM}
 POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second after a stop request.
 EXPLAIN_SECONDS = 10.0  # A longer wait is logged with its reason.
 
@@ -195,7 +196,7 @@ def reports_errors(program: str, *, logs_failures: bool = False) -> Callable[[Ca
                     complain(f"{program}: {error}")
                 status = error.exit_status
             except OSError as error:
-                if logs_failures or error.errno not in OF_THE_DISK:
+                if logs_failures or error.errno not in (FORBIDDEN if error.filename else FULL):
                     raise
                 place = f"cannot use {error.filename}: " if error.filename else ""
                 complain(f"{program}: {place}{error.strerror}")

@@ -55,9 +55,15 @@ from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, VARIANTS
 from bench.learning.trial import CHANGED, EARLY_SECONDS, require_native_code, run_trial
 from bench.learning.untuned import CORES, counts, missing_runs
 
-GAMES_SECONDS = 1_500.0  # time for 100 games of Atari
+GAMES_SECONDS = 1_500.0  # time for 100 games of Atari on a slow machine
+SHORT_GAMES_SECONDS = 300.0  # on a fast one
+MOST_BUSY = 2  # runs beside other programs, after which the machine is not otherwise idle
 # the code that makes the runs of one table
 MADE_BY = ("apex", "apexreplay", "bench/peers", "bench/learning/tasks.py")
+
+
+class BusyError(RunError):
+    """Other programs used too much of the machine during a run."""
 
 
 @reports_errors("python -m bench learning")
@@ -132,30 +138,40 @@ def _make_parser() -> Parser:
 def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
     """Records one missing run after the other, in their fixed order, until the time is over; returns the status."""
     commit, cpu = _require_circumstances(options), describe_machine()["cpu"]
-    began, failed, made = time.monotonic(), False, 0
+    began, failed, made, busy, too_long = time.monotonic(), False, 0, 0, ""
     for task, system, seed in missing_runs(read_records(options.root)):
-        beside = [record for record in read_records(options.root) if (record.task, record.seed) == (task, seed)]
+        records = [record for record in read_records(options.root) if counts(record)]
+        group = [run for run in UNTUNED_RUNS if (run[0], run[2]) == (task, seed)]
+        beside = [record for record in records if (record.task, record.system, record.seed) in group]
         if others := {record.machine["cpu"] for record in beside} - {cpu}:
             what = f"{task}, {system}, seed {seed} needs {', '.join(sorted(others))}, as the other systems had"
             print(f"learning: {what}, and is not made here", file=sys.stderr)
+            failed = True
             continue
         failure = record_path(options.root, task, system, seed, ".failed")
         if failure.exists():  # It is not repeated until it succeeds.
             what = f"{failure.relative_to(options.root)} exists, so this run is not made again"
             print(f"learning: {what}; remove it (git rm) and say why", file=sys.stderr)
             continue
-        seconds = 60 * TASKS[task].minutes + GRACE_SECONDS + GAMES_SECONDS
         if stop.poll():
             break
+        require(not is_changed_since(commit, MADE_BY), "the code has changed since the first run")
+        seconds = 60 * TASKS[task].minutes + GRACE_SECONDS + GAMES_SECONDS
+        if not beside:  # The next sitting may have another processor.
+            seconds += (len(group) - 1) * (60 * TASKS[task].minutes + SHORT_GAMES_SECONDS)
         if time.monotonic() - began + seconds > 3_600 * options.hours:
-            problem = f"--hours {options.hours:g} is too short: a run with its games may take {seconds / 3_600:.2f}"
-            require(made, problem)
-            break
+            too_long = too_long or f"{task}, {system}, seed {seed} needs {seconds / 3_600:.2f} hours with its group"
+            continue
         made += 1
         run = {"task": task, "system": system, "seed": seed, "minutes": None, "cores": CORES}
         started = time.monotonic()
         try:
             _run(argparse.Namespace(**vars(options) | run), (), stop)
+        except BusyError as error:  # It is missing, and can be made again.
+            print(f"learning: {task}, {system}, seed {seed}: {error}", file=sys.stderr)
+            failed, busy = True, busy + 1
+            if busy == MOST_BUSY:
+                raise
         except RunError as error:  # The other runs do not depend on it.
             if stop.poll() or time.monotonic() - started < EARLY_SECONDS:
                 raise
@@ -164,6 +180,9 @@ def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
             print(f"learning: {task}, {system}, seed {seed}: {error}", file=sys.stderr)
             failure.parent.mkdir(parents=True, exist_ok=True)
             replace_file(failure, f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}: {error}\n".encode())
+    if too_long and not made:
+        print(f"learning: {too_long}", file=sys.stderr)
+        failed = True
     records = [record for record in read_records(options.root) if record.task in UNTUNED]
     for record in records:
         if not counts(record):
@@ -228,9 +247,10 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         wait(place.start(command, STANDARD_OUTPUT), 60 * minutes + GRACE_SECONDS, stop)
         seconds, others = time.monotonic() - clock, processor.others_share()
         if others > OTHERS_SHARE:
-            busy = f"other processes used {others:.0%} of the cores: the times do not count"
-            require(not is_fixed, busy, remedy="make the run again on an otherwise idle machine")
-            print(f"learning: {busy}", file=sys.stderr)
+            what = f"other processes used {others:.0%} of the cores: the times do not count"
+            if is_fixed:
+                raise BusyError(what, "make the run again on an otherwise idle machine")
+            print(f"learning: {what}", file=sys.stderr)
         outcome = system.read(folder, began)
         if not outcome.curve:
             raise RunError("the run ended before its first evaluation, so there is no curve")

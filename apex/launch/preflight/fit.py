@@ -45,10 +45,7 @@ def fit(
     checks = [check_gpu(config.learner.device, cuda, describe_versions()["torch"] or "")]
     require_all(checks)
     sized = size_beside(leftovers.kept, config, machine, schema)
-    config, asked = choose_ports(sized.config, free, tell), sized.config.transport
-    is_moved = config.transport.port_offset != asked.port_offset
-    problem = f"--head: a port of {asked.bind} is in use by a run that starts at the same time"
-    require(not (config.run.head and is_moved), problem, remedy=_other_ports(asked.port_offset))
+    config = choose_ports(sized.config, free, tell)
     room = read_room(machine, cuda, leftovers, own, config.learner.device)
     checks += [*check_sizes(sized), *check_room(config, schema, room), check_kept(leftovers.kept)]
     require_all(checks)
@@ -85,11 +82,8 @@ def require_announced_ports(config: Config) -> None:
     bind, offset = config.transport.bind, config.transport.port_offset
     taken = [port for port in ports(config) if not is_free(bind, port)] if config.run.head else []
     problem = f"--head: port {min(taken, default=0)} of {bind} is in use"
-    require(not taken, problem, remedy=_other_ports(offset))
-
-
-def _other_ports(offset: int) -> str:
-    return f"stop the run that uses it, or choose other ports with --transport.port-offset {offset + OFFSET_STEP}"
+    remedy = f"stop the run that uses it, or choose other ports with --transport.port-offset {offset + OFFSET_STEP}"
+    require(not taken, problem, remedy=remedy)
 
 
 def require_keys(config: Config) -> None:

@@ -31,7 +31,6 @@ class Unit:
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
-        self._ending = ""  # the guard's last report
         self._reports: deque[str] = deque(maxlen=MAX_REPORTS)
 
     def where(self) -> Place:
@@ -48,7 +47,7 @@ class Unit:
         """
         self._stopping.set()  # A guard that runs although the driver has lost this unit ends.
         stopping = self._stopping = threading.Event()
-        self._ending = ""
+        endings = [""]
         with subprocess.Popen(
             [sys.executable, "-u", "-P", "-m", GUARD],
             stdin=subprocess.PIPE,
@@ -59,7 +58,7 @@ class Unit:
             start_new_session=True,  # Ray kills the process group of a worker that loses its driver.
         ) as guard:
             assert guard.stdin is not None
-            reader = threading.Thread(target=self._read_reports, args=[guard.stdout])
+            reader = threading.Thread(target=self._read_reports, args=[guard.stdout, endings])
             reader.start()
             with suppress(BrokenPipeError):  # The guard has ended: its exit status tells why.
                 guard.stdin.write(order.encode())
@@ -68,18 +67,18 @@ class Unit:
             guard.stdin.close()
             guard.wait()
             reader.join()
-        return guard.returncode, self._ending, self.read_reports()
+        return guard.returncode, endings[-1], self.read_reports()
 
     def read_reports(self) -> list[str]:
         """Returns the guard's reports since the last call, each as an encoded `Report`."""
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
-    def _read_reports(self, stream: IO[bytes]) -> None:
+    def _read_reports(self, stream: IO[bytes], endings: list[str]) -> None:
         with io.BufferedReader(cast(io.RawIOBase, stream)) as lines:
             for data in lines:
                 report = Report.decode(data)
                 if report.ending is not None:
-                    self._ending = data.decode()
+                    endings.append(data.decode())
                 elif report.line:
                     print(f"{report.log}: {report.line}")  # for Ray's own logs
                 else:

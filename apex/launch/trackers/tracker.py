@@ -22,6 +22,7 @@ from apexreplay.process.spawn import spawn
 
 FILM, PAGE = "film.mp4", "report.html"  # files that a tracker makes in the run folder at the end
 AGAIN_SECONDS = 60.0  # after which a record that could not be opened is tried again
+MOST_FAILURES = 10  # after so many, the rows that could not be logged are left out
 PROGRAM_SECONDS = 60.0  # time limit for each of them
 
 log = logging.getLogger("apex")
@@ -49,6 +50,7 @@ class Tracker(Callback):
         if found is None or found.origin is None:  # Without an origin, it is only a folder of that name.
             raise UsageError(f"tracking with {self.package} needs an optional package", remedy(self.package))
         self._is_open = False
+        self._num_failures = 0
         self._open_at = time.monotonic() + AGAIN_SECONDS
         self._since = time.time()
         self._offsets: dict[Path, int] = {}  # of the curves: bytes that were read
@@ -86,8 +88,10 @@ class Tracker(Callback):
         before = dict(self._offsets), dict(self._times)
         try:
             self.log_rows(list(self._new_rows(run.folder / "curves")))
-        except BaseException:  # The next call logs them again.
-            self._offsets, self._times = before
+        except BaseException:  # The next call logs them again, unless the store never accepts them.
+            self._num_failures += 1
+            if self._num_failures % MOST_FAILURES:
+                self._offsets, self._times = before
             raise
 
     def on_end(self, run: LiveRun, end: EndReason | None) -> None:
@@ -96,7 +100,10 @@ class Tracker(Callback):
             return
         try:
             if run.status is not None:
-                self.on_status(run, run.status)
+                try:
+                    self.on_status(run, run.status)
+                except Exception:  # The files may be stored all the same.
+                    log.exception("the last rows were not logged")
             for kind, path in self._artifacts(run.folder.absolute()):
                 self.keep(kind, path)
         finally:

@@ -92,13 +92,6 @@ def test_bytes_that_are_not_text_are_refused(tmp_path, make, setting, value):
 
 
 @pytest.mark.parametrize("make", SOURCES)
-@pytest.mark.parametrize("setting", ["run.folder", "transport.keys", "learner.init_from"])
-def test_a_home_folder_that_no_shell_has_replaced_is_refused(tmp_path, make, setting):
-    with pytest.raises(ConfigError, match=rf"{setting}.*'~/here'"):
-        make(tmp_path, setting, "~/here")
-
-
-@pytest.mark.parametrize("make", SOURCES)
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 def test_a_number_that_is_not_finite_is_refused(tmp_path, make, number):
     value = TomlFloat(number) if make is by_toml else float(number)

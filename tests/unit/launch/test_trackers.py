@@ -13,7 +13,7 @@ from apex.config import Config
 from apex.facts import EndReason
 from apex.launch.callbacks import LiveRun
 from apex.launch.trackers.choice import TRACKERS, make_trackers
-from apex.launch.trackers.tracker import Row, Tracker
+from apex.launch.trackers.tracker import MOST_FAILURES, Row, Tracker
 from apex.launch.train import main, read_start
 from apexreplay.errors import REFUSED
 
@@ -93,6 +93,24 @@ def test_rows_that_could_not_be_logged_follow(run):
     write(run, "learner", (2, 1, 0.5))
     tape.on_status(run, make_run_status())
     assert steps(tape) == [1, 2]
+
+
+def test_rows_that_are_never_accepted_keep_no_later_ones(run):
+    class Failing(Tape):
+        def log_rows(self, rows):
+            super().log_rows(rows)
+            if any(row.steps == 1 for row in rows):
+                raise OSError("invalid")
+
+    tape = Failing()
+    tape.on_start(run)
+    write(run, "learner", (1, 0, 0.5))
+    for _ in range(MOST_FAILURES):
+        with pytest.raises(OSError, match="invalid"):
+            tape.on_status(run, make_run_status())
+    write(run, "learner", (2, 1, 0.5))
+    tape.on_status(run, make_run_status())
+    assert steps(tape) == [1] * MOST_FAILURES + [2]
 
 
 def test_a_record_that_could_not_be_opened_is_tried_again(run, monkeypatch):

@@ -192,6 +192,14 @@ def test_another_format_is_refused_with_the_version_that_made_it(tmp_path, field
     assert f"apex evaluate {tmp_path}/checkpoints/best.safetensors" in refused.value.remedy
 
 
+def test_a_home_folder_that_no_shell_has_replaced_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"run\.folder.*'~/runs'.*\./~/runs"):
+        create("~/runs")
+    assert not list(tmp_path.iterdir())
+    assert create("./~/runs").path.exists()
+
+
 def test_the_current_folder_has_the_name_of_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(create(tmp_path).path)
     assert RunFolder.open(".").path == RunFolder.open("checkpoints/..").path == Path.cwd()

@@ -104,13 +104,5 @@ def test_a_head_that_no_actor_host_could_join_is_refused(config, option):
     assert error.value.remedy
 
 
-def test_a_head_keeps_its_announced_ports(monkeypatch):
-    config = dataclasses.replace(CONFIG, run=dataclasses.replace(CONFIG.run, head=True))
-    first = config.transport.control_port
-    with pytest.raises(UsageError, match="--head") as error:
-        fit(config, VECTORS, lambda sentence: None, free=lambda host, port: port != first)
-    assert "--transport.port-offset" in error.value.remedy
-
-
 def test_a_head_may_bind_to_an_address_of_the_host():
     require_head(head(num_actors=8, bind="10.0.0.2"))
