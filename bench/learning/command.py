@@ -168,10 +168,10 @@ def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
         try:
             _run(argparse.Namespace(**vars(options) | run), (), stop)
         except BusyError as error:  # It is missing, and can be made again.
-            print(f"learning: {task}, {system}, seed {seed}: {error}", file=sys.stderr)
             failed, busy = True, busy + 1
             if busy == MOST_BUSY:
                 raise
+            print(f"learning: {task}, {system}, seed {seed}: {error}", file=sys.stderr)
         except RunError as error:  # The other runs do not depend on it.
             if stop.poll() or time.monotonic() - started < EARLY_SECONDS:
                 raise

@@ -134,6 +134,7 @@ def examine(config: Config, own: Path | None = None, inspector: Inspector | None
             require_announced_ports(config)
         except UsageError as error:
             results.append(checks.refused("head", error))
+            schema = None  # Its sizes are not those of a run.
     sized = None
     if schema is not None and gpu.verdict != "short":
         try:

@@ -557,13 +557,13 @@ def test_untuned_runs_are_of_one_code(tmp_path, capfd, monkeypatch):
         status = learning.main(["--root", str(tmp_path), "untuned", "--peer-python", str(peer)])
         return status, capfd.readouterr().err
 
-    status, errors = untuned("1" * 40, "1" * 40, "2" * 40)  # before the runs, before the first, and after it
+    status, errors = untuned(*["1" * 40] * 3, "2" * 40)  # before the runs, twice before the first, and after it
     assert (status, "changed during the run" in errors, records_of(tmp_path)) == (2, True, [])
     assert untuned("1" * 40)[0] == 0
     record_path(tmp_path, *UNTUNED_RUNS[2]).unlink()
     status, errors = untuned("2" * 40)
     assert (status, f"checkout of {'1' * 40}" in errors) == (2, True)
-    assert untuned("1" * 40, "1" * 40, "1" * 39 + "2")[0] == 0  # Results were committed during the run.
+    assert untuned(*["1" * 40] * 3, "1" * 39 + "2")[0] == 0  # Results were committed during the run.
     assert len(read_records(tmp_path)) == 2
 
 

@@ -297,6 +297,15 @@ def test_long_games_of_the_untrained_policy_delay_no_other_evaluation():
 
 
 @pytest.mark.parametrize(("period", "starts"), [(1.0, [0.0, 5.0, 6.0]), (60.0, [0.0, 60.0, 120.0])])
+def test_evaluator_pauses_after_a_confirmed_score(period, starts):
+    parameters = [make_parameters(version) for version in (1, 2)]
+    scores = [[9.0, 11.0], games(12.0, 1.0), [1.0, 1.0]]
+    trial = Trial(*parameters, scores=scores, stop_score=10.0, period_seconds=period)
+    trial.run()
+    assert [result.confirmed for result in trial.learner.results] == [True, False]
+    assert [round(start - trial.learner.called_at[0], 6) for start in trial.learner.called_at] == starts
+
+
 def test_a_policy_that_the_learner_repeats_is_evaluated_once():
     repeated = [make_parameters(version) for version in (5, 5, 6, 6)]
     assert [result.updates for result in Trial(*repeated).run()] == [5, 6]
@@ -310,15 +319,6 @@ def test_a_policy_whose_evaluation_failed_is_evaluated_again():
 
     trial = Trial(make_parameters(5), make_parameters(5), on_play=fail)
     assert [result.updates for result in trial.run()] == [5]
-
-
-def test_evaluator_pauses_after_a_confirmed_score(period, starts):
-    parameters = [make_parameters(version) for version in (1, 2)]
-    scores = [[9.0, 11.0], games(12.0, 1.0), [1.0, 1.0]]
-    trial = Trial(*parameters, scores=scores, stop_score=10.0, period_seconds=period)
-    trial.run()
-    assert [result.confirmed for result in trial.learner.results] == [True, False]
-    assert [round(start - trial.learner.called_at[0], 6) for start in trial.learner.called_at] == starts
 
 
 def test_late_parameters_are_evaluated_at_once():
