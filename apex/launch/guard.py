@@ -111,7 +111,7 @@ def guard(order: Order, lifeline: Lifeline) -> Ending:
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     with (home / "lock").open("a") as lock, log_to(home / "guard.log", "guard"):
-        mirrors = bool((order.run or {}).get("run", {}).get("mirror"))
+        mirrors = order.run is not None and bool(from_dict(order.run).run.mirror)
         if not _take(lock, stop, HANDOVER_SECONDS + (TRY_SECONDS if mirrors else 0.0)):
             return Ending(FINISHED)
         lifeline.logs.append(LogTail(home))
