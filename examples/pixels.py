@@ -1,7 +1,7 @@
 """dm_control from pixels: the agent sees only images of a camera, and its actions last several steps.
 
 cd examples
-apex train --env pixels:make_swingup --max-minutes 20
+apex train --env pixels:make_swingup --algorithm sac --max-minutes 20
 """
 
 import os
