@@ -7,9 +7,7 @@ from apexreplay import Client, TableSettings, Window, serve, table
 
 
 class ServerReplayBuffer(ReplayBuffer):
-    def __init__(
-        self, size, *spaces, device="auto", n_envs=1, frame_stack=1, address=None, keys=None, snapshots=None, **limits
-    ):
+    def __init__(self, size, *spaces, device="auto", n_envs=1, frame_stack=1, address=None, snapshots=None, **limits):
         BaseBuffer.__init__(self, size, *spaces, device=device, n_envs=n_envs)
         self.handle_timeout_termination = limits.pop("handle_timeout_termination", True)
         if limits.pop("optimize_memory_usage", False) or not isinstance(self.obs_shape, tuple):
@@ -21,7 +19,7 @@ class ServerReplayBuffer(ReplayBuffer):
         transitions = table("transitions", step, item=Window(stack=frame_stack, span=1), values=values)
         limits = {"capacity": size, "priority_exponent": 0, **limits}
         self.server = None if address else serve([TableSettings(table=transitions, **limits)], snapshots=snapshots)
-        self.client = Client(*address, keys=keys) if address else self.server.client()
+        self.client = Client(*address, keys=limits.get("keys")) if address else self.server.client()
         self.writers = [self.client.writer("transitions") for _ in range(n_envs)]
         self.newest, self.batches = [None] * n_envs, {}  # last observation of each environment; batches by size
 

@@ -149,7 +149,7 @@ def test_iqn_goes_through_all_programs_and_resumes(programs, type_apex):
 def test_a_masked_action_is_never_played_and_the_game_is_learned(programs, type_apex):
     shutil.copy(masked_corridor.__file__, programs.folder / "corridor.py")
     masked = ("--env", "corridor:Corridor", "--name", "masked", "--actor.epsilon-base", "0.9", "--stop-score", "9")
-    run(programs, "train", "train", *masked, *SMALL, *programs.offset, "--max-updates", "400")
+    run(programs, "train", "train", *masked, *SMALL, *programs.offset, "--max-updates", "800")
     output = type_apex("evaluate", "runs/masked", "--episodes", "20", "--epsilon", "0.5", "--json")
     assert json.loads(output.splitlines()[-1])["mean"] > 0.9
     type_apex("evaluate", "--random", "--env", "corridor:Corridor", "--episodes", "20")
