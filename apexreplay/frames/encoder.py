@@ -12,8 +12,8 @@ from apexreplay.tables import Entry, FieldCodec, Table
 
 
 def _lz4(array: Array) -> bytes:
-    # The table defines the length. cramjam takes no array without dimensions.
-    return bytes(cramjam.lz4.compress_block(np.atleast_1d(array).data, store_size=False))
+    flat = array if array.ndim else array.reshape(1)  # cramjam takes no array without dimensions.
+    return bytes(cramjam.lz4.compress_block(flat.data, store_size=False))  # The table defines the length.
 
 
 COMPRESS: dict[FieldCodec, Callable[[Array], bytes]] = {"lz4": _lz4, "raw": np.ndarray.tobytes}  # C-contiguous -> bytes
