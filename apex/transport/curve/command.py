@@ -92,7 +92,7 @@ def _removed_if_unfinished(folder: Path) -> Iterator[None]:
     """Removes a folder of keys that is not complete, so that the same command can be repeated."""
     try:
         yield
-    except OSError:
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 

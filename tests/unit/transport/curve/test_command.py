@@ -75,6 +75,15 @@ def test_a_named_bundle_has_a_key_that_can_be_revoked_separately(folder, tmp_pat
     assert len(Keys(folder, "replay").accepted("actor")) == 2
 
 
+def test_keys_that_cannot_be_created_leave_no_folder(folder, tmp_path, capsys, monkeypatch):
+    def fail(*where):
+        raise UsageError("read-only")
+
+    monkeypatch.setattr("apex.transport.curve.command.write_private", fail)
+    assert main(["bundle", str(folder), "--role", "actor", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_of_keys_is_whole_or_missing(folder, tmp_path, capsys, monkeypatch):
     def fail(*where):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "key"))
