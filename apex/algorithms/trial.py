@@ -24,7 +24,7 @@ def build(config: Config, schema: Schema, subject: str) -> None:
         online, target = algorithm.make_network(), algorithm.make_network()
         require_finite(online)
         algorithm.make_update(online, target, algorithm.make_optimizer(online), torch.device("cpu"))
-        agent = algorithm.make_agent(online)
+        agent = algorithm.make_agent(online, bfloat16=False)
         observation = np.zeros((ROWS, *schema.observation_shape), schema.frame_dtype)
         mask = np.ones((ROWS, schema.num_actions), np.bool_) if schema.masked else None
         decision = agent.decide(observation, mask, algorithm.exploration(ROWS).amounts, rng)

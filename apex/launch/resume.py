@@ -165,7 +165,7 @@ def require_same_settings(folder: RunFolder, config: Config, run: str, accept: b
     require(not fixed, f"{run} would change {changes}; the saved files would not fit", remedy="start a new run")
     require(
         accept or not differing,
-        f"{run} would change {changes}; only limits may change: {', '.join(LIMITS.values())}",
+        f"{run} would change {changes}, which is no limit, mirror, address or key",
         remedy=f"remove the other options, add {ACCEPT}, or start a new run",
     )
 
