@@ -7,7 +7,7 @@
 #
 # Without an NVIDIA GPU, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu to install the smaller PyTorch for CPUs.
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)" # .venv holds its path
 # shellcheck source=venv.sh
 source "$root/venv.sh"
 ensure_venv "$root"

@@ -58,11 +58,15 @@ SETTINGS: dict[str, Any] = {  # every setting -> its annotation
 }
 
 
-def choose_preset(asked: Config, inspector: Inspector) -> Config:
-    """Returns the preset for the environment and the device of `asked`; a child process creates the environment."""
+def choose_preset(asked: Config, inspector: Inspector, gpu: bool | None = None) -> Config:
+    """Returns the preset for the environment and the device of `asked`; a child process creates the environment.
+
+    `gpu`: whether the host has a GPU; None: look for one.
+    """
+    device = asked.learner.device
 
     def on_gpu() -> bool:
-        return not asked.run.single_process and means_gpu(asked.learner.device)
+        return not asked.run.single_process and (means_gpu(device) if gpu is None or device != "auto" else gpu)
 
     return preset_for(kind(asked.environment, inspector.schema(asked)), asked.environment.id, gpu=on_gpu)
 

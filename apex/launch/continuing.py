@@ -1,6 +1,6 @@
 """`apex train --name NAME --continue`: starts a run, or continues it if it exists."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,14 @@ from apex.config.codec import lay_over, unflatten
 from apex.environments.inspection import Inspector
 from apex.launch.mirroring import bring_back
 from apex.launch.resume import (
+    CHANGEABLE,
     CONTINUE,
     LIMITS,
     prepare,
     raise_limit,
     reached_limit,
     require_fitting,
+    require_same_environment,
     require_same_settings,
 )
 from apex.launch.start import TOO_SHORT, Start
@@ -28,12 +30,19 @@ from apexreplay.process.lifecycle import Stop
 
 
 def read_continue(
-    typed: Config, argv: Sequence[str], *, accept: bool, inspector: Inspector, stop: Stop | None = None
+    typed: Config,
+    argv: Sequence[str],
+    *,
+    accept: bool,
+    inspector: Inspector,
+    stop: Stop | None = None,
+    elsewhere: Callable[[], Sequence[Config]] = tuple,
 ) -> Start:
     """Returns a start of the run that `typed` names: of a new run, or of the run if it exists here or in its mirror.
 
-    The saved settings stay, except for the limits and for those that differ from the last such command. The start is
-    over if the run has reached a limit that `typed` keeps. Raises UsageError if the run has no name, or as `reopen`.
+    The saved settings stay, except for the limits and for those that differ from the last such command. `elsewhere`
+    returns what the command means on other hosts: presets depend on the GPU. The start is over if the run has reached a
+    limit that `typed` keeps. Raises UsageError if the run has no name, or as `reopen`.
     """
     name = typed.run.name
     require(bool(name), f"{CONTINUE}: the run to continue has no name", remedy="add --name NAME")
@@ -42,12 +51,21 @@ def read_continue(
     require(not single, f"{CONTINUE}: a run with --single-process cannot be continued", remedy="leave one of them out")
     run = f"{CONTINUE} --name {name}"
     require(not is_held(path), f"{run}: this run is still running", remedy="stop it first")
-    is_restored = bool(typed.run.mirror) and bring_back(typed.run, stop or Stop())
+
+    def read(folder: RunFolder) -> tuple[Config, Config]:
+        asked = _meant(folder, typed, elsewhere)
+        config = lay_over(folder.config, _changes(folder, asked))
+        require_same_settings(folder, config, run, accept)
+        return asked, config
+
+    def check(folder: RunFolder) -> None:
+        require_same_environment(folder, read(folder)[1], run, inspector)
+
+    is_restored = bool(typed.run.mirror) and bring_back(typed.run, stop or Stop(), check)
     if not (path / MANIFEST).exists():
         return Start(config=typed, argv=argv, inspector=inspector, repeated=typed)
     folder = RunFolder.open(path)
-    config = lay_over(folder.config, _changes(folder, typed))
-    require_same_settings(folder, config, run, accept)
+    asked, config = read(folder)
     if (end := reached_limit(folder, config)) is not None:
         has_learned = end.kind not in TOO_SHORT or newest_update(folder.checkpoints)
         require(bool(has_learned), f"{run}: this run ended without an update", remedy=raise_limit(end))
@@ -61,7 +79,7 @@ def read_continue(
         accept_changes=accept or is_restored,  # The mirror has no replay memory.
         restored_from=typed.run.mirror if is_restored else "",
         inspector=inspector,
-        repeated=typed,
+        repeated=asked,
     )
 
 
@@ -82,7 +100,26 @@ def describe_over(path: Path) -> list[str]:
     return [*lines, f"score: {number(last.mean)}{games} of the last evaluation; best: {number(best.mean)}"]
 
 
+def _meant(folder: RunFolder, typed: Config, elsewhere: Callable[[], Sequence[Config]]) -> Config:
+    """Returns `typed`, or what the command means on a host like the one that began the run, if that is nearer to it."""
+    before = flatten(folder.asked)
+
+    def distance(config: Config) -> int:
+        return sum(value != before[name] for name, value in flatten(config).items())
+
+    return min((typed, *elsewhere()), key=distance) if _differing(folder, typed).keys() - CHANGEABLE else typed
+
+
+def _differing(folder: RunFolder, typed: Config) -> dict[str, Any]:
+    """Returns the settings that differ from the last command with --continue, or the first start.
+
+    Not the name, by which the folder was found: a first start may have had none.
+    """
+    before, values = flatten(folder.asked), flatten(typed).items()
+    return {name: value for name, value in values if value != before[name] and name != "run.name"}
+
+
 def _changes(folder: RunFolder, typed: Config) -> dict[str, Any]:
-    """Returns the limits, and the settings that differ from the last command with --continue, or the first start."""
-    before, limits, values = flatten(folder.asked), LIMITS.values(), flatten(typed).items()
-    return unflatten({name: value for name, value in values if value != before[name] or name in limits})
+    """Returns the limits and the settings that differ."""
+    values = flatten(typed)
+    return unflatten(_differing(folder, typed) | {name: values[name] for name in LIMITS.values()})

@@ -32,7 +32,7 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import advertised_host, local_host
 from apex.transport.messages.control import decode_answer
 from apex.types import Role
-from apexreplay.errors import UsageError
+from apexreplay.errors import ApexError, UsageError
 from apexreplay.process.lifecycle import Stop
 from apexreplay.server.open_store import reclaim
 from apexreplay.store.location import claim_run, store_path
@@ -74,7 +74,10 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
             if stop.poll():
                 return None
             folder.record_resume(config, argv=start.argv, asked=start.repeated)
-        mirroring = lock.enter_context(closing(Mirroring(config.run, folder, stop))) if config.run.mirror else None
+        mirroring = None
+        if config.run.mirror:
+            with _removes_new(folder if start.folder is None else None):
+                mirroring = lock.enter_context(closing(Mirroring(config.run, folder, stop)))
         # For all shards together: servers that start at the same time each find the space for their own.
         reclaim(store_path(folder.run_id), store_bytes(config, folder.schema))
         for line in _introduce(config, folder, sizes):
@@ -82,6 +85,17 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
         with _keys_of_start(config, folder) as with_keys:
             outcome = _run_programs(start, with_keys, folder, stop, out or sys.stdout)._replace(config=config)
         return outcome if mirroring is None else outcome._replace(ending=mirroring.finish(outcome.ending))
+
+
+@contextmanager
+def _removes_new(folder: RunFolder | None) -> Iterator[None]:
+    """Removes the folder of a run that cannot begin, so that the same command can make it again."""
+    try:
+        yield
+    except ApexError:
+        if folder is not None:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from apex.runs.mirror.mirror import STATE, Mirror
 from apex.runs.mirror.objects import open_objects
 from apexreplay.errors import FINISHED, UsageError, describe_exception, require
 from apexreplay.process.lifecycle import POLL_SECONDS, Helper, Stop, sleep
+from apexreplay.store.location import discard, store_path
 
 PERIOD_SECONDS = 60.0  # time between two uploads; a new checkpoint is uploaded at once
 TRY_SECONDS = 60.0  # time to repeat a failed first or last access
@@ -40,11 +41,12 @@ def require_unused(run: RunConfig, stop: Stop) -> None:
         require(not has_run, f"{mirror} has a run of this name already", remedy=remedy)
 
 
-def bring_back(run: RunConfig, stop: Stop) -> bool:
+def bring_back(run: RunConfig, stop: Stop, check: Callable[[RunFolder], None] = lambda folder: None) -> bool:
     """Makes the run folder from the mirror if this host has none, or only an older one, which is moved aside.
 
-    Returns whether it did, or did before and the run has no newer checkpoint since. Raises MirrorError if the mirror
-    cannot be read.
+    `check` raises UsageError if the run cannot be continued here. It is called first, because the host that trains the
+    run ends once another one restores it. Returns whether the folder was made, now or before and the run has no newer
+    checkpoint since. Raises MirrorError if the mirror cannot be read.
     """
     path = Path(run.folder) / run.name
     mirror = _mirror(run, path)
@@ -56,6 +58,8 @@ def bring_back(run: RunConfig, stop: Stop) -> bool:
         require(begun == own, f"{mirror} has another run than {path}", remedy=remedy)
         if _repeat(mirror, mirror.newest_update, stop) <= _newest(path):
             return mirror.restored == _newest(path)
+    manifest = _repeat(mirror, mirror.manifest, stop)
+    check(RunFolder.from_manifest(path, lambda: manifest))
     if path.exists():
         aside = path.with_name(f"{path.name}.older-{datetime.now():%Y%m%d-%H%M%S}")
         path.rename(aside)
@@ -63,6 +67,10 @@ def bring_back(run: RunConfig, stop: Stop) -> bool:
     mirror = _mirror(run, path)  # without the state of the folder that was moved
     _repeat(mirror, lambda: mirror.begin(mirror.owner()["begun"], _writer()), stop)  # Another writer must end first.
     _repeat(mirror, mirror.restore, stop)
+    folder = RunFolder.open(path)
+    for store in (store_path(folder.run_id, shard) for shard in range(folder.config.replay.num_shards)):
+        if discard(store):  # An earlier start on this host has left it.
+            log.warning("removed %s: its transitions are older than %s", store, mirror)
     return True
 
 

@@ -144,13 +144,16 @@ def require_fitting(folder: RunFolder, config: Config, run: str, accept: bool, i
     Also if the saved files would not fit the settings, or if the run is still running on this host.
     """
     require_same_settings(folder, config, run, accept)
-    require(
-        inspector.schema(config) == folder.schema,
-        f"{run}: {config.environment.id} has changed since the run was saved",
-        remedy="install the package versions that the run was started with",
-    )
+    require_same_environment(folder, config, run, inspector)
     stores = [store_path(folder.run_id, shard) for shard in range(config.replay.num_shards)]
     require(not any(map(has_owner, stores)), f"{run}: this run is still running", remedy="stop it first")
+
+
+def require_same_environment(folder: RunFolder, config: Config, run: str, inspector: Inspector) -> None:
+    """Raises UsageError if the environment has other observations or actions than those of the run."""
+    problem = f"{run}: {config.environment.id} has changed since the run was saved"
+    remedy = "install the package versions that the run was started with"
+    require(inspector.schema(config) == folder.schema, problem, remedy=remedy)
 
 
 def require_same_settings(folder: RunFolder, config: Config, run: str, accept: bool) -> None:

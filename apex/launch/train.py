@@ -4,10 +4,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from apex.command_line import parse_config
+from apex.command_line import choose_preset, parse_config
 from apex.config import Config
 from apex.config.arguments import Parser, seeds
 from apex.environments.foreign import require_trust
@@ -16,6 +17,7 @@ from apex.errors import StoppedError
 from apex.launch.callbacks import Callbacks
 from apex.launch.continuing import describe_over, read_continue
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
+from apex.launch.farewell import QUIET_SECONDS, tell_over
 from apex.launch.local import run_locally
 from apex.launch.mirroring import upload_ended
 from apex.launch.preflight.checks import check_limit
@@ -65,7 +67,11 @@ def _show_over(config: Config, path: Path, stop: Stop) -> int:
     """Prints the result of a run that is over, and uploads what its mirror lacks; returns the exit status."""
     for line in describe_over(path):
         print_line(line)
-    ending = upload_ended(config.run, RunFolder.open(path), stop)
+    folder = RunFolder.open(path)
+    ending = upload_ended(config.run, folder, stop)
+    if config.run.head:
+        print_line(f"telling programs that join within {QUIET_SECONDS:.0f} s that the run is over")
+        tell_over(config, folder.run_id, stop)
     if ending.failure is not None:
         print_line(describe_failure(ending.failure), sys.stderr)
     return ending.status
@@ -90,11 +96,20 @@ def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
         start = Start(config=config, argv=arguments, folder=folder.path, accept_changes=accept, asks=asks)
         return replace(start, inspector=inspector, callbacks=callbacks)
     about = "Trains on this machine or on a cluster: runs replay, learner, actors, evaluator and TensorBoard."
-    config = parse_config(rest, prog="apex train", description=about, own=[parser], inspector=inspector)
+    parse = partial(parse_config, rest, prog="apex train", description=about, own=[parser], inspector=inspector)
+    config = parse()
     if options.engine != RAY:
         require_announced_ports(config)
         if options.continue_run:
-            start = read_continue(config, arguments, accept=options.accept_changes, inspector=inspector, stop=stop)
+            presets = [partial(choose_preset, gpu=gpu) for gpu in (False, True)]
+            start = read_continue(
+                config,
+                arguments,
+                accept=options.accept_changes,
+                inspector=inspector,
+                stop=stop,
+                elsewhere=lambda: [parse(choose=choose) for choose in presets],
+            )
             return replace(start, callbacks=callbacks)
         return Start(config=config, argv=arguments, inspector=inspector, callbacks=callbacks)
     require(not options.accept_changes, f"{ACCEPT} cannot be used with --engine ray", remedy="leave it out")

@@ -238,17 +238,25 @@ class RunFolder:
             newest = ", ".join(run.name for run in list_runs(folder)[:3])
             raise DataError(problem, f"choose one of the newest runs in {folder}: {newest}" if newest else "")
         here = here if here.name not in ("", "..") else here.resolve()  # The name is needed, as of copies and films.
+        return cls.from_manifest(here, (here / MANIFEST).read_bytes)
+
+    @classmethod
+    def from_manifest(cls, path: Path, read: Callable[[], bytes]) -> Self:
+        """Returns the run at `path`, or to be restored there, from the manifest that `read` returns.
+
+        Raises DataError if it cannot be read.
+        """
         try:
-            manifest = unseal((here / MANIFEST).read_bytes())
+            manifest = unseal(read())
             if manifest["format"] == FORMAT:
-                return cls(here, manifest)
+                return cls(path, manifest)
         except (OSError, KeyError, TypeError, ValueError) as error:
             cause = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
             remedy = "restore it from a copy of the run folder"
-            raise DataError(f"{here / MANIFEST} cannot be read: {cause}", remedy) from error
+            raise DataError(f"{path / MANIFEST} cannot be read: {cause}", remedy) from error
         maker = f"{_maker(manifest)} in format {manifest['format']}"
-        remedy = f"use that version, or only evaluate the policy: apex evaluate {here}/checkpoints/best.safetensors"
-        raise DataError(f"{here} was made by {maker}, but this version reads only format {FORMAT}", remedy)
+        remedy = f"use that version, or only evaluate the policy: apex evaluate {path}/checkpoints/best.safetensors"
+        raise DataError(f"{path} was made by {maker}, but this version reads only format {FORMAT}", remedy)
 
     @classmethod
     def find_latest(cls, folder: str | Path = "runs", *, with_policy: bool = False) -> Self:

@@ -66,6 +66,10 @@ class Mirror:
         """Whether the mirror has a run to restore."""
         return self._objects.has(MANIFEST)
 
+    def manifest(self) -> bytes:
+        """Returns the manifest of the run that the mirror has."""
+        return self._objects.read(MANIFEST)
+
     @property
     def noted_update(self) -> int:
         """The update that newest.json of the run folder names; -1 if that file does not exist."""

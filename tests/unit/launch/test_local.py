@@ -68,6 +68,15 @@ def test_a_run_goes_from_its_folder_to_its_summary(tmp_path, capsys):
     assert event in (folder.logs / "launcher.log").read_text()
 
 
+def test_a_run_that_its_mirror_refuses_leaves_its_name_free(tmp_path):
+    config = cartpole(tmp_path)
+    (tmp_path / "file").touch()
+    mirrored = dataclasses.replace(config, run=dataclasses.replace(config.run, mirror=str(tmp_path / "file/mirror")))
+    with pytest.raises(UsageError, match="mirror"):
+        run(mirrored, FINISHES)
+    assert run(config, FINISHES).ending.status == FINISHED
+
+
 def test_a_running_run_is_not_resumed_and_a_finished_one_is(tmp_path):
     refused = []
 

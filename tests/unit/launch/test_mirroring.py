@@ -27,6 +27,7 @@ from apex.runs.folder import RunFolder
 from apex.runs.mirror.objects import FolderObjects, FsspecObjects
 from apexreplay.errors import FINISHED, REFUSED, UsageError
 from apexreplay.process.lifecycle import Stop
+from apexreplay.store.location import store_path
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +120,39 @@ def test_continue_goes_on_from_the_mirror_without_the_replay_memory(folder, run)
     checkpoint(folder, 9)
     later = read_continue(folder.asked, [], accept=False, inspector=Inspector())
     assert (later.folder, later.restored_from, later.accept_changes) == (folder.path, "", False)
+
+
+def test_a_refused_command_leaves_the_run_to_the_host_that_trains_it(folder, run):
+    checkpoint(folder, 7)
+    upload(folder)
+    shutil.rmtree(folder.path)
+    before = (Path(run.mirror) / "mine/begun.json").read_text()
+    other = dataclasses.replace(folder.asked, learner=dataclasses.replace(folder.asked.learner, learning_rate=1e-5))
+    with pytest.raises(UsageError, match="learning_rate"):
+        read_continue(other, [], accept=False, inspector=Inspector())
+    assert (Path(run.mirror) / "mine/begun.json").read_text() == before
+    assert not folder.path.exists()
+
+
+def test_a_restored_run_does_not_use_an_older_memory_of_this_host(folder, run):
+    checkpoint(folder, 7)
+    upload(folder)
+    store = store_path(folder.run_id)
+    store.write_bytes(b"transitions of an earlier start")
+    assert not bring_back(run, Stop())
+    assert store.exists(), "the folder of this host is as new"
+    shutil.rmtree(folder.path)
+    assert bring_back(run, Stop())
+    assert not store.exists()
+
+
+def test_a_run_without_a_name_continues_by_the_name_of_its_folder(tmp_path):
+    folder = make_run(tmp_path / "runs", run={"mirror": str(tmp_path / "mirror")})
+    checkpoint(folder, 7)
+    upload(folder)
+    shutil.rmtree(folder.path)
+    named = dataclasses.replace(folder.asked, run=dataclasses.replace(folder.asked.run, name=folder.path.name))
+    assert read_continue(named, [], accept=False, inspector=Inspector()).folder == folder.path
 
 
 def test_a_run_that_is_over_in_the_mirror_is_over(folder):

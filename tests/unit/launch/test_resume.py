@@ -183,6 +183,26 @@ def test_a_repeated_command_with_other_settings_needs_consent(folder):
     assert read_continue(other, [], accept=True, inspector=Inspector()).config.learner.learning_rate == 1e-5
 
 
+def test_the_command_on_a_host_without_a_gpu_means_what_it_meant_on_the_first_host(folder):
+    def with_width(width, **learner):
+        asked = folder.asked
+        return dataclasses.replace(
+            asked,
+            network=dataclasses.replace(asked.network, width=width),
+            learner=dataclasses.replace(asked.learner, **learner),
+        )
+
+    def repeat(here, *elsewhere):
+        return read_continue(here, [], accept=False, inspector=Inspector(), elsewhere=lambda: elsewhere)
+
+    first, here = folder.asked, with_width(0.25)
+    assert repeat(here, here, first).repeated == first
+    with pytest.raises(UsageError, match=r"network\.width"):
+        repeat(here, here)
+    with pytest.raises(UsageError, match=r"change learner\.learning_rate"):
+        repeat(with_width(0.25, learning_rate=1e-5), with_width(folder.asked.network.width, learning_rate=1e-5))
+
+
 def test_settings_that_a_resume_changed_stay_when_the_command_is_repeated(folder):
     changed = dataclasses.replace(folder.config, learner=dataclasses.replace(folder.config.learner, learning_rate=1e-5))
     folder.record_resume(changed, argv=[])
