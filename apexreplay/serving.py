@@ -1,5 +1,6 @@
 """Starts a server of tables as a child process that ends with this one."""
 
+import errno
 import json
 import socket
 import sys
@@ -81,10 +82,15 @@ def serve(
     process = spawn(command, input=PIPE, output=PIPE, errors=None, ends_by=SIGTERM)
     assert process.stdin is not None
     assert process.stdout is not None
-    with process.stdin, process.stdout:
-        process.stdin.write(json.dumps([to_dict(each) for each in settings]).encode())
-        process.stdin.close()
-        said = process.stdout.readline()
+    try:
+        with process.stdin, process.stdout:
+            process.stdin.write(json.dumps([to_dict(each) for each in settings]).encode())
+            process.stdin.close()
+            said = process.stdout.readline()
+    except BaseException:  # such as Ctrl-C while the server restores
+        process.terminate()
+        process.wait()
+        raise
     if said.strip() == b"ready":
         host = "127.0.0.1" if bind == "0.0.0.0" else bind
         return Server(process, host, port, None if keys is None else Path(keys))
@@ -111,7 +117,9 @@ def _find_ports(bind: str, count: int) -> int:
             for port in range(first, first + count):
                 with socket.socket() as probe:
                     probe.bind((bind, port))
-        except OSError:
+        except OSError as error:
+            remedy = "choose an IPv4 address of this host"
+            require(error.errno == errno.EADDRINUSE, f"cannot bind {bind}: {error.strerror}", remedy=remedy)
             continue
         return first
     raise DataError(f"{bind} has no {count} free ports in a row from 23100 to 32000", "set port")

@@ -64,7 +64,7 @@ class EnvironmentConfig(Branch):
     max_episode_frames: PositiveInt = 108_000  # Atari: emulator frames after which an episode is truncated [DQN]
     reward_scale: PositiveFloat = 1.0  # factor on the rewards for learning, applied before clipping; scores stay raw
     clip_rewards: bool = True  # clip rewards to [-1, 1] for learning; scores stay raw [DQN]
-    life_loss_terminates: bool = True  # learn as if a lost life ended the episode; game and score continue [DQN]
+    life_loss_terminates: bool = True  # Atari: learn as if a lost life ended the episode; game and score continue [DQN]
     fire_after_life_loss: bool = False  # Atari: play FIRE after each lost life. Breakout does not resume without it
 
     def check_relations(self) -> None:

@@ -68,8 +68,12 @@ class EagerUpdate(Update):
         self._config = config
         self._networks = [online, *(make_twin(online) for _ in range(num_parts - 1))]
         self._parameters = [list(network.parameters()) for network in self._networks]
-        self._target_network = target
-        self._target = TargetForward(self._rule, self._target_q, in_background=target_in_background)
+        # A custom module may not be made for two threads.
+        targets = [target, *(make_twin(target) for _ in range(num_parts - 1))]
+        self._targets = [
+            TargetForward(self._rule, partial(self._target_q, network), in_background=target_in_background)
+            for network in targets
+        ]
         self._optimizer = optimizer
         self.torch_threads = 1 if target_in_background or num_parts > 1 else max(1, config.num_threads)
         self._others = ThreadPoolExecutor(max(1, num_parts - 1), "part", torch.set_num_threads, (1,))
@@ -103,7 +107,7 @@ class EagerUpdate(Update):
 
     def _differentiate(self, index: int, batch: DeviceBatch, share: float) -> PartResult:
         """Computes `share` times the loss of a part of the batch, and stores the gradients in network `index`."""
-        target = self._target.start(batch.stacks)
+        target = self._targets[index].start(batch.stacks)
         with self._precision(batch.stacks.device.type):
             q = self._online_q(self._networks[index], batch.stacks).float()
         rows = batch.action, batch.n_step_return, batch.discount, batch.next_mask
@@ -122,9 +126,9 @@ class EagerUpdate(Update):
         # No cache on CUDA, because its converted weights would outlive the memory of a captured graph.
         return torch.autocast(device, torch.bfloat16, cache_enabled=device == "cpu")
 
-    def _target_q(self, stacks: Tensor) -> Tensor:
+    def _target_q(self, network: nn.Module, stacks: Tensor) -> Tensor:
         with self._precision(stacks.device.type):
-            q: Tensor = self._target_network(stacks.flatten(0, 1))
+            q: Tensor = network(stacks.flatten(0, 1))
         return q
 
     def _online_q(self, online: nn.Module, stacks: Tensor) -> Tensor:

@@ -154,6 +154,10 @@ def _read_part(keys: tuple[Any, ...], space: spaces.Space[Any], config: Environm
         if len(space.shape) == 2 or _channels(space) <= MOST_CHANNELS:
             return _image_reader(name, space, config)
     if isinstance(space, spaces.Box) and _is_small(space):
+        is_stack = len(space.shape) == 4 and sorted(space.shape)[-2] >= MIN_IMAGE_SIZE
+        problem = f"{name} has several images: {space.dtype}{list(space.shape)}"
+        remedy = "leave out the wrapper that stacks frames, and set environment.frame_stack"
+        require(not is_stack, problem, remedy=remedy)
         is_bool = space.dtype == np.bool_
         part = Part(name, "bool" if is_bool else "uint8", (num_values,), max(1, int(space.high.max())))
         return _Reader(part, lambda value: np.reshape(value, -1), "np.reshape(x, -1)")

@@ -39,6 +39,7 @@ from apex.runs.checkpoints.policy_file import read_policy
 from apex.runs.find_policy import find_policy
 from apex.runs.folder import open_run
 from apex.runtime import trust
+from apex.runtime.seeding import seeded_generators
 from apex.sentences import plural
 from apex.types import Step
 from apexreplay.errors import FAILED, FINISHED, require
@@ -201,6 +202,7 @@ def _play(
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Avoids a warning of SDL, which would look for a display.
     policy, config, watchers = player.policy, player.environment, list[Callable[[Step], None]]()
     with ExitStack() as stack:
+        stack.enter_context(seeded_generators(evaluation_seed(seed)))
         dataset = None
         if saved is not None:
             require(not makes_batches(config), f"{OPTION} cannot record a gymnasium.vector.VectorEnv")

@@ -122,10 +122,13 @@ class Reporter:
 
 
 def share_of_limits(run: RunConfig, progress: Progress, num_updates: int) -> float | None:
-    """Returns how much of the run is over, 0 ... 1, measured by its nearest limit; None without a limit."""
+    """Returns how much of the run is over, 0 ... 1, measured by its nearest limit; None without a limit.
+
+    A run in one process ignores the limit of minutes here: the same seed must give the same curve.
+    """
     trained_seconds = progress.elapsed_seconds - progress.untrained_seconds
     done = num_updates, progress.num_steps, trained_seconds / 60
-    limits = run.max_updates, run.max_steps, run.max_minutes
+    limits = run.max_updates, run.max_steps, 0 if run.single_process else run.max_minutes
     shares = [min(1.0, value / limit) for value, limit in zip(done, limits, strict=True) if limit]
     return max(shares, default=None)
 

@@ -4,6 +4,8 @@ Custom environments and networks may use these generators, and some algorithms d
 """
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -17,3 +19,16 @@ def seed_generators(*key: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+@contextmanager
+def seeded_generators(*key: int) -> Iterator[None]:
+    """Seeds the global generators for the duration of the context, and then restores their states."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    seed_generators(*key)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

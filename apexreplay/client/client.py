@@ -1,5 +1,6 @@
 """A client of a server of tables."""
 
+import logging
 import re
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,7 @@ from apexreplay.client.connection import Connection, Lease, new_session
 from apexreplay.client.sampler import Sampler
 from apexreplay.client.waiting import Waiting, block
 from apexreplay.client.writer import Writer
-from apexreplay.errors import require, require_integer
+from apexreplay.errors import DataError, require, require_integer
 from apexreplay.facts import MAX_TEXT
 from apexreplay.store.location import memory_id
 from apexreplay.transport.roles import CLIENTS, read_keys
@@ -22,6 +23,8 @@ TIMEOUT = 10.0  # seconds in which the server must answer
 MAX_PREFETCH = 1_000  # batches
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"  # a part of a host name between dots
 _MAX_HOST = 253  # characters
+
+log = logging.getLogger("apexreplay")
 
 Member = TypeVar("Member", bound=Lease)  # a writer or a sampler
 
@@ -58,13 +61,22 @@ class BaseClient:
     ) -> Waiting[Member]:
         batch_size = require_integer("batch_size", batch_size, 1, MAX_PRIORITIES)
         make = partial(kind, batch_size=batch_size, prefetch=require_integer("prefetch", prefetch, 1, MAX_PREFETCH))
-        memory = memory_id() if shared else ""
+        memory = _memory() if shared else ""
         return self._join(make, table, timeout, role="sampler", memory=memory)
 
     def _status(self, timeout: float) -> Waiting[ServerStatus]:
         answer = yield from self._connection.ask(StatusRequest(session=new_session()), timeout)
         assert isinstance(answer, ServerStatus)
         return answer
+
+
+def _memory() -> str:
+    """Returns `memory_id`; "" if this host has no usable folder for memories, which a client of another host lacks."""
+    try:
+        return memory_id()
+    except (DataError, OSError) as error:
+        log.warning("drawing by messages, which is slower if the server is on this host: %s", error)
+        return ""
 
 
 class Client(BaseClient):

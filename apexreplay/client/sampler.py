@@ -68,6 +68,7 @@ class BaseSampler(Lease):
         super().__init__(connection, hello, welcome)
         self.batch_size = batch_size
         self._used = welcome
+        self._closed_since = 0.0  # time since which the memory cannot be opened again; 0: it is open
         self._num_spoiled = 0  # received batches in a row with items that cannot be decoded
         self.reads_memory = welcome.row >= 0  # whether batches come from the server's memory, without messages
         self._require_batches(welcome, self.reads_memory)
@@ -161,9 +162,16 @@ class BaseSampler(Lease):
             problem += ": the order of the table has changed, or the server runs elsewhere now"
             require(welcome.row >= 0, problem, remedy="open a new sampler")
         self._require_batches(welcome, self._reader is not None)
-        if self._reader is not None:
-            self._reader = _MemoryReader(self.table, welcome, self.batch_size)
-        self._used = welcome  # last: if the memory cannot be opened yet, the next call tries again
+        if reader is not None:
+            try:
+                self._reader = _MemoryReader(self.table, welcome, self.batch_size)
+            except DataError:  # The server has ended again, or has not made the memory yet: the next call tries again.
+                reader.release()
+                self._closed_since = self._closed_since or time.monotonic()
+                if time.monotonic() - self._closed_since > MAX_UNANSWERED * BEAT_SECONDS:
+                    raise
+                return
+        self._used, self._closed_since = welcome, 0.0
 
     def _require_batches(self, welcome: Welcome, reads_memory: bool) -> None:
         table, most = self.table.name, welcome.max_batch
@@ -254,9 +262,9 @@ class _MemoryReader:
         self._path, self._inode = path, _read_inode(path)
         self._table = table
         self._batch_size = batch_size
+        reader, rng = StoreReader(path, table), np.random.default_rng()  # first: the counters would be created
         counters = SamplerCounters(welcome.num_rows, counters_path(path))
         settings = DrawSettings(0, 1, batch_size, 2**62, RateLimiter(*welcome.limiter))
-        reader, rng = StoreReader(path, table), np.random.default_rng()
         self._drawer: BatchDrawer | None = BatchDrawer(reader, counters, welcome.row, settings, rng)
         self._resume_at = 0.0
 

@@ -34,9 +34,13 @@ class SegmentBuffer:
         return len(self._records)
 
     def is_full(self, length: int) -> bool:
-        """Whether there are items, and `length` of them or the steps that a segment of `length` items may have."""
-        num_items, steps = len(self._records), self._table.item.segment_steps(length)
-        return num_items >= length or (num_items > 0 and len(self._steps) >= steps)
+        """Whether there are `length` items, or as many steps as a segment of these items may have.
+
+        The server of a queue computes from this limit how many items always fit into its memory.
+        """
+        num_items, item = len(self._records), self._table.item
+        most = min(item.segment_steps(num_items) + 1, item.segment_steps(length))
+        return num_items >= length or (num_items > 0 and len(self._steps) >= most)
 
     def append(self, step: Mapping[str, Any], priority: float = 1.0, values: Mapping[str, Any] | None = None) -> None:
         """Adds a step, and the item that it is or completes. `priority`, `values`: of the item that begins with it.

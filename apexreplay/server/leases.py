@@ -68,10 +68,34 @@ class LeaseTable:
         held = self.held(session)
         if count > len(held):
             free = np.flatnonzero(self._holders == FREE)[::-1][: count - len(held)]
-            new = [Stream(i, self._next_incarnation + n) for n, i in enumerate(free.tolist())]
+            self._add(session, free.tolist(), now)
+        return self.held(session)
+
+    def claim_one(self, session: int, now: float, *, lowest: bool) -> list[Stream]:
+        """Leases one id, if possible one that nobody had at this start: a silent holder may come back for its own.
+
+        `lowest`: the lowest such id, not the highest, of which clients of an earlier start may come back.
+        """
+        if not self.held(session):
+            self.expire(now)
+            free = np.flatnonzero(self._holders == FREE).tolist()
+            new = [i for i in free if i not in self._newest] or free
+            self._add(session, new[:1] if lowest else new[-1:], now)
+        return self.held(session)
+
+    def displace(self, stream: Stream) -> None:
+        """Frees the id of a stream if an older incarnation holds it, which returned first after a restart."""
+        holder = int(self._holders[stream.actor_id]) if 0 <= stream.actor_id < self.num_ids else FREE
+        if holder != FREE and self._newest[stream.actor_id] < stream.incarnation < self._next_incarnation:
+            self.release(holder)
+
+    def _add(self, session: int, ids: Sequence[int], now: float) -> None:
+        """Leases these free ids to a session, with those that it holds."""
+        if ids:
+            held, first = self.held(session), self._next_incarnation
+            new = [Stream(i, first + n) for n, i in enumerate(ids)]
             self._next_incarnation += len(new)
             self._lease(session, sorted(held + new, reverse=True), now)
-        return self.held(session)
 
     def renew(self, session: int, streams: Sequence[Stream], now: float, factor: float = 1.0) -> bool:
         """Renews the leases that a session claims to hold. Renews none and returns False if one was leased again since.
@@ -198,6 +222,7 @@ class Leases:
         """Returns what a session holds, or what it held at an earlier start if that is free; else None."""
         held = table.held(session)
         if not held and known is not None:
+            table.displace(known)
             held = [known]
         return held[0] if held and table.renew(session, held, self._clock()) else None
 
@@ -205,5 +230,5 @@ class Leases:
         since = self._opened_at
         if self._start > 1 and (since is None or self._clock() - since < RECLAIM_SECONDS):
             return None  # Clients of an earlier start may still come back.
-        streams = table.claim(session, 1, self._clock())
+        streams = table.claim_one(session, self._clock(), lowest=self._start > 1)
         return streams[0] if streams else Full(reason, table.num_ids)

@@ -8,6 +8,7 @@ import resource
 import secrets
 import sys
 import termios
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -24,6 +25,7 @@ from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.sampling.batch_drawer import DrawSettings
 from apexreplay.server.control_server import ControlServer, ServedTable
 from apexreplay.server.leases import AwakeClock, Leases
+from apexreplay.server.open_store import reclaim
 from apexreplay.server.place import MEMORY_SAMPLERS, Place, first_port
 from apexreplay.server.service import ServerSettings, run_tasks, serve
 from apexreplay.server.table_settings import TableSettings
@@ -37,6 +39,7 @@ from apexreplay.wire.json_codec import encode_json
 from apexreplay.wire.status import ReplayStatus
 
 STATUS_SECONDS = 1.0
+EPOCH_ZERO = 1_704_067_200  # Unix time of 2024-01-01, from which a start without a number is numbered
 LAST_SNAPSHOT_SECONDS = 60.0  # maximum time for the last snapshot of a table
 STOP_SECONDS = LAST_SNAPSHOT_SECONDS + 15.0  # maximum time in which the tables end
 FOLDER_REMEDY = "free some space, or check the disk and the permissions of the folder"
@@ -57,12 +60,14 @@ def run_server(
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # Each connection takes a file.
     served, clock = [], AwakeClock()
+    read_keys(place.keys, "server")  # before a memory is restored, or removed for space
     with ExitStack() as stack:
         if place.snapshots is not None:
             stack.callback(_lock(place.snapshots).release)
         start, run_ids = _open_folder(place.snapshots, [each.table.name for each in tables])
         for run_id in run_ids:
             stack.enter_context(claim_run(run_id, place.snapshots))
+        _make_room(tables, run_ids)
         children = []
         try:
             for index, (settings, run_id) in enumerate(zip(tables, run_ids, strict=True)):
@@ -93,6 +98,14 @@ def run_server(
     return FAILED if any(child.exitcode for child in children) else FINISHED
 
 
+def _make_room(tables: Sequence[TableSettings], run_ids: Sequence[int]) -> None:
+    """Makes room for the new memories of all tables together: each process would only see the need of its own."""
+    pairs = [(store_path(run_id), each) for each, run_id in zip(tables, run_ids, strict=True)]
+    new = [(path, each.store.sizes.file_bytes(each.table)) for path, each in pairs if not path.exists()]
+    if new:
+        reclaim(new[0][0], sum(num_bytes for _, num_bytes in new))
+
+
 def _lock(folder: Path) -> FileLock:
     """Locks a folder of snapshots for this server; raises UsageError if another server has it."""
     path = folder / "server.lock"
@@ -114,6 +127,8 @@ def _open_folder(folder: Path | None, names: Sequence[str]) -> tuple[int, list[i
     try:
         if path.exists():
             saved = unseal(path.read_bytes())
+        elif found := _saved_ids(folder, names):  # Somebody has removed a damaged file.
+            saved = {"start": int(time.time()) - EPOCH_ZERO, "tables": found}
         run_ids = {name: saved["tables"].get(name) or secrets.randbits(52) + 1 for name in names}
         start = int(saved["start"]) + 1
         replace_file(path, seal({"start": start, "tables": {**saved["tables"], **run_ids}}))
@@ -122,6 +137,12 @@ def _open_folder(folder: Path | None, names: Sequence[str]) -> tuple[int, list[i
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot use {path}: {error}", "choose another folder, or remove the file") from error
     return start, [run_ids[name] for name in names]
+
+
+def _saved_ids(folder: Path, names: Sequence[str]) -> dict[str, int]:
+    """Returns the ids of the tables that have snapshots."""
+    newest = {name: SnapshotFolder(folder / name).newest() for name in names if (folder / name).is_dir()}
+    return {name: snapshot.run_id for name, snapshot in newest.items() if snapshot is not None}
 
 
 def _has_unread(pipe: Connection) -> bool:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from apexreplay.transport.curve.key_store import Endpoint, Keys, create_pair, disable_core_files
+from apexreplay.transport.curve.key_store import Endpoint, Keys, create_pair, disable_core_files, removed_if_unfinished
 
 ROLES = ("server", "writer", "reader", "administrator")
 CLIENTS = ("writer", "reader", "administrator")
@@ -28,5 +28,6 @@ def create_keys(folder: Path) -> None:
     """Creates a pair of keys for each role in a new folder; raises OSError. Give a client the server's public key and
     the pair of its role only."""
     folder.mkdir(mode=0o700, parents=True)
-    for role in ROLES:
-        create_pair(folder, role)
+    with removed_if_unfinished(folder):
+        for role in ROLES:
+            create_pair(folder, role)

@@ -35,13 +35,15 @@ from support.tables import TABLES, Twin
 from support.waiting import DEADLINE, until
 from zmq.utils.monitor import recv_monitor_message
 
-from apexreplay import Client, TableSettings, cli, serve, table
+from apexreplay import Client, TableSettings, cli, serve, serving, table
 from apexreplay.client import sampler as sampler_module
 from apexreplay.client import writer as writer_module
 from apexreplay.errors import FAILED, DataError, UsageError
 from apexreplay.files.atomic_files import seal
 from apexreplay.item_kinds import Window
+from apexreplay.process.spawn import spawn
 from apexreplay.store.location import is_wanted
+from apexreplay.transport import roles
 from apexreplay.transport.roles import create_keys, read_keys
 from apexreplay.transport.sockets import connect, open_context
 
@@ -625,6 +627,17 @@ def test_keys_of_each_role_are_created_once(tmp_path, capsys):
         assert error.value.remedy.endswith("apexreplay keys DIR")  # the only command that creates keys
 
 
+def test_a_folder_of_keys_that_is_not_complete_is_removed(tmp_path, monkeypatch):
+    def fail(folder, role):
+        (folder / f"{role}.key").touch()
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(roles, "create_pair", fail)
+        assert cli.main(["keys", str(tmp_path / "keys")]) == 2
+    assert cli.main(["keys", str(tmp_path / "keys")]) == 0
+
+
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
@@ -830,6 +843,45 @@ def test_an_idle_sampler_gives_up_a_memory_that_was_removed(tmp_path):
             sampler.sample(0.1)
         server.start()
         np.testing.assert_array_equal(read_all(sampler), np.arange(100))
+
+
+def test_a_sampler_waits_for_a_server_that_was_stopped_twice_meanwhile(tmp_path):
+    with (
+        Restarting(tmp_path, free_port()) as server,
+        Client(port=server.port) as client,
+        client.writer("numbers") as writer,
+        client.sampler("numbers", 500) as sampler,
+    ):
+        append(writer, range(100))
+        writer.flush(DEADLINE)
+        server.end(signal.SIGTERM)
+        server.start()
+        until(lambda: sampler._welcome is not sampler._used, "answer of the second server")
+        server.end(signal.SIGTERM)
+        with pytest.raises(DataError, match="no batch"):
+            sampler.sample(0.3)
+        assert not [path for path in server.files if path.exists()], "counters of a memory that is gone"
+        server.start()
+        np.testing.assert_array_equal(read_all(sampler), np.arange(100))
+
+
+def test_a_server_whose_start_is_interrupted_ends(monkeypatch):
+    started = []
+
+    def begin(*arguments, **options):
+        started.append(spawn(*arguments, **options))
+        threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+        return started[0]
+
+    monkeypatch.setattr(serving, "spawn", begin)
+    with pytest.raises(KeyboardInterrupt):
+        serve([TableSettings(table=NUMBERS, **SMALL)])
+    assert group(started[0].pid) == []
+
+
+def test_an_address_of_another_host_is_no_matter_of_ports():
+    with pytest.raises(UsageError, match=r"cannot bind 192\.0\.2\.1"):
+        serve([NUMBERS], bind="192.0.2.1")
 
 
 def test_a_sampler_of_a_server_that_is_gone_gives_its_memory_back(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Code of the model card that plays the environment with exported weights, without this package."""
 
 from apex.config import EnvironmentConfig
+from apex.environments.atari import action_names
 from apex.environments.factory import atari_game, makes_batches, read_forms
 from apex.environments.foreign import registrations
 from apex.environments.mujoco import DM_CONTROL
@@ -11,7 +12,7 @@ from apexreplay.errors import require
 SETUP = """\
 {imports}
 
-env = {make}
+{wrapper}env = {make}
 space = env.action_space
 
 {observe}
@@ -19,6 +20,20 @@ space = env.action_space
 def choose(output):  # float32 [1, {outputs}] -> the action for env.step
     a = {choice}
     return {action}
+"""
+FIRE = """\
+class Fire(gymnasium.Wrapper):  # Presses FIRE when a game begins{when}, as in training.
+    def reset(self, **options):
+        self.env.reset(**options)
+        observation, *_, info = self.env.step({fire})
+        self.fires, self.lives = False, info["lives"]
+        return observation, info
+
+    def step(self, action):
+        step = self.env.step({fire} if self.fires else action)
+        self.fires, self.lives = {fires}, step[4]["lives"]
+        return step
+
 """
 ALLOWED = """
 
@@ -75,18 +90,25 @@ def write_setup(info: PolicyInfo) -> tuple[str, str]:
     observe = template.format(
         shape=shape, code=form.code, size=schema.frame_shape, stack=schema.stack, dtype=schema.frame_dtype
     ).rstrip()
+    fire, wrapper = fire_action(config), ""
     joins_masks = schema.masked and "unravel_index" in actions.code
     imports = ["from collections import deque"] if "deque(" in observe else []
     imports += ["from functools import reduce"] * joins_masks
     imports += [""] * bool(imports)
     imports += ["import cv2"] if "cv2." in observe else []
     imports += [
+        *(["import gymnasium"] if fire is not None else []),
         "import numpy as np",
         *(["from gymnasium import spaces"] if "spaces." in observe else []),
         *make_imports,
     ]
+    if fire is not None:
+        after = config.fire_after_life_loss
+        fires, when = 'step[4]["lives"] < self.lives' if after else "False", " and after a lost life" if after else ""
+        wrapper, make = FIRE.format(fire=fire, fires=fires, when=when), f"Fire({make})"
     code = SETUP.format(
         imports="\n".join(imports),
+        wrapper=wrapper,
         make=make,
         observe=observe,
         outputs=schema.action_size or schema.num_actions,
@@ -96,13 +118,23 @@ def write_setup(info: PolicyInfo) -> tuple[str, str]:
     return code + ALLOWED * joins_masks, form.change
 
 
+def fire_action(config: EnvironmentConfig) -> int | None:
+    """Returns the action that starts a game of Atari, as training plays it; None: the game starts without it."""
+    game = atari_game(config.id)
+    if game is None:
+        return None
+    names = action_names(config, game)
+    return names.index("fire") if "fire" in names else None
+
+
 def _creation(config: EnvironmentConfig) -> tuple[list[str], str]:
     """Returns lines that import what is needed to create an environment, and the expression that creates it."""
     args = f"**{config.args!r}" if config.args else ""
     game = atari_game(config.id)
     if game is not None:
         settings = f"frameskip={config.frame_skip}, repeat_action_probability={config.sticky_actions}"
-        make = f"AtariEnv({game!r}, {settings}, full_action_space={config.full_action_space})"
+        settings += f", full_action_space={config.full_action_space}"
+        make = f"AtariEnv({game!r}, {settings}, max_num_frames_per_episode={config.max_episode_frames})"
         return ["from ale_py.env import AtariEnv"], make
     module, colon, name = config.id.partition(":")
     if colon and name.isidentifier():

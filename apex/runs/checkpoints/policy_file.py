@@ -38,7 +38,11 @@ log = logging.getLogger("apex")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedGames:
-    """The games that gave a policy its score. Playing them again with the same epsilon gives the same score."""
+    """The games that gave a policy its score.
+
+    Playing them again with the same epsilon gives the same score, except if several looks have confirmed it: each look
+    began with new games.
+    """
 
     seed: int  # seed of the environments and the random actions
     episodes: int

@@ -1,9 +1,7 @@
 """`apex keys`: creates the keys of a cluster, and bundles with only the keys that hosts of one role need."""
 
 import re
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from apex.config.arguments import Formatter, Parser
@@ -11,7 +9,7 @@ from apex.transport.curve.key_store import PINNED, Keys, lists_for
 from apex.types import Role
 from apexreplay.errors import FINISHED, UsageError, require
 from apexreplay.process.lifecycle import reports_errors
-from apexreplay.transport.curve.key_store import certificates, create_pair, write_private
+from apexreplay.transport.curve.key_store import certificates, create_pair, removed_if_unfinished, write_private
 
 GUIDE = """\
 apex keys new keys                              on the machine that you trust most; keep the folder there
@@ -63,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def new_folder(folder: Path) -> None:
     """Creates a folder with a key pair for every role."""
     _make(folder)
-    with _removed_if_unfinished(folder):
+    with removed_if_unfinished(folder):
         for role in Role:
             create_pair(folder, role)
 
@@ -77,7 +75,7 @@ def bundle_for(folder: Path, role: Role, out: Path, name: str = "") -> None:
     own = folder / f"{role}.{name}.key"
     require(not own.exists(), f"--name {name}: {own} exists already", remedy="choose another name")
     _make(out)
-    with _removed_if_unfinished(out):
+    with removed_if_unfinished(out):
         copied = [] if name else [folder / f"{role}.key_secret"]
         for path in [*copied, *(path for other in lists_for(role) for path in certificates(folder, other))]:
             write_private(out / path.name, path.read_text())
@@ -85,16 +83,6 @@ def bundle_for(folder: Path, role: Role, out: Path, name: str = "") -> None:
             create_pair(out, role)
             write_private(own, (out / f"{role}.key").read_text())
             (out / f"{role}.key").unlink()
-
-
-@contextmanager
-def _removed_if_unfinished(folder: Path) -> Iterator[None]:
-    """Removes a folder of keys that is not complete, so that the same command can be repeated."""
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _make(folder: Path) -> None:

@@ -7,9 +7,11 @@ secret.
 
 import os
 import resource
+import shutil
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -116,6 +118,16 @@ def create_pair(folder: Path, role: str) -> None:
     """Creates ROLE.key and ROLE.key_secret in `folder`, readable only by the owner; raises OSError."""
     for path in zmq.auth.create_certificates(folder, role):
         Path(path).chmod(0o600)
+
+
+@contextmanager
+def removed_if_unfinished(folder: Path) -> Iterator[None]:
+    """Removes a folder of keys that is not complete, so that the same command can be repeated."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def load_own(folder: Path, role: str, command: str) -> tuple[bytes, bytes | None]:

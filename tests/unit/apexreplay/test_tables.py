@@ -311,6 +311,20 @@ def test_a_single_number_can_be_compressed():
     assert lz4.block.decompress(entry, uncompressed_size=8) == (7).to_bytes(8, "little")
 
 
+def test_items_far_apart_do_not_share_a_segment():
+    """A queue whose inserts wait would not have room for all the steps between them."""
+    item = Sequence(20)
+    buffer, most = SegmentBuffer(table("t", {"x": "int64"}, item=item)), 0
+    for step in range(1, 3_001):
+        buffer.append({"x": step})
+        if step % 500 == 0:
+            buffer.add_item(1.0, {})
+        if buffer.is_full(50):
+            piece = buffer.cut()
+            most = max(most, len(piece.blob) / len(piece.records))
+    assert 0 < most <= len(make_blob([bytes(8)] * item.segment_steps(1)))
+
+
 def test_overlapping_sequences_store_their_steps_about_once():
     declared = table("t", {"x": ("uint8", (300,))}, item=Sequence(80, 40))
     rng, buffer, num_bytes, num_steps = np.random.default_rng(1), SegmentBuffer(declared), 0, 10_000

@@ -1,6 +1,7 @@
 """Compares a step with the paper's formula, in both number formats, and as a CUDA graph with the plain step."""
 
 import threading
+import time
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -49,6 +50,28 @@ def make_batch(seed=0):
 
 def cut(batch, size):
     return DeviceBatch(batch.stacks[:, :size], *(row[:size] for row in batch.tensors[1:]))
+
+
+class Busy(nn.Linear):
+    """Refuses calls from two threads at once, as a module that keeps values on itself would need."""
+
+    def __init__(self):
+        super().__init__(4 * 84 * 84, 6)
+        self.is_busy = False
+
+    def forward(self, x):
+        assert not self.is_busy
+        self.is_busy = True
+        time.sleep(0.05)
+        self.is_busy = False
+        return super().forward(x.flatten(1).float())
+
+
+def test_no_module_of_a_custom_network_runs_on_two_threads():
+    online, target = Busy(), Busy().requires_grad_(False)
+    config = LearnerConfig(batch_size=B, optimizer="adam")
+    step = EagerUpdate(config, online, target, make_optimizer(config, online.parameters()), num_parts=2)
+    assert step(make_batch()).finite
 
 
 def make_step(**settings):

@@ -185,6 +185,14 @@ def test_unusual_numbers_of_channels_are_refused(shape):
         read(spaces.Box(0, 255, shape, np.uint8))
 
 
+def test_stacked_colour_images_are_refused_with_the_setting_that_stacks():
+    space = spaces.Box(0, 255, (4, 96, 96, 3), np.uint8)
+    with pytest.raises(UsageError) as refused:
+        read(space)
+    assert "frame_stack" in refused.value.remedy
+    assert read(spaces.Box(0, 255, (2, 10, 10, 3), np.uint8)).shape == (600,), "a small one is a vector"
+
+
 def test_images_of_small_values_are_spread_over_a_byte():
     space = spaces.Box(0, 10, (40, 50), np.uint8)
     form, observation = read(space), sample(space)

@@ -96,6 +96,26 @@ def test_metrics_have_rows_with_intervals_and_success_is_a_share(capsys):
     assert f"{length['games']} games" in rows["length"]
 
 
+class Chance(CartPoleEnv):
+    """Its reward is drawn from NumPy's global generator."""
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float(np.random.random()), *rest
+
+
+def test_same_seed_plays_the_same_games_with_global_generators(capsys):
+    def scores():
+        return evaluate(capsys, "--random", "--env", here(Chance), "--episodes", 3, "--seed", 1)["scores"]
+
+    np.random.seed(7)
+    expected = scores()
+    after = np.random.random()
+    assert scores() == expected
+    np.random.seed(7)
+    assert np.random.random() == after, "the generator of the caller goes on as before"
+
+
 def test_same_seed_plays_the_same_games(capsys):
     def scores(seed):
         return evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 8, "--seed", seed)["scores"]

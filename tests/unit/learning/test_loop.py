@@ -150,6 +150,8 @@ def test_the_nearest_limit_gives_the_share_of_the_run():
         (RunConfig(max_updates=50), 1.0),
     ):
         assert share_of_limits(run, progress, 100) == expected
+    serial = RunConfig(max_minutes=1.0, single_process=True)
+    assert share_of_limits(serial, progress, 100) is None, "the clock must not change its curve"
 
 
 def test_the_learning_rate_falls_until_the_limit_of_the_run():

@@ -100,6 +100,33 @@ def test_only_earlier_clients_are_served_after_a_restart_at_first():
     assert leases.writer(6) == Full("no_stream", 2)
 
 
+def test_a_new_writer_gets_a_stream_that_nobody_had():
+    """A silent writer may come back for its own, and loses its items otherwise."""
+    clock = Clock()
+    leases = make(clock, num_streams=3)
+    first, second = leases.writer(1), leases.writer(2)
+    clock.now += LEASE_SECONDS + 1
+    third = leases.writer(3)
+    assert {third.actor_id, first.actor_id, second.actor_id} == {0, 1, 2}
+    assert leases.writer(1, first) == first
+    again = make(clock, start=2, num_streams=3)
+    again.open()
+    clock.now += RECLAIM_SECONDS
+    assert again.writer(9).actor_id == third.actor_id, "the streams of the earlier start are taken last"
+
+
+def test_a_writer_that_was_superseded_before_a_restart_gives_way():
+    clock = Clock()
+    before = make(clock, num_streams=1)
+    older = before.writer(1)
+    clock.now += LEASE_SECONDS + 1
+    newer = before.writer(2)
+    after = make(clock, start=2, num_streams=1)
+    assert after.writer(1, older) == older
+    assert after.writer(2, newer) == newer
+    assert after.writer(1, older) == Full("stream_taken", 1)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_stream_or_row_has_two_holders_and_no_incarnation_repeats(seed):
     rng, clock = random.Random(seed), Clock()
@@ -127,6 +154,15 @@ def test_no_stream_or_row_has_two_holders_and_no_incarnation_repeats(seed):
         else:
             lease = (leases.writer if is_writer else leases.sampler)(session, known.get(session))
             if isinstance(lease, Stream):
+                if lease == known.get(session):  # It comes back after a restart, after one that it had superseded.
+                    held = {
+                        key: entry
+                        for key, entry in held.items()
+                        if key == session
+                        or is_writer != (key < 6)
+                        or entry[0].actor_id != lease.actor_id
+                        or entry[0].incarnation > lease.incarnation
+                    }
                 others = [
                     other.actor_id for key, (other, _) in held.items() if key != session and is_writer == (key < 6)
                 ]

@@ -3,13 +3,15 @@
 import errno
 import threading
 from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import pytest
 from support.waiting import DEADLINE
 
+from apexreplay import TableSettings, table
 from apexreplay.errors import DataError
 from apexreplay.server import standalone
-from apexreplay.server.standalone import STATUS_SECONDS, _LastMemory, _Link, _open_folder
+from apexreplay.server.standalone import STATUS_SECONDS, _LastMemory, _Link, _make_room, _open_folder
 from apexreplay.wire.json_codec import decode_json
 
 
@@ -77,3 +79,31 @@ def test_a_full_disk_is_no_reason_to_remove_the_ids_of_tables(tmp_path, monkeypa
     assert "space" in refused.value.remedy
     assert "remove" not in refused.value.remedy
     assert _open_folder(tmp_path, ["numbers"]) == (before[0] + 1, before[1])
+
+
+def test_without_the_file_of_ids_a_table_keeps_that_of_its_snapshots(tmp_path, monkeypatch):
+    class Snapshots:
+        def __init__(self, path):
+            self.name = path.name
+
+        def newest(self):
+            return SimpleNamespace(run_id=77) if self.name == "numbers" else None
+
+    (tmp_path / "numbers").mkdir()
+    (tmp_path / "others").mkdir()
+    monkeypatch.setattr(standalone, "SnapshotFolder", Snapshots)
+    start, (first, second) = _open_folder(tmp_path, ["numbers", "others"])
+    assert (first, second != 77) == (77, True)
+    assert start > 80_000_000, "incarnations of an earlier start must not come again"
+    assert _open_folder(tmp_path, ["numbers"]) == (start + 1, [77])
+
+
+def test_room_is_made_for_the_new_memories_of_all_tables_together(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(standalone, "reclaim", lambda own, num_bytes: asked.append((own, num_bytes)))
+    monkeypatch.setattr(standalone, "store_path", lambda run_id: tmp_path / str(run_id))
+    tables = [TableSettings(table=table(name, {"x": "int64"}), capacity=1_000) for name in ("a", "b", "c")]
+    one = tables[0].store.sizes.file_bytes(tables[0].table)
+    (tmp_path / "1").touch()
+    _make_room(tables, [1, 2, 3])
+    assert asked == [(tmp_path / "2", 2 * one)]
