@@ -70,7 +70,7 @@ class EagerUpdate(Update):
         self._parameters = [list(network.parameters()) for network in self._networks]
         # A custom module may not be made for two threads.
         targets = [target, *(make_twin(target) for _ in range(num_parts - 1))]
-        self._targets = [
+        self._target_forwards = [
             TargetForward(self._rule, partial(self._target_q, network), in_background=target_in_background)
             for network in targets
         ]
@@ -107,7 +107,7 @@ class EagerUpdate(Update):
 
     def _differentiate(self, index: int, batch: DeviceBatch, share: float) -> PartResult:
         """Computes `share` times the loss of a part of the batch, and stores the gradients in network `index`."""
-        target = self._targets[index].start(batch.stacks)
+        target = self._target_forwards[index].start(batch.stacks)
         with self._precision(batch.stacks.device.type):
             q = self._online_q(self._networks[index], batch.stacks).float()
         rows = batch.action, batch.n_step_return, batch.discount, batch.next_mask

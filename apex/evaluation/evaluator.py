@@ -16,6 +16,7 @@ from apex.environments.interface import VectorEnvironment
 from apex.errors import EnvironmentFailure
 from apex.evaluation.confirmation import judge, looks
 from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, metrics_of, play, summarize
+from apex.runtime.seeding import seeded_generators
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.status import EvaluatorStatus
 from apex.types import Parameters
@@ -224,6 +225,17 @@ class Evaluator:
         load_parameters(self._agent.network, parameters.values)
         self._num_plays += 1  # `apex evaluate` uses number 0, so that its games differ from those that select a policy.
         seed = evaluation_seed(self._seed, self._num_plays, self._life)
+        with seeded_generators(seed):
+            return self._play_seeded(parameters, seed, counts, is_over, is_enough)
+
+    def _play_seeded(
+        self,
+        parameters: Parameters,
+        seed: int,
+        counts: Sequence[int],
+        is_over: Callable[[], bool],
+        is_enough: Callable[[Sequence[Episode]], bool],
+    ) -> Played:
         num_envs = min(self._config.num_envs, counts[0])
         try:
             environment = self._make_environment(num_envs, seed)

@@ -6,9 +6,7 @@ import torch
 
 from apex.algorithms.interface import make_algorithm
 from apex.environments.foreign import require_trust
-from apex.evaluation.episodes import evaluation_seed
 from apex.evaluation.evaluator import Evaluator
-from apex.runtime.seeding import seed_generators
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ParameterSubscriber
 from apex.transport.heartbeat import Session
@@ -47,7 +45,6 @@ def run_service(welcome: Welcome, stop: Stop) -> int:
     require_trust(welcome.config, given=bool(welcome.route.keys))
     config, codec = welcome.config, RunCodec(welcome.run_id, welcome.schema)
     torch.set_num_threads(config.evaluator.num_threads)
-    seed_generators(evaluation_seed(config.seed))
     with open_context(read_keys(config.transport.keys, Role.EVALUATOR)) as context:
         subscriber = ParameterSubscriber(
             context, welcome.endpoint("parameters"), codec, num_parameters=welcome.num_parameters

@@ -8,6 +8,7 @@ from apex.config import Config, flatten
 from apex.config.codec import lay_over, unflatten
 from apex.environments.inspection import Inspector
 from apex.launch.mirroring import bring_back
+from apex.launch.preflight.fit import require_keys
 from apex.launch.resume import (
     CHANGEABLE,
     CONTINUE,
@@ -16,6 +17,7 @@ from apex.launch.resume import (
     raise_limit,
     reached_limit,
     require_fitting,
+    require_idle,
     require_same_environment,
     require_same_settings,
 )
@@ -58,8 +60,12 @@ def read_continue(
         require_same_settings(folder, config, run, accept)
         return asked, config
 
-    def check(folder: RunFolder) -> None:
-        require_same_environment(folder, read(folder)[1], run, inspector)
+    def check(folder: RunFolder, is_over: bool) -> None:
+        config = read(folder)[1]
+        if not is_over:
+            require_keys(config)
+            require_same_environment(folder, config, run, inspector)
+            require_idle(folder, config, run)
 
     is_restored = bool(typed.run.mirror) and bring_back(typed.run, stop or Stop(), check)
     if not (path / MANIFEST).exists():

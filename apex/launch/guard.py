@@ -26,7 +26,7 @@ from apex.facts import Ending, Failure
 from apex.launch.mirroring import TRY_SECONDS, bring_back
 from apex.launch.programs import PYTHON
 from apex.launch.ray.order import Order, Report
-from apex.launch.resume import CHANGEABLE, LIMITS, reached_limit, reopen
+from apex.launch.resume import LIMITS, reached_limit, reopen
 from apex.launch.start import Start
 from apex.launch.train import execute
 from apex.runs.folder import RunFolder
@@ -141,9 +141,9 @@ def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
     config = replace(config, transport=replace(config.transport, keys=str(keys)))
     lifeline.config_file = path / "config.toml"
 
-    def check(folder: RunFolder) -> None:
+    def check(folder: RunFolder, is_over: bool = False) -> None:
         if order.continues and not order.begun:  # The driver has no settings of a start to compare with.
-            _require_first_settings(folder, config)
+            _require_first_limits(folder, config)
 
     is_restored = bool(config.run.mirror) and order.continues and bring_back(config.run, lifeline.stop, check)
     if (path / "manifest.json").exists():
@@ -179,20 +179,13 @@ def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
     return Ending(FINISHED) if outcome is None else outcome.ending
 
 
-def _require_first_settings(folder: RunFolder, config: Config) -> None:
-    """Raises UsageError if a driver on another host asks for other settings than those with which the run began."""
+def _require_first_limits(folder: RunFolder, config: Config) -> None:
+    """Raises UsageError if a driver on another host asks for other limits than those of the run, which stay."""
     given, saved = flatten(config), flatten(folder.config)
-    differing = [name for name in given if given[name] != saved[name] and not _is_of_host(name, given[name])]
+    differing = [name for name in LIMITS.values() if given[name] != saved[name]]
     changes = ", ".join(f"{name} {saved[name]!r} -> {given[name]!r}" for name in differing)
-    problem = f"{folder.path} was begun with other settings: {changes}"
+    problem = f"{folder.path} was begun with other limits: {changes}"
     require(not differing, problem, remedy="type the first command again")
-
-
-def _is_of_host(name: str, value: object) -> bool:
-    """Whether a setting belongs to the host: an address, a folder, or a size that each host chooses."""
-    is_chosen = value == "auto" or (value == 0 and not isinstance(value, bool) and name not in LIMITS.values())
-    is_changeable = name in CHANGEABLE and name not in LIMITS.values()
-    return is_chosen or is_changeable or name.startswith("transport.") or name in ("run.name", "run.folder")
 
 
 def _take(lock: TextIO, stop: Stop, seconds: float) -> bool:

@@ -32,7 +32,7 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import advertised_host, local_host
 from apex.transport.messages.control import decode_answer
 from apex.types import Role
-from apexreplay.errors import ApexError, UsageError
+from apexreplay.errors import UsageError
 from apexreplay.process.lifecycle import Stop
 from apexreplay.server.open_store import reclaim
 from apexreplay.store.location import claim_run, store_path
@@ -92,7 +92,7 @@ def _removes_new(folder: RunFolder | None) -> Iterator[None]:
     """Removes the folder of a run that cannot begin, so that the same command can make it again."""
     try:
         yield
-    except ApexError:
+    except UsageError:  # A mirror that cannot be reached for a minute raises another error.
         if folder is not None:
             shutil.rmtree(folder.path, ignore_errors=True)
         raise

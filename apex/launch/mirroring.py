@@ -41,12 +41,14 @@ def require_unused(run: RunConfig, stop: Stop) -> None:
         require(not has_run, f"{mirror} has a run of this name already", remedy=remedy)
 
 
-def bring_back(run: RunConfig, stop: Stop, check: Callable[[RunFolder], None] = lambda folder: None) -> bool:
+def bring_back(
+    run: RunConfig, stop: Stop, check: Callable[[RunFolder, bool], None] = lambda folder, is_over: None
+) -> bool:
     """Makes the run folder from the mirror if this host has none, or only an older one, which is moved aside.
 
-    `check` raises UsageError if the run cannot be continued here. It is called first, because the host that trains the
-    run ends once another one restores it. Returns whether the folder was made, now or before and the run has no newer
-    checkpoint since. Raises MirrorError if the mirror cannot be read.
+    `check(folder, is_over)` raises UsageError if the run cannot be continued here. It is called first, because the host
+    that trains the run ends once another one restores it. Returns whether the folder is one from the mirror, without a
+    newer checkpoint. Raises MirrorError if the mirror cannot be read.
     """
     path = Path(run.folder) / run.name
     mirror = _mirror(run, path)
@@ -58,19 +60,20 @@ def bring_back(run: RunConfig, stop: Stop, check: Callable[[RunFolder], None] = 
         require(begun == own, f"{mirror} has another run than {path}", remedy=remedy)
         if _repeat(mirror, mirror.newest_update, stop) <= _newest(path):
             return mirror.restored == _newest(path)
-    manifest = _repeat(mirror, mirror.manifest, stop)
-    check(RunFolder.from_manifest(path, lambda: manifest))
+    manifest, owner = _repeat(mirror, mirror.manifest, stop), _repeat(mirror, mirror.owner, stop)
+    folder = RunFolder.from_manifest(path, lambda: manifest, f"{mirror}/{MANIFEST}")
+    check(folder, _repeat(mirror, lambda: mirror.has_ended, stop))
     if path.exists():
         aside = path.with_name(f"{path.name}.older-{datetime.now():%Y%m%d-%H%M%S}")
         path.rename(aside)
         log.warning("%s was older than %s: moved it to %s", path, mirror, aside)
     mirror = _mirror(run, path)  # without the state of the folder that was moved
-    _repeat(mirror, lambda: mirror.begin(mirror.owner()["begun"], _writer()), stop)  # Another writer must end first.
+    _repeat(mirror, lambda: mirror.begin(owner["begun"], _writer()), stop)  # Another writer must end first.
+    if f" on {platform.node()} (" not in str(owner.get("host")):  # See `_writer`.
+        for store in (store_path(folder.run_id, shard) for shard in range(folder.config.replay.num_shards)):
+            if discard(store):  # An earlier start on this host has left it.
+                log.warning("removed %s: another host has trained the run since", store)
     _repeat(mirror, mirror.restore, stop)
-    folder = RunFolder.open(path)
-    for store in (store_path(folder.run_id, shard) for shard in range(folder.config.replay.num_shards)):
-        if discard(store):  # An earlier start on this host has left it.
-            log.warning("removed %s: its transitions are older than %s", store, mirror)
     return True
 
 

@@ -145,6 +145,11 @@ def require_fitting(folder: RunFolder, config: Config, run: str, accept: bool, i
     """
     require_same_settings(folder, config, run, accept)
     require_same_environment(folder, config, run, inspector)
+    require_idle(folder, config, run)
+
+
+def require_idle(folder: RunFolder, config: Config, run: str) -> None:
+    """Raises UsageError if a replay server of the run is still running on this host."""
     stores = [store_path(folder.run_id, shard) for shard in range(config.replay.num_shards)]
     require(not any(map(has_owner, stores)), f"{run}: this run is still running", remedy="stop it first")
 
@@ -168,8 +173,8 @@ def require_same_settings(folder: RunFolder, config: Config, run: str, accept: b
     require(not fixed, f"{run} would change {changes}; the saved files would not fit", remedy="start a new run")
     require(
         accept or not differing,
-        f"{run} would change {changes}, which is no limit, mirror, address or key",
-        remedy=f"remove the other options, add {ACCEPT}, or start a new run",
+        f"{run} would change {changes}",
+        remedy=f"remove the other options, add {ACCEPT}, or start a new run; limits, addresses and keys may change",
     )
 
 

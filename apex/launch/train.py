@@ -2,7 +2,8 @@
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,11 @@ from apex.config import Config
 from apex.config.arguments import Parser, seeds
 from apex.environments.foreign import require_trust
 from apex.environments.inspection import Inspector
-from apex.errors import StoppedError
+from apex.errors import ConfigError, StoppedError
 from apex.launch.callbacks import Callbacks
 from apex.launch.continuing import describe_over, read_continue
+from apex.launch.end_notice import SECONDS, tell_over
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
-from apex.launch.farewell import QUIET_SECONDS, tell_over
 from apex.launch.local import run_locally
 from apex.launch.mirroring import upload_ended
 from apex.launch.preflight.checks import check_limit
@@ -33,7 +34,7 @@ from apex.runs.folder import RunFolder
 from apex.runtime.logs import log_to
 from apex.runtime.trust import remember
 from apex.sentences import describe_failure
-from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, require
+from apexreplay.errors import FINISHED, NEIGHBOUR_GONE, UsageError, require
 from apexreplay.process.lifecycle import KILLED_BY_CTRL_C, Stop, reports_errors, stop_on_signals
 from apexreplay.process.watchdog import take_notifier
 
@@ -69,11 +70,14 @@ def _show_over(config: Config, path: Path, stop: Stop) -> int:
         print_line(line)
     folder = RunFolder.open(path)
     ending = upload_ended(config.run, folder, stop)
-    if config.run.head:
-        print_line(f"telling programs that join within {QUIET_SECONDS:.0f} s that the run is over")
-        tell_over(config, folder.run_id, stop)
     if ending.failure is not None:
         print_line(describe_failure(ending.failure), sys.stderr)
+    if config.run.head:
+        print_line(f"telling programs that join within {SECONDS:.0f} s that the run is over")
+        try:
+            tell_over(config, folder.run_id, stop)
+        except UsageError as error:  # The run is over nevertheless.
+            print_line(f"cannot tell them: {error}", sys.stderr)
     return ending.status
 
 
@@ -108,7 +112,7 @@ def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
                 accept=options.accept_changes,
                 inspector=inspector,
                 stop=stop,
-                elsewhere=lambda: [parse(choose=choose) for choose in presets],
+                elsewhere=lambda: _known(partial(parse, choose=choose) for choose in presets),
             )
             return replace(start, callbacks=callbacks)
         return Start(config=config, argv=arguments, inspector=inspector, callbacks=callbacks)
@@ -122,6 +126,15 @@ def read_start(arguments: Sequence[str], stop: Stop | None = None) -> Start:
     problem = f"{OPTION} with --engine ray uses the settings of the original start"
     require(not others, problem, remedy=f"leave out {others}")
     return replace(reopen_on_ray(options.resume, options, arguments), callbacks=callbacks)
+
+
+def _known(commands: Iterable[Callable[[], Config]]) -> list[Config]:
+    """Returns the configurations of commands that are valid."""
+    configs = []
+    for read in commands:
+        with suppress(ConfigError):  # The typed settings may not fit the other preset.
+            configs.append(read())
+    return configs
 
 
 def add_seeds_option(parser: Parser) -> None:

@@ -238,13 +238,13 @@ class RunFolder:
             newest = ", ".join(run.name for run in list_runs(folder)[:3])
             raise DataError(problem, f"choose one of the newest runs in {folder}: {newest}" if newest else "")
         here = here if here.name not in ("", "..") else here.resolve()  # The name is needed, as of copies and films.
-        return cls.from_manifest(here, (here / MANIFEST).read_bytes)
+        return cls.from_manifest(here, (here / MANIFEST).read_bytes, str(here / MANIFEST))
 
     @classmethod
-    def from_manifest(cls, path: Path, read: Callable[[], bytes]) -> Self:
+    def from_manifest(cls, path: Path, read: Callable[[], bytes], source: str) -> Self:
         """Returns the run at `path`, or to be restored there, from the manifest that `read` returns.
 
-        Raises DataError if it cannot be read.
+        `source`: what messages name. Raises DataError if the manifest cannot be read.
         """
         try:
             manifest = unseal(read())
@@ -253,7 +253,7 @@ class RunFolder:
         except (OSError, KeyError, TypeError, ValueError) as error:
             cause = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
             remedy = "restore it from a copy of the run folder"
-            raise DataError(f"{path / MANIFEST} cannot be read: {cause}", remedy) from error
+            raise DataError(f"{source} cannot be read: {cause}", remedy) from error
         maker = f"{_maker(manifest)} in format {manifest['format']}"
         remedy = f"use that version, or only evaluate the policy: apex evaluate {path}/checkpoints/best.safetensors"
         raise DataError(f"{path} was made by {maker}, but this version reads only format {FORMAT}", remedy)

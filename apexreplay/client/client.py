@@ -71,7 +71,7 @@ class BaseClient:
 
 
 def _memory() -> str:
-    """Returns `memory_id`; "" if this host has no usable folder for memories, which a client of another host lacks."""
+    """Returns `memory_id`; "" if this host has no usable folder for memories, which remote samplers do not need."""
     try:
         return memory_id()
     except (DataError, OSError) as error:

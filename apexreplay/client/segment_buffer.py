@@ -33,13 +33,16 @@ class SegmentBuffer:
         """The number of items that are not in a segment yet."""
         return len(self._records)
 
-    def is_full(self, length: int) -> bool:
-        """Whether there are `length` items, or as many steps as a segment of these items may have.
+    def is_full(self, length: int, *, is_dense: bool = False) -> bool:
+        """Whether there are items, and `length` of them or the steps that a segment of `length` items may have.
 
-        The server of a queue computes from this limit how many items always fit into its memory.
+        `is_dense`: or more steps than a segment of just these items may have. From this, the server of a queue whose
+        inserts wait computes how many items always fit into its memory.
         """
         num_items, item = len(self._records), self._table.item
-        most = min(item.segment_steps(num_items) + 1, item.segment_steps(length))
+        most = item.segment_steps(length)
+        if is_dense:
+            most = min(most, item.segment_steps(num_items) + 1)
         return num_items >= length or (num_items > 0 and len(self._steps) >= most)
 
     def append(self, step: Mapping[str, Any], priority: float = 1.0, values: Mapping[str, Any] | None = None) -> None:

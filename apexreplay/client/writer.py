@@ -149,7 +149,8 @@ class BaseWriter(Lease, Generic[Done]):
             raise UsageError(f"the writer of {self.table.name!r} has failed: {self._error}") from self._error
 
     def _is_full(self) -> bool:
-        return self._buffer.is_full(self._welcome.segment_length)
+        inserts_wait = self._welcome.limiter[3]
+        return self._buffer.is_full(self._welcome.segment_length, is_dense=inserts_wait)
 
     def _cut(self) -> bool:
         """Passes the collected items to the thread; returns False if it has enough to do."""

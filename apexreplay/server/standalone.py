@@ -127,7 +127,7 @@ def _open_folder(folder: Path | None, names: Sequence[str]) -> tuple[int, list[i
     try:
         if path.exists():
             saved = unseal(path.read_bytes())
-        elif found := _saved_ids(folder, names):  # Somebody has removed a damaged file.
+        elif found := _saved_ids(folder):  # Somebody has removed a damaged file.
             saved = {"start": int(time.time()) - EPOCH_ZERO, "tables": found}
         run_ids = {name: saved["tables"].get(name) or secrets.randbits(52) + 1 for name in names}
         start = int(saved["start"]) + 1
@@ -139,9 +139,9 @@ def _open_folder(folder: Path | None, names: Sequence[str]) -> tuple[int, list[i
     return start, [run_ids[name] for name in names]
 
 
-def _saved_ids(folder: Path, names: Sequence[str]) -> dict[str, int]:
+def _saved_ids(folder: Path) -> dict[str, int]:
     """Returns the ids of the tables that have snapshots."""
-    newest = {name: SnapshotFolder(folder / name).newest() for name in names if (folder / name).is_dir()}
+    newest = {path.name: SnapshotFolder(path).newest() for path in folder.iterdir() if path.is_dir()}
     return {name: snapshot.run_id for name, snapshot in newest.items() if snapshot is not None}
 
 

@@ -250,11 +250,13 @@ class SamplerHost(Client):
     @property
     def follows(self):
         """Whether it reads the present memory, or none."""
-        return not self.joined or self.lease._reader._drawer.reader.store_incarnation == self._process.incarnation
+        drawer = self.lease._reader._drawer if self.joined else None
+        return drawer is None or drawer.reader.store_incarnation == self._process.incarnation
 
     def begin(self, welcome):
         lease = self.lease
         lease.batch_size, lease._used, lease._remote, lease._reader = BATCH, welcome, None, None
+        lease._closed_since = 0.0
         try:
             lease._reader = _MemoryReader(lease.table, welcome, BATCH)
         except UsageError:  # The memory was removed a moment ago.
@@ -269,6 +271,8 @@ class SamplerHost(Client):
         except UsageError:  # The memory was removed a moment ago.
             return self.end("a sampler found no memory")
         world, reader = self.world, self.lease._reader
+        if reader._drawer is None:
+            return  # It waits for the memory of the next start.
         reader._drawer.rng = world.numbers
         incarnation = reader._drawer.reader.store_incarnation
         if incarnation in world.damaged or incarnation not in world.ledger.stores:

@@ -34,6 +34,7 @@ TIMESTAMPS = {  # Modules that may record the time of an event, or derive a numb
     "apex.launch.serial.run": {"time.time"},
     "apex.runs.folder": {"datetime.now", "time.time"},
     "apex.runs.new_folder": {"datetime.now"},
+    "apexreplay.server.standalone": {"time.time"},
     "apex.sentences": {"time.localtime"},  # formats the time of a log entry
 }
 

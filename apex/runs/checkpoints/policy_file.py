@@ -40,8 +40,8 @@ log = logging.getLogger("apex")
 class PlayedGames:
     """The games that gave a policy its score.
 
-    Playing them again with the same epsilon gives the same score, except if several looks have confirmed it: each look
-    began with new games.
+    Playing them again with the same epsilon gives the same score, unless several looks have confirmed it: each look
+    begins with new games.
     """
 
     seed: int  # seed of the environments and the random actions

@@ -66,6 +66,11 @@ class Mirror:
         """Whether the mirror has a run to restore."""
         return self._objects.has(MANIFEST)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run had ended when it was last uploaded."""
+        return self._objects.has(END)
+
     def manifest(self) -> bytes:
         """Returns the manifest of the run that the mirror has."""
         return self._objects.read(MANIFEST)

@@ -319,7 +319,7 @@ def test_items_far_apart_do_not_share_a_segment():
         buffer.append({"x": step})
         if step % 500 == 0:
             buffer.add_item(1.0, {})
-        if buffer.is_full(50):
+        if buffer.is_full(50, is_dense=True):
             piece = buffer.cut()
             most = max(most, len(piece.blob) / len(piece.records))
     assert 0 < most <= len(make_blob([bytes(8)] * item.segment_steps(1)))

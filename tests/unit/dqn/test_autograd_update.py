@@ -247,7 +247,11 @@ def test_update_uses_threads_by_batch_size_and_buffers(num_threads, batch_size, 
     before = torch.get_num_threads()
     config = LearnerConfig(num_threads=num_threads, batch_size=batch_size)
     update = make_update(config, network, network, torch.optim.SGD(network.parameters()), CPU)
-    assert (len(update._networks), update._target.in_background, update.torch_threads) == (parts, aside, shared_by)
+    assert (len(update._networks), update._target_forwards[0].in_background, update.torch_threads) == (
+        parts,
+        aside,
+        shared_by,
+    )
     assert torch.get_num_threads() == before  # The process sets it.
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.builders import VECTORS
 from support.run_builders import make_config
 
-from apex.launch.guard import Lifeline, _require_first_settings
+from apex.launch.guard import Lifeline, _require_first_limits
 from apex.launch.ray.order import Report
 from apex.runs.folder import RunFolder
 from apex.runtime.logs import LogTail
@@ -49,7 +49,7 @@ def test_a_guard_reports_lines_and_configuration_until_a_signal(tmp_path):
     os.close(writing)
 
 
-def test_a_driver_on_another_host_must_ask_for_the_settings_of_the_run(tmp_path):
+def test_a_driver_on_another_host_must_ask_for_the_limits_of_the_run(tmp_path):
     asked = make_config(tmp_path, name="mine", learner={"batch_size": 0})
     sized = dataclasses.replace(
         asked,
@@ -57,7 +57,7 @@ def test_a_driver_on_another_host_must_ask_for_the_settings_of_the_run(tmp_path)
         run=dataclasses.replace(asked.run, tensorboard_port=7_000),
     )
     folder = RunFolder.create(sized, VECTORS)
-    _require_first_settings(folder, dataclasses.replace(asked, run=dataclasses.replace(asked.run, folder="elsewhere")))
+    _require_first_limits(folder, dataclasses.replace(asked, run=dataclasses.replace(asked.run, folder="elsewhere")))
     for other in ({"max_minutes": 120.0}, {"stop_score": None}):
         with pytest.raises(UsageError, match=rf"run\.{next(iter(other))}"):
-            _require_first_settings(folder, dataclasses.replace(asked, run=dataclasses.replace(asked.run, **other)))
+            _require_first_limits(folder, dataclasses.replace(asked, run=dataclasses.replace(asked.run, **other)))

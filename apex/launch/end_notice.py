@@ -5,7 +5,7 @@ import time
 
 from apex.config import Config
 from apex.transport.curve.key_store import read_keys
-from apex.transport.messages.control import Hello, RefusedAnswer, StateAnswer, decode_request
+from apex.transport.messages.control import RefusedAnswer, StateAnswer, decode_request
 from apex.types import Role
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.transport.async_receiver import ROUTER, AsyncReceiver
@@ -13,24 +13,22 @@ from apexreplay.transport.sockets import open_context
 from apexreplay.wire.header import WireError
 from apexreplay.wire.json_codec import MAX_JSON_BYTES, encode_control
 
-QUIET_SECONDS = (
-    60.0  # Actors of the same deployment start within this time; without an answer they would wait for ever.
-)
+# Actors of the same deployment start within this time. Without an answer, they would wait for ever.
+SECONDS = 120.0
 
 
-def tell_over(config: Config, run_id: int, stop: Stop, quiet_seconds: float = QUIET_SECONDS) -> None:
-    """Answers programs that join the run that it is over, until none has joined for `quiet_seconds`.
+def tell_over(config: Config, run_id: int, stop: Stop, seconds: float = SECONDS) -> None:
+    """Answers programs that join the run, for so many seconds, that it is over.
 
     Raises UsageError if the keys cannot be read or the control port is taken.
     """
-    asyncio.run(_serve(config, run_id, stop, quiet_seconds))
+    asyncio.run(_serve(config, run_id, stop, time.monotonic() + seconds))
 
 
-async def _serve(config: Config, run_id: int, stop: Stop, quiet_seconds: float) -> None:
+async def _serve(config: Config, run_id: int, stop: Stop, until: float) -> None:
     endpoint, over = config.transport.endpoint("control"), encode_control(StateAnswer(stop=True), run_id)
     with open_context(read_keys(config.transport.keys, Role.LEARNER)) as context:
         control = AsyncReceiver(context, ROUTER, endpoint, "control", high_water_mark=1_000, max_bytes=MAX_JSON_BYTES)
-        until = time.monotonic() + quiet_seconds
         while not stop.poll() and time.monotonic() < until:
             for identity, *frames in await control.burst(POLL_SECONDS):
                 try:
@@ -38,7 +36,5 @@ async def _serve(config: Config, run_id: int, stop: Stop, quiet_seconds: float) 
                 except WireError as error:
                     control.refuse(error)
                     continue
-                if isinstance(request, Hello):
-                    until = time.monotonic() + quiet_seconds
                 is_refused = isinstance(request, RefusedAnswer)
                 control.reply(identity, encode_control(request, run_id) if is_refused else over)
