@@ -30,7 +30,7 @@ class Trial(tune.Trainable):
     """One run. Ray calls `step` for each result, and `cleanup` when ASHA has ended the trial."""
 
     def setup(self, config):
-        self.scores, self.is_over, self.last = queue.SimpleQueue(), False, 0.0
+        self.scores, self.is_over, self.last, self.error = queue.SimpleQueue(), False, 0.0, None
         limits = {"max_minutes": config["max_minutes"], "tensorboard": False}
         rest = {"actor": {"num_actors": 4}, "evaluator": {"period_seconds": 1.0, "num_envs": 10}, "run": limits}
         settings = apex.preset("cartpole", learner={"learning_rate": config["learning_rate"]}, **rest)
@@ -38,15 +38,20 @@ class Trial(tune.Trainable):
         self.thread.start()
 
     def train_run(self, settings):
-        apex.train(settings, quiet=True, stop=lambda: self.is_over, callbacks=[Report(self.scores)])
+        try:
+            apex.train(settings, quiet=True, stop=lambda: self.is_over, callbacks=[Report(self.scores)])
+        except Exception as error:
+            self.error = error
 
     def step(self):
-        while self.thread.is_alive():
+        while self.thread.is_alive() or not self.scores.empty():
             try:
                 self.last = self.scores.get(timeout=1.0)
                 return {"score": self.last, "ended": False}
             except queue.Empty:
                 pass  # The run has not evaluated yet, or has ended.
+        if self.error is not None:
+            raise self.error
         return {"score": self.last, "ended": True, "done": True}
 
     def save_checkpoint(self, folder):

@@ -46,6 +46,8 @@ from apexreplay.errors import FAILED, FINISHED, require
 from apexreplay.item_kinds import Array
 from apexreplay.process.lifecycle import reports_errors, stop_on_signals
 
+DRIVER = "SDL_VIDEODRIVER"  # environment variable that chooses how SDL draws
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation(Summary):
@@ -198,10 +200,11 @@ def _play(
     on_game: Callable[[Episode], None] = lambda game: None,
 ) -> list[Episode]:
     """Plays the games, films the first one to `path`, writes all to `saved`, and returns them; fewer after a stop."""
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Avoids a warning of SDL, which would look for a display.
     policy, config, watchers = player.policy, player.environment, list[Callable[[Step], None]]()
     with ExitStack() as stack:
+        if not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", DRIVER))):
+            os.environ[DRIVER] = "dummy"  # Avoids a warning of SDL, which would look for a display.
+            stack.callback(os.environ.pop, DRIVER, None)  # `apex watch` would take it for a display.
         stack.enter_context(seeded_generators(evaluation_seed(seed)))
         dataset = None
         if saved is not None:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from apex.runs.checkpoints.paths import newest_update
 from apex.transport.messages.fields import printable
 from apex.transport.messages.run_status import EvaluationRow, RunStatus
 from apexreplay.errors import describe_exception, require
+from apexreplay.process.lifecycle import POLL_SECONDS
 
 MAX_SECONDS = 1_000_000  # of a callback's limits
+SHORT_SECONDS = 2.0  # wait at the end of a run of which nothing is said
 MAX_WAITING = 10_000  # calls that wait for a slow callback; beyond this, the oldest are dropped
 
 log = logging.getLogger("apex")
@@ -118,15 +120,34 @@ class Callbacks:
         """Replaces the end of an interrupted run if a callback has asked for it: the learner does not know of that."""
         return self.asked or end if end == INTERRUPTED else end
 
-    def end(self, ending: Ending, end: EndReason | None) -> list[str]:
-        """Calls `on_end`, and waits for each callback for its `end_seconds`. Returns what went wrong in that time."""
+    def end(
+        self,
+        ending: Ending,
+        end: EndReason | None,
+        tell: Callable[[str], None] = lambda sentence: None,
+        leaves: Callable[[], bool] = lambda: False,
+    ) -> list[str]:
+        """Calls `on_end`, and waits for each callback for its `end_seconds`. Returns what went wrong in that time.
+
+        `tell` is called with a sentence if this takes long. Does not wait longer once `leaves` returns True.
+        """
         if self._run is not None:
             self._look_for_checkpoint(self._run.folder)
         before = [thread.problem for thread in self._threads]
         self._post("on_end", EndReason("failed") if ending.failure is not None else self.true_end(end))
-        until = time.monotonic()
+        since, said, left = time.monotonic(), False, False
+        try:
+            for thread in self._threads:
+                until = since + thread.callback.end_seconds
+                while thread.is_alive() and time.monotonic() < until and not (left := left or leaves()):
+                    thread.join(POLL_SECONDS)
+                    if not said and thread.is_alive() and time.monotonic() > since + SHORT_SECONDS:
+                        tell(f"the run has ended; waiting for {thread.name}. Ctrl-C ends the wait")
+                        said = True
+        except KeyboardInterrupt:
+            left = True
         for thread in self._threads:
-            thread.wait(until + thread.callback.end_seconds)
+            thread.end(left)
         found = [thread.problem for thread, old in zip(self._threads, before, strict=True) if thread.problem != old]
         self._threads = []
         return found
@@ -191,13 +212,11 @@ class _CallbackThread(threading.Thread):
         if (method := self._now) and time.monotonic() - self._since > seconds:
             self._complain("late", f"{method} takes longer than {seconds:g} s; the run continues meanwhile")
 
-    def wait(self, until: float) -> None:
-        """Waits for the end of the thread until a time of the monotonic clock."""
-        self.join(max(0.0, until - time.monotonic()))
+    def end(self, left: bool) -> None:
+        """Logs a call that has not returned. `left`: because nobody waited longer."""
         if self.is_alive():
-            seconds = self.callback.end_seconds
-            problem = f"{self._now or 'a call'} did not return within {seconds:g} s after the end of the run"
-            self._complain("late", problem)
+            limit = "before Ctrl-C" if left else f"within {self.callback.end_seconds:g} s after the end of the run"
+            self._complain("late", f"{self._now or 'a call'} did not return {limit}")
 
     def _complain(self, kind: str, problem: str) -> None:
         if kind not in self._kinds:

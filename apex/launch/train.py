@@ -156,7 +156,9 @@ def execute(start: Start, stop: Stop, out: TextIO | None = None) -> RunOutcome |
         name = "launcher" if start.engine is None else "driver"
         name = "learner" if outcome.config.run.single_process else name
         with log_to((outcome.driver_folder or outcome.folder) / "logs" / f"{name}.log", name):
-            problems = start.callbacks.end(outcome.ending, find_end(outcome.ending, outcome.status))
+            tell, was_stopped = partial(print_line, stream=out), stop.poll()
+            end = find_end(outcome.ending, outcome.status)
+            problems = start.callbacks.end(outcome.ending, end, tell, lambda: stop.poll() and not was_stopped)
         for problem in problems:  # The view of the run, which shows what is logged, has been closed.
             print(problem, file=out or sys.stderr)
     return outcome

@@ -16,9 +16,13 @@ class Score(NamedTuple):
 
 
 def find_scores(history: RunHistory) -> tuple[Score, Score] | None:
-    """Returns the best evaluation (the first of equal ones) and the last one; None if no evaluation has finished."""
+    """Returns the best evaluation (the first of equal ones) and the last one; None if no evaluation has finished.
+
+    The score of an untrained policy is luck, and counts as the best one only if there is no other.
+    """
     means = history.series(*EVALUATION)
-    counts, lows, highs = (_by_place(history, f"evaluator/{tag}") for tag in ("episodes", "score_low", "score_high"))
+    tags = ("episodes", "score_low", "score_high", "best_score")
+    counts, lows, highs, trained = (_by_place(history, f"evaluator/{tag}") for tag in tags)
     if not len(means.values):
         return None
 
@@ -29,7 +33,9 @@ def find_scores(history: RunHistory) -> tuple[Score, Score] | None:
         interval = (lows[place], highs[place]) if place in lows and place in highs else None
         return Score(mean, steps, seconds, num_games, interval)
 
-    return score(int(means.values.argmax())), score(-1)
+    places = zip(means.seconds.tolist(), means.steps.tolist(), strict=True)
+    candidates = [at for at, place in enumerate(places) if place in trained] or range(len(means.values))
+    return score(max(candidates, key=lambda at: means.values[at])), score(-1)
 
 
 def _by_place(history: RunHistory, tag: str) -> dict[tuple[float, float], float]:

@@ -55,7 +55,7 @@ def wandb_records(path):
 def test_wandb_has_settings_curves_and_artifacts_offline(tmp_path):
     run, rows = train(tmp_path, "wandb")
     first, second = sorted((tmp_path / "runs/wandb").glob("offline-run-*/run-*.wandb"))
-    records = [*wandb_records(first), *wandb_records(second)]
+    records = [*wandb_records(second)]  # `wandb sync` replaces the first record by the second.
     runs = [record.run for record in records if record.HasField("run")]
     assert {each.run_id for each in runs} == {f"{run.run_id}"}
     config = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
@@ -70,6 +70,7 @@ def test_wandb_has_settings_curves_and_artifacts_offline(tmp_path):
     for row in rows:
         found = logged[row["steps"], row["time"]]
         assert {tag: found[tag] for tag in row["scalars"]} == pytest.approx(row["scalars"], nan_ok=True)
+    assert {record.run.run_id for record in wandb_records(first) if record.HasField("run")} == {f"{run.run_id}"}
     artifacts = [record.artifact for record in records if record.HasField("artifact")]
     assert {artifact.type for artifact in artifacts} == KINDS
     assert all(os.path.getsize(file.local_path) for artifact in artifacts for file in artifact.manifest.contents)

@@ -97,6 +97,9 @@ def export(
     if onnx:
         files[ONNX], compared = to_onnx(exported.module, info.schema, exported.output, exported.state_size)
     played = evaluate(folder.path, episodes, checkpoint=path.absolute(), epsilon=0.0) if episodes else None
+    replaced = played is not None and played.updates != info.num_updates
+    problem = f"{path} was replaced by a better policy meanwhile, so its score is of other weights"
+    require(not replaced, problem, remedy="export it again, or with --checkpoint last")
     card = write_card(
         folder,
         info,

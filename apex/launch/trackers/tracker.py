@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from apex.facts import EndReason
 from apex.launch.callbacks import Callback, LiveRun
@@ -20,13 +21,15 @@ from apex.transport.messages.run_status import RunStatus
 from apexreplay.errors import UsageError
 from apexreplay.process.spawn import spawn
 
-FILM, PAGE = "film.mp4", "report.html"  # files that a tracker makes in the run folder at the end
+# Files that trackers make in the run folder at the end. A page without a film must not replace the user's report.html.
+FILM, PAGE = "film.mp4", "tracked-report.html"
 AGAIN_SECONDS = 60.0  # after which a record that could not be opened is tried again
 MOST_FAILURES = 10  # after so many, the rows that could not be logged are left out
 PROGRAM_SECONDS = 60.0  # time limit for each of them
 
 log = logging.getLogger("apex")
 _making = threading.Lock()
+_made: WeakKeyDictionary[LiveRun, dict[str, bool]] = WeakKeyDictionary()  # of each file, whether it could be made
 
 
 class Row(NamedTuple):
@@ -104,21 +107,22 @@ class Tracker(Callback):
                     self.on_status(run, run.status)
                 except Exception:  # The files may be stored all the same.
                     log.exception("the last rows were not logged")
-            for kind, path in self._artifacts(run.folder.absolute()):
+            for kind, path in self._artifacts(run):
                 self.keep(kind, path)
         finally:
             self.finish(failed=end is not None and end.kind == "failed")
 
-    def _artifacts(self, folder: Path) -> Iterator[tuple[str, Path]]:
+    def _artifacts(self, run: LiveRun) -> Iterator[tuple[str, Path]]:
         """Yields kind and path of what to store; makes film and page when they are asked for."""
+        folder = run.folder.absolute()
         saved, film, page = folder / "checkpoints", folder / FILM, folder / PAGE
         if (saved / BEST).exists():
             yield "policy", saved / BEST
         if (newest := newest_update(saved)) is not None:
             yield "checkpoint", saved / f"{newest:09d}"
-        if has_policy(saved) and self._makes(film, "evaluate", str(folder), "--episodes", "1", "--video", str(film)):
+        if has_policy(saved) and self._makes(run, film, "evaluate", "--episodes", "1", "--video"):
             yield "film", film
-        if self._makes(page, "report", str(folder), "--out", str(page), "--no-video"):
+        if self._makes(run, page, "report", "--no-video", "--out"):
             yield "report", page
 
     def _new_rows(self, folder: Path) -> Iterator[Row]:
@@ -141,21 +145,31 @@ class Tracker(Callback):
                     figures = {tag: value for tag, value in row["scalars"].items() if value is not None}
                     yield Row(row["steps"], row["time"], figures)
 
-    def _makes(self, path: Path, command: str, *arguments: str) -> bool:
-        """Makes a file with a command of `apex`, unless another tracker has made it; returns whether there is one."""
+    def _makes(self, run: LiveRun, path: Path, command: str, *arguments: str) -> bool:
+        """Makes a file with a command of `apex`, unless another tracker has tried it; returns whether there is one.
+
+        `arguments`: after the run, the last one before the path.
+        """
         paths = os.pathsep.join(each or os.getcwd() for each in sys.path)
-        words = [sys.executable, "-P", "-m", "apex", command, *arguments, *allow_options()]
+        partial = path.with_name(f".partial-{path.name}")
+        words = [command, str(path.parent), *arguments, str(partial), *allow_options()]
         with _making:
-            if path.exists() and path.stat().st_mtime > self._since:
-                return True
-            program = spawn(words, environment={"PYTHONPATH": paths})
+            made = _made.setdefault(run, {})
+            if path.name in made:
+                return made[path.name]
+            program = spawn([sys.executable, "-P", "-m", "apex", *words], environment={"PYTHONPATH": paths})
             until = time.monotonic() + PROGRAM_SECONDS
             while (status := program.poll()) is None and time.monotonic() < until:
                 time.sleep(0.1)
             program.kill()
             program.wait()
+            made[path.name] = status == 0
+            if status == 0:
+                partial.replace(path)
+            else:
+                partial.unlink(missing_ok=True)
         if status is None:
             log.warning("%s was not made: apex %s took longer than %g s", path, command, PROGRAM_SECONDS)
         elif status:
-            log.warning("%s was not made: apex %s %s ended with status %d", path, command, arguments[0], status)
+            log.warning("%s was not made: apex %s ended with status %d", path, command, status)
         return status == 0

@@ -24,6 +24,8 @@ class WandbTracker(Tracker):
         mode = os.environ.get("WANDB_MODE", "offline")
         if mode == "offline":
             os.environ["WANDB_ERROR_REPORTING"] = "false"  # Otherwise, wandb sends figures of its own use.
+            # `wandb sync` of a resumed run replaces the record of the start before, which wandb does not read here.
+            self._since = 0.0
         import wandb
 
         self._wandb: Any = wandb

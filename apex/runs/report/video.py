@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,5 +93,8 @@ def _play(command: Sequence[str], epsilon: float, video: Path) -> dict[str, Any]
     if program.returncode:
         lines = program.stderr.strip().splitlines()
         raise NoVideoError(lines[-1] if lines else f"apex evaluate ended with status {program.returncode}")
-    figures: dict[str, Any] = json.loads(program.stdout.splitlines()[-1])
-    return figures
+    for line in reversed(program.stdout.splitlines()):  # The environment may print at its end.
+        with suppress(ValueError):
+            if isinstance(figures := json.loads(line), dict):
+                return figures
+    raise NoVideoError("apex evaluate printed no result")

@@ -201,6 +201,18 @@ def test_a_hang_at_the_end_is_logged_after_its_seconds(begin, caplog):
     assert "Tape: on_end" in line
 
 
+def test_a_wait_at_the_end_is_announced_and_can_be_left(begin, monkeypatch):
+    monkeypatch.setattr(callbacks, "SHORT_SECONDS", 0.0)
+    tape, told = Tape(), []
+    tape.end_seconds = 1_000.0
+    calls = begin(tape)
+    tape.gate.clear()
+    (problem,) = calls.end(DONE, LIMIT, told.append, lambda: bool(told))
+    assert "Ctrl-C" in problem
+    (sentence,) = told
+    assert "Tape" in sentence
+
+
 def test_the_end_that_a_callback_asks_for_replaces_an_interruption_only():
     class Stopper(Tape):
         def on_status(self, run, status):

@@ -1,7 +1,7 @@
 """What all trackers do. The store of this file is a list; tests/system/test_trackers.py has the real ones."""
 
 import json
-import time
+import sys
 from importlib.machinery import ModuleSpec
 
 import pytest
@@ -12,16 +12,18 @@ from apex.command_line import ConfigError
 from apex.config import Config
 from apex.facts import EndReason
 from apex.launch.callbacks import LiveRun
+from apex.launch.trackers import tracker
 from apex.launch.trackers.choice import TRACKERS, make_trackers
 from apex.launch.trackers.tracker import MOST_FAILURES, Row, Tracker
 from apex.launch.train import main, read_start
 from apexreplay.errors import REFUSED
+from apexreplay.process.spawn import spawn
 
 
 class Tape(Tracker):
     package = "json"
 
-    def __init__(self, made=("film", "report")):
+    def __init__(self, made=("film", "tracked-report")):
         super().__init__()
         self.rows, self.kept, self.ended, self._made = [], [], [], made
 
@@ -37,7 +39,7 @@ class Tape(Tracker):
     def finish(self, *, failed):
         self.ended.append(failed)
 
-    def _makes(self, path, command, *arguments):
+    def _makes(self, run, path, command, *arguments):
         return path.stem in self._made
 
 
@@ -167,7 +169,7 @@ def test_the_end_keeps_rows_policy_checkpoint_film_and_page(run):
         ("policy", "best.safetensors"),
         ("checkpoint", "000000007"),
         ("film", "film.mp4"),
-        ("report", "report.html"),
+        ("report", "tracked-report.html"),
     ]
     assert (steps(tape), tape.ended) == ([1], [False])
 
@@ -207,21 +209,32 @@ def test_a_tracker_that_could_not_open_its_record_makes_and_stores_nothing(run):
 
 def test_a_film_that_takes_too_long_is_left_out(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("apex.launch.trackers.tracker.PROGRAM_SECONDS", 0.0)
-    assert not Tracker._makes(Tape(), tmp_path / "film.mp4", "evaluate", str(tmp_path / "nothing"))
+    assert not Tracker._makes(Tape(), LiveRun(Config(), tmp_path), tmp_path / "film.mp4", "evaluate", "--video")
     (line,) = [record.getMessage() for record in caplog.records]
     assert "film.mp4" in line
     assert "longer than 0 s" in line
 
 
-def test_a_file_is_made_once_and_a_failed_command_is_logged(tmp_path, caplog):
-    tracker = Tape()
-    assert not Tracker._makes(tracker, tmp_path / "page.html", "report", str(tmp_path / "nothing"))
+def test_a_file_is_tried_once_and_a_failed_command_is_logged(tmp_path, caplog):
+    run = LiveRun(Config(), tmp_path)
+    page = tmp_path / "page.html"
+    page.write_text("an older one")
+    for _ in range(2):
+        assert not Tracker._makes(Tape(), run, page, "report", "--no-video", "--out")
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"status {REFUSED}" in line
-    tracker._since = time.time() - 5
-    (tmp_path / "page.html").touch()
-    assert Tracker._makes(tracker, tmp_path / "page.html", "report", str(tmp_path / "nothing"))
-    assert len(caplog.records) == 1
+    assert page.read_text() == "an older one"
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path, monkeypatch):
+    run, page = LiveRun(Config(), tmp_path), tmp_path / "page.html"
+    write_it = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w').write('whole')"]
+    monkeypatch.setattr(tracker, "spawn", lambda words, **options: spawn([*write_it, words[-1]], **options))
+    assert Tracker._makes(Tape(), run, page, "report", "--out")
+    assert page.read_text() == "whole"
+    page.unlink()
+    assert Tracker._makes(Tape(), run, page, "report", "--out"), "another tracker has made it"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_package_and_an_unknown_tracker_are_refused(monkeypatch, capsys):

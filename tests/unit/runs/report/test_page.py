@@ -102,6 +102,15 @@ def test_best_and_last_score_have_place_games_and_interval(tmp_path):
     assert "33 games (95 %: 480.5 ... 497.2), at 31,000" in Page(build_page(run, "")).text
 
 
+def test_the_score_of_the_untrained_policy_is_not_the_best(tmp_path):
+    run = make_run(tmp_path, [(1, 0, -180)])
+    assert find_scores(RunHistory(run))[0].mean == -180, "there is no other"
+    for seconds, score in ((9, -300), (12, -310)):
+        add_rows(run, "evaluator", [(seconds, 1_000 * seconds, {EVALUATOR: score, "evaluator/best_score": -300})])
+    best, last = find_scores(RunHistory(run))
+    assert (best.mean, last.mean) == (-300, -310)
+
+
 def test_totals_have_rates_over_the_recorded_time(tmp_path):
     run = make_whole_run(tmp_path)
     assert find_totals(RunHistory(run)) == [("steps", 9_000, 1_000), ("updates", 180, 20)]
@@ -232,7 +241,7 @@ def test_text_of_the_run_is_escaped(tmp_path):
 
 @pytest.mark.parametrize(
     ("script", "reason"),
-    [("echo first >&2; echo 'REASON' >&2; exit 2", "REASON"), ("exit 7", "status 7")],
+    [("echo first >&2; echo 'REASON' >&2; exit 2", "REASON"), ("exit 7", "status 7"), ("echo bye", "no result")],
 )
 def test_missing_video_has_the_error_of_the_evaluation(tmp_path, script, reason):
     with pytest.raises(NoVideoError) as error:
