@@ -10,12 +10,18 @@ home=/opt/apex
 # The machine may still run cloud-init, which holds apt's lock.
 if command -v cloud-init >/dev/null; then cloud-init status --wait >/dev/null || true; fi
 export DEBIAN_FRONTEND=noninteractive
-apt-get -o DPkg::Lock::Timeout=300 -qq update
+# Soon after the first boot, Ubuntu's timers hold the locks of apt, on which `update` does not wait.
+if [[ -d /run/systemd/system ]]; then
+  systemctl stop apt-daily.timer apt-daily-upgrade.timer apt-daily.service apt-daily-upgrade.service \
+    unattended-upgrades.service || true
+fi
+apt=(apt-get -o DPkg::Lock::Timeout=300 -qq)
+"${apt[@]}" update
 wanted=(ca-certificates libgl1 libglib2.0-0 liblz4-1 python3 python3-venv)
 tools=(gcc libc6-dev)
 added=()
 for tool in "${tools[@]}"; do dpkg -s "$tool" >/dev/null 2>&1 || added+=("$tool"); done
-apt-get -o DPkg::Lock::Timeout=300 -qq install --yes --no-install-recommends "${wanted[@]}" "${added[@]}" >/dev/null
+"${apt[@]}" install --yes --no-install-recommends "${wanted[@]}" "${added[@]}" >/dev/null
 
 install -d -m 0755 "$home" "$home/bin" /etc/apex
 id apex >/dev/null 2>&1 || useradd --system --home-dir /var/lib/apex --shell /usr/sbin/nologin apex
@@ -42,6 +48,6 @@ ln -sf "$home/venv/bin/apex" /usr/local/bin/apex
 systemctl enable --quiet apex-max-hours.timer
 
 if ((${#added[@]})); then
-  apt-get -qq purge --yes "${added[@]}" >/dev/null
-  apt-get -qq autoremove --purge --yes >/dev/null
+  "${apt[@]}" purge --yes "${added[@]}" >/dev/null
+  "${apt[@]}" autoremove --purge --yes >/dev/null
 fi

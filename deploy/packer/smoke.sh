@@ -24,8 +24,9 @@ printf '%s\n' "$report"
 grep -Eq '^ok +native loops' <<<"$report"
 
 # systemd-analyze prints nothing if all units are valid.
-complaints=$(systemd-analyze verify --man=no /etc/systemd/system/apex*.{service,timer} 2>&1)
-if [[ -n $complaints ]]; then
+status=0
+complaints=$(systemd-analyze verify --man=no /etc/systemd/system/apex*.{service,timer} 2>&1) || status=$?
+if ((status)) || [[ -n $complaints ]]; then
   printf 'systemd-analyze verify:\n%s\n' "$complaints" >&2
   exit 1
 fi

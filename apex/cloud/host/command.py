@@ -113,8 +113,8 @@ def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
             ssm, host, address = client("ssm"), metadata.instance_id(), metadata.private_address()
             key_exchange.make_pairs(settings, address)
             entries, now = key_exchange.ask(ssm, settings)
-            key_exchange.publish(ssm, settings, host, address, now)
             missing = key_exchange.accept(key_exchange.fresh(entries, now), settings)
+            key_exchange.publish(ssm, settings, host, address, now)  # last: AWS may refuse it
             if not missing:
                 _read_max_hours(ssm, settings)
                 return FINISHED

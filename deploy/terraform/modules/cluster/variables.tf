@@ -113,7 +113,7 @@ variable "learner_spot" {
 }
 
 variable "actor_instance_types" {
-  description = "Instance types of actor hosts, in order of preference, all with the same number of cores. Several types make spot capacity easier to find."
+  description = "Instance types of actor hosts, in order of preference (of spot hosts, AWS chooses by price and capacity), all with the same number of cores. Several types make spot capacity easier to find."
   type        = list(string)
   default     = ["c7i.2xlarge", "c7a.2xlarge", "c6i.2xlarge", "c6a.2xlarge", "m7i.2xlarge", "m6i.2xlarge"]
 
