@@ -37,6 +37,7 @@ class Run:
     end: EndReason | None  # why the run ended; None if that is not known
     interrupted: bool  # whether Ctrl-C or the argument `stop` of `train` ended the run
     score: float | None  # mean raw score of the last evaluation; None: no evaluation was finished
+    score_updates: int | None  # updates of the policy with this score; lower than `updates` if the last one has none
     best_score: float | None  # mean raw score of the best evaluation of a trained policy; None: there was none
     steps: int | None  # environment steps. `steps`, `updates` and `seconds` are None if the run never reported them
     updates: int | None
@@ -149,6 +150,7 @@ def train(
         end=end,
         interrupted=not ending.role and (calls.asked is None or bool(request.signum)),
         score=status.evaluator.score if status else None,
+        score_updates=status.evaluator.updates if status else None,
         best_score=status.evaluator.best if status else None,
         steps=status.steps if status else None,
         updates=status.updates if status else None,

@@ -45,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
     require_setting(not start.run.mirror, "the runs of a sweep have no mirror", "leave out run.mirror")
     cores = len(os.sched_getaffinity(0))
     require(options.jobs <= cores, f"--jobs must be at most {cores}, the number of cores, got {options.jobs}")
+    problem = "--jobs must be 1 with single_process, because trials in one process would share their random numbers"
+    require(options.jobs == 1 or not start.run.single_process, problem)
     folder = Path("sweeps") / (options.study or options.file.stem)
     require(
         folder.parent.name == "sweeps" and folder.name != "..",

@@ -41,6 +41,9 @@ def main(argv: Sequence[str]) -> int:
             break
         runs.append(RunFolder.open(path))
     scored = {run: scores for run in runs if (scores := find_scores(RunHistory(run))) is not None}
+    for run in runs:
+        if run not in scored:
+            print_line(f"{run.path}: no evaluation was finished, so the table lacks it")
     if scored:
         columns = {
             "score": [last.mean for _, last in scored.values()],

@@ -90,7 +90,10 @@ class Sweep:
             self.study.enqueue_trial(trial.params, {"first": first_number(trial)})
             self.study.stop()
             return math.nan
-        print_line(f"trial {trial.number}: {run.reason}, score {run.score:.4g}")
+        has_final = run.end is not None and run.end.kind in ("steps", "updates", "minutes")
+        is_older = has_final and run.score_updates != run.updates
+        note = f" of update {run.score_updates}: the evaluation of the final policy did not end" if is_older else ""
+        print_line(f"trial {trial.number}: {run.reason}, score {run.score:.4g}{note}")
         if run.end is not None and run.end.is_limit:
             pruning.report(run.score or 0.0, TENTHS)
             if math.isfinite(result := judge(run)):
