@@ -242,7 +242,7 @@ class RunConfig(Branch):
     name: str = ""  # name of the run folder inside run.folder; empty: environment and time
     folder: str = "runs"  # folder that contains the run folders
     mirror: str = ""  # folder, s3://, gs:// or az:// URL that gets a copy of the run, for --continue elsewhere
-    stop_score: float | None = None  # end once new games confirm that the mean raw score reaches this; none: never
+    stop_score: float | None = None  # end once new games confirm this mean raw score; none: never
     max_steps: NonNegativeInt = 0  # end after this many steps of all actors together; 0: no limit
     max_updates: NonNegativeInt = 0  # end after this many updates; 0: no limit
     max_minutes: NonNegativeFloat = 0.0  # minutes from the first step on, over all starts; 0: no limit

@@ -215,8 +215,9 @@ class _CallbackThread(threading.Thread):
     def end(self, left: bool) -> None:
         """Logs a call that has not returned. `left`: because nobody waited longer."""
         if self.is_alive():
-            limit = "before Ctrl-C" if left else f"within {self.callback.end_seconds:g} s after the end of the run"
-            self._complain("late", f"{self._now or 'a call'} did not return {limit}")
+            call, seconds = self._now or "a call", self.callback.end_seconds
+            problem = f"{call} did not return within {seconds:g} s after the end of the run"
+            self._complain("late", f"{call} had not returned when Ctrl-C ended the wait" if left else problem)
 
     def _complain(self, kind: str, problem: str) -> None:
         if kind not in self._kinds:

@@ -60,8 +60,7 @@ class LeaseTable:
         self._leases: dict[int, Lease] = {}  # by session
         self._holders = np.full(num_ids, FREE, np.int64)  # session of each id
         self._newest: dict[int, int] = {}  # id -> its newest incarnation seen by this table
-        self._first_incarnation = epoch << 32  # of this start
-        self._next_incarnation = self._first_incarnation + 1 + secrets.randbelow(1 << 31)
+        self._next_incarnation = (epoch << 32) + 1 + secrets.randbelow(1 << 31)
 
     def claim(self, session: int, count: int, now: float) -> list[Stream]:
         """Leases free ids, the highest first, until the session holds `count`; returns all ids of the session."""
@@ -72,20 +71,17 @@ class LeaseTable:
             self._add(session, free.tolist(), now)
         return self.held(session)
 
-    def claim_one(self, session: int, now: float) -> list[Stream]:
-        """Leases a free id, if possible one that nobody had at this start: silent holders may come back for theirs."""
+    def claim_one(self, session: int, now: float, *, lowest: bool) -> list[Stream]:
+        """Leases a free id, if possible one that nobody had at this start: silent holders may come back for theirs.
+
+        `lowest`: the lowest such id, because clients of the start before have the highest.
+        """
         if not self.held(session):
             self.expire(now)
             free = np.flatnonzero(self._holders == FREE).tolist()
             new = [i for i in free if i not in self._newest] or free
-            self._add(session, [secrets.choice(new)] if new else [], now)
+            self._add(session, new[:1] if lowest else new[-1:], now)
         return self.held(session)
-
-    def displace(self, stream: Stream) -> None:
-        """Frees the id of a stream if an older incarnation holds it, which returned first after a restart."""
-        holder = int(self._holders[stream.actor_id]) if 0 <= stream.actor_id < self.num_ids else FREE
-        if holder != FREE and self._newest[stream.actor_id] < stream.incarnation < self._first_incarnation:
-            self.release(holder)
 
     def _add(self, session: int, ids: Sequence[int], now: float) -> None:
         """Leases these free ids to a session, with those that it holds."""
@@ -220,7 +216,6 @@ class Leases:
         """Returns what a session holds, or what it held at an earlier start if that is free; else None."""
         held = table.held(session)
         if not held and known is not None:
-            table.displace(known)
             held = [known]
         return held[0] if held and table.renew(session, held, self._clock()) else None
 
@@ -228,5 +223,5 @@ class Leases:
         since = self._opened_at
         if self._start > 1 and (since is None or self._clock() - since < RECLAIM_SECONDS):
             return None  # Clients of an earlier start may still come back.
-        streams = table.claim_one(session, self._clock())
+        streams = table.claim_one(session, self._clock(), lowest=self._start > 1)
         return streams[0] if streams else Full(reason, table.num_ids)

@@ -141,7 +141,8 @@ def _open_folder(folder: Path | None, names: Sequence[str]) -> tuple[int, list[i
 
 def _saved_ids(folder: Path) -> dict[str, int]:
     """Returns the ids of the tables that have snapshots."""
-    newest = {path.name: SnapshotFolder(path).newest() for path in folder.iterdir() if path.is_dir()}
+    folders = [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
+    newest = {path.name: SnapshotFolder(path).newest() for path in folders}
     return {name: snapshot.run_id for name, snapshot in newest.items() if snapshot is not None}
 
 

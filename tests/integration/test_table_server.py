@@ -858,7 +858,7 @@ def test_a_sampler_waits_for_a_server_that_was_stopped_twice_meanwhile(tmp_path)
         server.start()
         until(lambda: sampler._welcome is not sampler._used, "answer of the second server")
         server.end(signal.SIGTERM)
-        with pytest.raises(DataError, match="no batch"):
+        with pytest.raises(DataError, match=r"0\.3 s"):
             sampler.sample(0.3)
         assert not [path for path in server.files if path.exists()], "counters of a memory that is gone"
         server.start()
@@ -870,7 +870,7 @@ def test_a_server_whose_start_is_interrupted_ends(monkeypatch):
 
     def begin(*arguments, **options):
         started.append(spawn(*arguments, **options))
-        threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+        threading.Timer(0.1, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
         return started[0]
 
     monkeypatch.setattr(serving, "spawn", begin)
@@ -880,8 +880,9 @@ def test_a_server_whose_start_is_interrupted_ends(monkeypatch):
 
 
 def test_an_address_of_another_host_is_no_matter_of_ports():
-    with pytest.raises(UsageError, match=r"cannot bind 192\.0\.2\.1"):
+    with pytest.raises(UsageError) as refused:
         serve([NUMBERS], bind="192.0.2.1")
+    assert "IPv4" in refused.value.remedy
 
 
 def test_a_sampler_of_a_server_that_is_gone_gives_its_memory_back(tmp_path, monkeypatch):

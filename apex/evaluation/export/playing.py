@@ -90,22 +90,20 @@ def write_setup(info: PolicyInfo) -> tuple[str, str]:
     observe = template.format(
         shape=shape, code=form.code, size=schema.frame_shape, stack=schema.stack, dtype=schema.frame_dtype
     ).rstrip()
-    fire, wrapper = fire_action(config), ""
+    wrapper = write_fire(config)
     joins_masks = schema.masked and "unravel_index" in actions.code
     imports = ["from collections import deque"] if "deque(" in observe else []
     imports += ["from functools import reduce"] * joins_masks
     imports += [""] * bool(imports)
     imports += ["import cv2"] if "cv2." in observe else []
     imports += [
-        *(["import gymnasium"] if fire is not None else []),
+        *(["import gymnasium"] if wrapper else []),
         "import numpy as np",
         *(["from gymnasium import spaces"] if "spaces." in observe else []),
         *make_imports,
     ]
-    if fire is not None:
-        after = config.fire_after_life_loss
-        fires, when = 'step[4]["lives"] < self.lives' if after else "False", " and after a lost life" if after else ""
-        wrapper, make = FIRE.format(fire=fire, fires=fires, when=when), f"Fire({make})"
+    if wrapper:
+        make = f"Fire({make})"
     code = SETUP.format(
         imports="\n".join(imports),
         wrapper=wrapper,
@@ -118,13 +116,15 @@ def write_setup(info: PolicyInfo) -> tuple[str, str]:
     return code + ALLOWED * joins_masks, form.change
 
 
-def fire_action(config: EnvironmentConfig) -> int | None:
-    """Returns the action that starts a game of Atari, as training plays it; None: the game starts without it."""
+def write_fire(config: EnvironmentConfig) -> str:
+    """Returns code of a wrapper that presses FIRE where training does; "" for games that begin without it."""
     game = atari_game(config.id)
-    if game is None:
-        return None
-    names = action_names(config, game)
-    return names.index("fire") if "fire" in names else None
+    names = [] if game is None else action_names(config, game)
+    if "fire" not in names:
+        return ""
+    after = config.fire_after_life_loss
+    fires, when = 'step[4]["lives"] < self.lives' if after else "False", " and after a lost life" if after else ""
+    return FIRE.format(fire=names.index("fire"), fires=fires, when=when)
 
 
 def _creation(config: EnvironmentConfig) -> tuple[list[str], str]:

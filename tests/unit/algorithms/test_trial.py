@@ -30,7 +30,7 @@ class Indecisive(Agent):
 
 def own(monkeypatch, agent):
     algorithm = LinearQ(Config(), VECTORS)
-    monkeypatch.setattr(algorithm, "make_agent", agent)
+    monkeypatch.setattr(algorithm, "make_agent", lambda network, *, bfloat16: agent(network))
     monkeypatch.setattr("apex.algorithms.trial.make_algorithm", lambda config, schema: algorithm)
 
 
