@@ -87,6 +87,19 @@ def test_kubernetes_accepts_the_manifests(tmp_path, components):
 
 
 @needs_validator
+def test_only_the_head_gets_the_credentials_of_the_mirror(tmp_path):
+    containers = {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"]["containers"][0]
+        for each in build(tmp_path / "manifests", {})
+        if each["kind"] == "Job"
+    }
+    sources = {name: [kind for source in one["envFrom"] for kind in source] for name, one in containers.items()}
+    assert {name: [k for k in kinds if k.endswith("Ref")] for name, kinds in sources.items()} == {
+        "apex-head": ["configMapRef", "secretRef"],
+        "apex-actors": ["configMapRef"],
+    }
+
+
 def test_kubernetes_refuses_an_unknown_field(tmp_path):
     objects = build(tmp_path / "run", {})
     objects[-1]["spec"]["podFailurePolicy"]["rule"] = []
