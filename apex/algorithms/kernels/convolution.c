@@ -83,27 +83,35 @@ PART void forward(const int num, const int vectors, const struct shape *shape, c
             VECTOR(out + p * outputs, v) = sums[p * vectors + v];
 }
 
-/* Computes one row of outputs: `num` at once, then the rest one by one. */
-PART void forward_row(const int num, const int vectors, const struct shape *shape, const float *pixels,
-                      const float *weight, const float *bias, float *out)
-{
-    int64_t columns = output_size(shape->width), x = 0;
-    for (; x + num <= columns; x += num)
-        forward(num, vectors, shape, pixels + x * STRIDE, weight, bias, out + x * shape->outputs);
-    for (; x < columns; x++)
-        forward(1, vectors, shape, pixels + x * STRIDE, weight, bias, out + x * shape->outputs);
-}
+/* Computes one row of outputs in blocks of nearly equal size that fit into registers: a block of few sums waits for each
+ * instruction, because the next one adds to the same sum. */
+#define ROW(num, vectors) \
+    case (num): \
+        forward(num, vectors, shape, pixels + x * STRIDE, weight, bias, out + x * shape->outputs); \
+        break;
 
 FAST static void forward_one_vector(const struct shape *shape, const float *pixels, const float *weight,
                                     const float *bias, float *out)
 {
-    forward_row(MOST_SUMS, 1, shape, pixels, weight, bias, out);
+    int64_t columns = output_size(shape->width), blocks = (columns + MOST_SUMS - 1) / MOST_SUMS;
+    for (int64_t block = 0, x = 0, end; block < blocks; block++, x = end) {
+        end = columns * (block + 1) / blocks;
+        switch (end - x) {
+            ROW(1, 1) ROW(2, 1) ROW(3, 1) ROW(4, 1) ROW(5, 1) ROW(6, 1) ROW(7, 1) ROW(8, 1) ROW(9, 1) ROW(10, 1)
+        }
+    }
 }
 
 FAST static void forward_two_vectors(const struct shape *shape, const float *pixels, const float *weight,
                                      const float *bias, float *out)
 {
-    forward_row(MOST_SUMS / 2, 2, shape, pixels, weight, bias, out);
+    int64_t columns = output_size(shape->width), blocks = (2 * columns + MOST_SUMS - 1) / MOST_SUMS;
+    for (int64_t block = 0, x = 0, end; block < blocks; block++, x = end) {
+        end = columns * (block + 1) / blocks;
+        switch (end - x) {
+            ROW(1, 2) ROW(2, 2) ROW(3, 2) ROW(4, 2) ROW(5, 2)
+        }
+    }
 }
 
 /* images:  uint8[batch, channels, height, width]

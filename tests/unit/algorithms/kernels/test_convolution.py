@@ -72,7 +72,7 @@ SHAPES = [  # batch, channels, height, width, outputs
     (2, 4, 84, 84, 32),
     (1, 1, 8, 8, 8),  # a single output position
     (2, 3, 11, 15, 16),  # unused pixels
-    (5, 2, 47, 61, 24),  # two vectors of channels, then one; ten positions at once, then four one by one
+    (5, 2, 47, 61, 24),  # two vectors of channels, then one; seven positions at once, or four or five
     (1, 16, 36, 52, 40),
 ]
 
@@ -85,6 +85,13 @@ def test_output_is_a_convolution_of_scaled_pixels(batch, channels, height, width
         out = layer(images)
     assert is_native(out)
     torch.testing.assert_close(out.double(), convolve_naively(layer, images), **TOLERANCE)
+
+
+@pytest.mark.parametrize("columns", range(1, 24))
+def test_rows_of_every_length_are_divided_into_blocks(columns):
+    layer = make_layer(channels=1, outputs=24)  # blocks for two vectors of channels, and for one
+    images = make_images(batch=1, channels=1, height=12, width=4 * columns + 4)
+    torch.testing.assert_close(layer(images).double(), convolve_naively(layer, images), **TOLERANCE)
 
 
 @pytest.mark.parametrize("order", ["channels first", "channels last"])
