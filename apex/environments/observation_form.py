@@ -154,9 +154,7 @@ def _read_part(keys: tuple[Any, ...], space: spaces.Space[Any], config: Environm
         if len(space.shape) == 2 or _channels(space) <= MOST_CHANNELS:
             return _image_reader(name, space, config)
     if isinstance(space, spaces.Box) and _is_small(space):
-        first, last = space.shape[1:2], space.shape[3:]
-        sides = space.shape[1:3] if set(last) <= set(CHANNELS) else space.shape[2:4]
-        is_stack = len(space.shape) == 4 and {*first, *last} & set(CHANNELS) and min(sides) >= MIN_IMAGE_SIZE
+        is_stack = len(space.shape) == 4 and sorted(space.shape)[-2] >= MIN_IMAGE_SIZE and {*space.shape} & {*CHANNELS}
         problem = f"{name} has several images: {space.dtype}{list(space.shape)}"
         remedy = "leave out the wrapper that stacks frames, and set environment.frame_stack"
         require(not is_stack, problem, remedy=remedy)

@@ -19,7 +19,7 @@ from apexreplay.errors import describe_exception, require
 from apexreplay.process.lifecycle import POLL_SECONDS
 
 MAX_SECONDS = 1_000_000  # of a callback's limits
-SHORT_SECONDS = 2.0  # wait at the end of a run of which nothing is said
+SHORT_SECONDS = 2.0  # A shorter wait at the end of a run is not announced.
 MAX_WAITING = 10_000  # calls that wait for a slow callback; beyond this, the oldest are dropped
 
 log = logging.getLogger("apex")
@@ -213,11 +213,11 @@ class _CallbackThread(threading.Thread):
             self._complain("late", f"{method} takes longer than {seconds:g} s; the run continues meanwhile")
 
     def end(self, left: bool) -> None:
-        """Logs a call that has not returned. `left`: because nobody waited longer."""
+        """Logs a call that has not returned. `left`: whether the wait was ended early."""
         if self.is_alive():
             call, seconds = self._now or "a call", self.callback.end_seconds
             problem = f"{call} did not return within {seconds:g} s after the end of the run"
-            self._complain("late", f"{call} had not returned when Ctrl-C ended the wait" if left else problem)
+            self._complain("late", f"{call} had not returned when the wait was ended" if left else problem)
 
     def _complain(self, kind: str, problem: str) -> None:
         if kind not in self._kinds:

@@ -14,11 +14,11 @@ from apexreplay.wire.header import WireError
 from apexreplay.wire.json_codec import MAX_JSON_BYTES, encode_control
 
 # Actors of the same deployment start within this time. Without an answer, they would wait for ever.
-SECONDS = 120.0
+NOTICE_SECONDS = 120.0
 
 
-def tell_over(config: Config, run_id: int, stop: Stop, seconds: float = SECONDS) -> None:
-    """Answers programs that join the run, for so many seconds, that it is over.
+def tell_over(config: Config, run_id: int, stop: Stop, seconds: float = NOTICE_SECONDS) -> None:
+    """For `seconds`, answers each program that joins: the run is over.
 
     Raises UsageError if the keys cannot be read or the control port is taken.
     """

@@ -7,6 +7,7 @@ do not end in time. Standard output has one report a line: the lines of the prog
 
 import fcntl
 import json
+import logging
 import os
 import select
 import shutil
@@ -42,6 +43,8 @@ from apexreplay.process.watchdog import take_notifier
 from apexreplay.transport.curve.key_store import write_private
 
 HANDOVER_SECONDS = 30.0  # time limit for an earlier guard of the same home to end its programs, without a mirror
+
+log = logging.getLogger("apex")
 
 
 @reports_errors("apex")
@@ -151,7 +154,8 @@ def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
         check(folder := RunFolder.open(path))
         if order.continues and reached_limit(folder, folder.config) is not None:
             return Ending(FINISHED, Role.LEARNER)  # The run is over.
-        _, config = reopen(str(path), here, inspector=inspector)
+        asked, (_, config) = config, reopen(str(path), here, inspector=inspector)
+        _log_kept(config, asked)
         restored_from = config.run.mirror if is_restored else ""
         start = Start(
             config=config,
@@ -186,6 +190,19 @@ def _require_first_limits(folder: RunFolder, config: Config) -> None:
     changes = ", ".join(f"{name} {saved[name]!r} -> {given[name]!r}" for name in differing)
     problem = f"{folder.path} was begun with other limits: {changes}"
     require(not differing, problem, remedy="type the first command again")
+
+
+def _log_kept(config: Config, asked: Config) -> None:
+    """Logs the settings of the run that differ from what a driver asks for.
+
+    Sizes of 0 and "auto" are chosen by each host, as are addresses, folders and actors.
+    """
+    given, kept = flatten(asked), flatten(config)
+    own = ("transport.", "run.", "actor.num_", "actor.envs_")
+    differing = [name for name in given if given[name] not in (kept[name], 0, "auto") and not name.startswith(own)]
+    if differing:
+        settings = ", ".join(f"{name} {kept[name]!r}" for name in differing)
+        log.warning("the run keeps the settings with which it began: %s", settings)
 
 
 def _take(lock: TextIO, stop: Stop, seconds: float) -> bool:

@@ -92,7 +92,7 @@ def _removes_new(folder: RunFolder | None) -> Iterator[None]:
     """Removes the folder of a run that cannot begin, so that the same command can make it again."""
     try:
         yield
-    except UsageError:  # A mirror that cannot be reached for a minute raises another error.
+    except UsageError:  # After another error, such as an outage of the mirror, the run is continued with --continue.
         if folder is not None:
             shutil.rmtree(folder.path, ignore_errors=True)
         raise

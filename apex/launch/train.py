@@ -17,7 +17,7 @@ from apex.environments.inspection import Inspector
 from apex.errors import ConfigError, StoppedError
 from apex.launch.callbacks import Callbacks
 from apex.launch.continuing import describe_over, read_continue
-from apex.launch.end_notice import SECONDS, tell_over
+from apex.launch.end_notice import NOTICE_SECONDS, tell_over
 from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
 from apex.launch.local import run_locally
 from apex.launch.mirroring import upload_ended
@@ -73,7 +73,7 @@ def _show_over(config: Config, path: Path, stop: Stop) -> int:
     if ending.failure is not None:
         print_line(describe_failure(ending.failure), sys.stderr)
     if config.run.head:
-        print_line(f"telling programs that join within {SECONDS:.0f} s that the run is over")
+        print_line(f"telling programs that join within {NOTICE_SECONDS:.0f} s that the run is over")
         try:
             tell_over(config, folder.run_id, stop)
         except UsageError as error:  # The run is over nevertheless.
@@ -156,9 +156,13 @@ def execute(start: Start, stop: Stop, out: TextIO | None = None) -> RunOutcome |
         name = "launcher" if start.engine is None else "driver"
         name = "learner" if outcome.config.run.single_process else name
         with log_to((outcome.driver_folder or outcome.folder) / "logs" / f"{name}.log", name):
-            tell, was_stopped = partial(print_line, stream=out), stop.poll()
-            end = find_end(outcome.ending, outcome.status)
-            problems = start.callbacks.end(outcome.ending, end, tell, lambda: stop.poll() and not was_stopped)
+            end, before = find_end(outcome.ending, outcome.status), stop.signum
+
+            def has_new_signal() -> bool:
+                stop.tick()
+                return bool(stop.signum) and not before
+
+            problems = start.callbacks.end(outcome.ending, end, partial(print_line, stream=out), has_new_signal)
         for problem in problems:  # The view of the run, which shows what is logged, has been closed.
             print(problem, file=out or sys.stderr)
     return outcome

@@ -37,9 +37,10 @@ def main(argv: Sequence[str]) -> int:
         path = folder / f"{name}-seed-{seed}"
         status = train([*rest, "--seed", str(seed), "--name", path.name])
         end = RunFolder.open(path).end if (path / MANIFEST).exists() else None
+        if end is not None and end.is_limit:
+            runs.append(RunFolder.open(path))
         if status != FINISHED or end is None or not end.is_limit:
             break
-        runs.append(RunFolder.open(path))
     scored = {run: scores for run in runs if (scores := find_scores(RunHistory(run))) is not None}
     for run in runs:
         if run not in scored:

@@ -34,9 +34,9 @@ class SegmentBuffer:
         return len(self._records)
 
     def is_full(self, length: int, *, is_dense: bool = False) -> bool:
-        """Whether there are items, and `length` of them or the steps that a segment of `length` items may have.
+        """Whether to cut: at `length` items, or at the most steps that a segment of `length` items may have.
 
-        `is_dense`: or more steps than a segment of just these items may have. From this, the server of a queue whose
+        `is_dense`: also at more steps than a segment of just these items may have. From this, the server of a queue whose
         inserts wait computes how many items always fit into its memory.
         """
         num_items, item = len(self._records), self._table.item

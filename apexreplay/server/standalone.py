@@ -10,7 +10,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -141,9 +141,12 @@ def _open_folder(folder: Path | None, names: Sequence[str]) -> tuple[int, list[i
 
 def _saved_ids(folder: Path) -> dict[str, int]:
     """Returns the ids of the tables that have snapshots."""
-    folders = [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
-    newest = {path.name: SnapshotFolder(path).newest() for path in folders}
-    return {name: snapshot.run_id for name, snapshot in newest.items() if snapshot is not None}
+    found: dict[str, int] = {}
+    for path in folder.iterdir() if folder.exists() else ():
+        with suppress(OSError):  # It is no folder of a table, such as lost+found.
+            if path.is_dir() and (snapshot := SnapshotFolder(path).newest()) is not None:
+                found[path.name] = snapshot.run_id
+    return found
 
 
 def _has_unread(pipe: Connection) -> bool:

@@ -86,7 +86,6 @@ def test_kubernetes_accepts_the_manifests(tmp_path, components):
         assert all(len(volume) == 2 for volume in spec["volumes"]), "a volume has a name and one source"
 
 
-@needs_validator
 def test_only_the_head_gets_the_credentials_of_the_mirror(tmp_path):
     containers = {
         each["metadata"]["name"]: each["spec"]["template"]["spec"]["containers"][0]
@@ -100,6 +99,7 @@ def test_only_the_head_gets_the_credentials_of_the_mirror(tmp_path):
     }
 
 
+@needs_validator
 def test_kubernetes_refuses_an_unknown_field(tmp_path):
     objects = build(tmp_path / "run", {})
     objects[-1]["spec"]["podFailurePolicy"]["rule"] = []

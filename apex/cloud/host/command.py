@@ -114,9 +114,10 @@ def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
             key_exchange.make_pairs(settings, address)
             entries, now = key_exchange.ask(ssm, settings)
             missing = key_exchange.accept(key_exchange.fresh(entries, now), settings)
-            key_exchange.publish(ssm, settings, host, address, now)  # last: AWS may refuse it
             if not missing:
                 _read_max_hours(ssm, settings)
+            key_exchange.publish(ssm, settings, host, address, now)  # last: AWS may refuse it
+            if not missing:
                 return FINISHED
             wait.on(Waiting("key_of_role", missing))
         except UsageError:

@@ -21,8 +21,8 @@ from apex.transport.messages.run_status import RunStatus
 from apexreplay.errors import UsageError
 from apexreplay.process.spawn import spawn
 
-# Files that trackers make in the run folder at the end. A page without a film must not replace the user's report.html.
-FILM, PAGE = "film.mp4", "tracked-report.html"
+# Files that trackers make in the run folder at the end. They must not replace the user's film.mp4 and report.html.
+FILM, PAGE = "tracked-film.mp4", "tracked-report.html"
 AGAIN_SECONDS = 60.0  # after which a record that could not be opened is tried again
 MOST_FAILURES = 10  # after so many, the rows that could not be logged are left out
 PROGRAM_SECONDS = 60.0  # time limit for each of them
@@ -163,9 +163,10 @@ class Tracker(Callback):
                 time.sleep(0.1)
             program.kill()
             program.wait()
-            made[path.name] = status == 0
+            made[path.name] = False
             if status == 0:
                 partial.replace(path)
+                made[path.name] = True
             else:
                 partial.unlink(missing_ok=True)
         if status is None:

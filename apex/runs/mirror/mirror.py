@@ -99,7 +99,7 @@ class Mirror:
         names = self._objects.names()
         if not has_run or owner.get("host") != self._writer:
             # Another host may have replaced what this one sent, and added curves that this one lacks.
-            self._sent = {name: [] for name in names if name.startswith(GROWING)}
+            self._sent = {name: [] for name in names if name.startswith(GROWING) or name == END}
         self._writer = writer
         self._keep_only(self.newest_update(), names)
         return has_run

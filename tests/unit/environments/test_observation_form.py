@@ -186,10 +186,11 @@ def test_unusual_numbers_of_channels_are_refused(shape):
 
 
 def test_stacked_colour_images_are_refused_with_the_setting_that_stacks():
-    space = spaces.Box(0, 255, (4, 96, 96, 3), np.uint8)
-    with pytest.raises(UsageError) as refused:
-        read(space)
-    assert "frame_stack" in refused.value.remedy
+    for shape in ((4, 96, 96, 3), (4, 3, 96, 96), (96, 96, 3, 4)):
+        with pytest.raises(UsageError) as refused:
+            read(spaces.Box(0, 255, shape, np.uint8))
+        assert "frame_stack" in refused.value.remedy
+    assert read(spaces.Box(0, 255, (40, 40, 40, 2), np.uint8)).shape == (128_000,), "voxels are a vector"
     assert read(spaces.Box(0, 255, (2, 10, 10, 3), np.uint8)).shape == (600,), "a small one is a vector"
 
 

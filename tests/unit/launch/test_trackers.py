@@ -23,7 +23,7 @@ from apexreplay.process.spawn import spawn
 class Tape(Tracker):
     package = "json"
 
-    def __init__(self, made=("film", "tracked-report")):
+    def __init__(self, made=("tracked-film", "tracked-report")):
         super().__init__()
         self.rows, self.kept, self.ended, self._made = [], [], [], made
 
@@ -168,7 +168,7 @@ def test_the_end_keeps_rows_policy_checkpoint_film_and_page(run):
     assert tape.kept == [
         ("policy", "best.safetensors"),
         ("checkpoint", "000000007"),
-        ("film", "film.mp4"),
+        ("film", "tracked-film.mp4"),
         ("report", "tracked-report.html"),
     ]
     assert (steps(tape), tape.ended) == ([1], [False])
