@@ -36,8 +36,8 @@ class SegmentBuffer:
     def is_full(self, length: int, *, is_dense: bool = False) -> bool:
         """Whether to cut: at `length` items, or at the most steps that a segment of `length` items may have.
 
-        `is_dense`: also at more steps than a segment of just these items may have. From this, the server of a queue whose
-        inserts wait computes how many items always fit into its memory.
+        `is_dense`: also at more steps than a segment of just these items may have. From this, the server of a queue
+        whose inserts wait computes how many items always fit into its memory.
         """
         num_items, item = len(self._records), self._table.item
         most = item.segment_steps(length)
