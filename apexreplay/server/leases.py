@@ -72,7 +72,7 @@ class LeaseTable:
         return self.held(session)
 
     def claim_one(self, session: int, now: float, *, lowest: bool) -> list[Stream]:
-        """Leases a free id, if possible one that nobody had at this start: silent holders may come back for theirs.
+        """Leases a free id, if possible one that nobody had at this start, because its silent holder may come back.
 
         `lowest`: the lowest such id, because clients of the start before have the highest.
         """

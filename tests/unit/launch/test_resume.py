@@ -183,7 +183,7 @@ def test_a_repeated_command_with_other_settings_needs_consent(folder):
     assert read_continue(other, [], accept=True, inspector=Inspector()).config.learner.learning_rate == 1e-5
 
 
-def test_the_command_on_a_host_without_a_gpu_means_what_it_meant_on_the_first_host(folder):
+def test_a_command_means_the_preset_of_the_host_that_began_the_run(folder):
     def with_width(width, **learner):
         asked = folder.asked
         return dataclasses.replace(
