@@ -1,5 +1,6 @@
 """A sampler process: draws from the shared store without a lock. Each request for a batch is a credit of one batch."""
 
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -82,12 +83,29 @@ def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedS
             if not waiting:
                 task.counters.note_wait(index, learner=True)
                 continue
-            client, drawer.part_size = waiting[0]
-            part = drawer.draw()
-            pause = IDLE_SECONDS if part is None else 0.0
-            if part is not None:
-                waiting.popleft()
-                if not receiver.answer(client, part):
-                    drawer.take_back()
-            elif task.settings.selection.order != "priority":
-                waiting.rotate(-1)  # A smaller batch may be complete, and this client may be gone.
+            answered = answer_first(waiting, drawer, receiver, any_size=settings.selection.order != "priority")
+            pause = 0.0 if answered else IDLE_SECONDS
+
+
+def answer_first(
+    waiting: deque[tuple[bytes, int]], drawer: BatchDrawer, receiver: RequestReceiver, *, any_size: bool
+) -> bool:
+    """Answers the oldest request for which there are enough items; returns False if there is none.
+
+    `any_size`: whether a smaller batch may be possible where the oldest request must wait.
+    """
+    impossible = sys.maxsize  # the smallest batch size that was refused
+    for index, (client, size) in enumerate(waiting):
+        if size >= impossible:
+            continue
+        drawer.part_size = size
+        part = drawer.draw()
+        if part is not None:
+            del waiting[index]
+            if not receiver.answer(client, part):
+                drawer.take_back()
+            return True
+        if not any_size:
+            break
+        impossible = size
+    return False
