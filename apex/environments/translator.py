@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
+from numpy.typing import NDArray
 
 from apex.config import EnvironmentConfig
 from apex.environments.answers import BadAnswerError, describe_type, write_frame
@@ -27,9 +28,17 @@ class Translator:
         self._batch_space = batch_space(self._space)
         self._stacks: Array | None = None
 
-    def reset(self) -> None:
-        """Forgets the frames of earlier calls, because new episodes begin."""
-        self._stacks = None
+    @property
+    def num_environments(self) -> int | None:
+        """Number of environments whose frames are kept; None before the first call."""
+        return None if self._stacks is None else len(self._stacks)
+
+    def reset(self, ended: NDArray[np.bool_] | None = None) -> None:
+        """Forgets the frames of earlier calls, in the environments `ended`, bool[B]; None: in all."""
+        if ended is None:
+            self._stacks = None
+        elif self._stacks is not None:
+            self._stacks[ended] = 0
 
     def prepare(self, observation: Any) -> tuple[Array, bool]:
         """Returns the agent's observations, frame_dtype[B, S, *F], and whether `observation` is a single one.

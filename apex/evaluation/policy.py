@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from apex.algorithms.interface import Agent, RecurrentAgent, forget
 from apex.config.validation import Probability, checked
@@ -82,10 +82,11 @@ class Policy:
         observation, _ = env.reset()
         observation, reward, *_ = env.step(policy(observation))
 
-    If the network sees the last S > 1 frames, as of Atari, or is recurrent, call `reset` when an episode begins. An
-    Atari game is played as `gymnasium.make("ALE/Pong-v5")` shows it. Training also takes the maximum of the last two
-    frames of the emulator, and presses FIRE when a game begins and, with `environment.fire_after_life_loss`, after each
-    lost life; only `make_environment` does this. Without FIRE, games such as Breakout do not begin.
+    If the network sees the last S > 1 frames, as of Atari, or is recurrent, call `reset` when an episode begins; of a
+    `gymnasium.vector` environment, name those that begin one. An Atari game is played as `gymnasium.make("ALE/Pong-v5")`
+    shows it. Training also takes the maximum of the last two frames of the emulator, and presses FIRE when a game begins
+    and, with `environment.fire_after_life_loss`, after each lost life; only `make_environment` does this. Without FIRE,
+    games such as Breakout do not begin.
 
     `act` and `q_values` take prepared observations, as `prepare` and the environment of `make_environment` return them:
 
@@ -119,10 +120,21 @@ class Policy:
         batch, is_one = self._translator.prepare(observation)
         return self._translator.convert(self._choose(batch, mask), is_one=is_one)
 
-    def reset(self) -> None:
-        """Forgets the previous episode. Only policies that see several frames, and recurrent ones, remember it."""
-        forget(self._agent)
-        self._translator.reset()
+    def reset(self, ended: ArrayLike | None = None) -> None:
+        """Forgets the previous episode. Only policies that see several frames, and recurrent ones, remember it.
+
+        `ended`, bool[B]: the environments of a batch whose next observation is the first of an episode; None: all, and
+        the next batch may have another size. Raises UsageError if it has another shape or dtype.
+        """
+        state, rows = self.state, None if ended is None else np.asarray(ended)
+        if rows is not None:
+            of_state = None if state is None else len(state)
+            known = [number for number in (of_state, self._translator.num_environments) if number is not None]
+            problem = f"ended must be bool[{known[0] if known else 'B'}], got {rows.dtype}{list(rows.shape)}"
+            fits = rows.dtype == np.bool_ and rows.ndim == 1 and all(number == len(rows) for number in known)
+            require(fits, problem, remedy="call Policy.reset without arguments to change the number of environments")
+        forget(self._agent, rows)
+        self._translator.reset(rows)
 
     @property
     def state(self) -> NDArray[np.float32] | None:

@@ -8,7 +8,7 @@ from apex.config import Config, flatten
 from apex.config.codec import lay_over, unflatten
 from apex.environments.inspection import Inspector
 from apex.launch.mirroring import bring_back
-from apex.launch.preflight.fit import require_keys
+from apex.launch.preflight.fit import fit, require_head, require_keys
 from apex.launch.resume import (
     CHANGEABLE,
     CONTINUE,
@@ -29,6 +29,7 @@ from apex.runtime.text import number
 from apex.sentences import describe_end, plural
 from apexreplay.errors import require
 from apexreplay.process.lifecycle import Stop
+from apexreplay.store.location import store_path
 
 
 def read_continue(
@@ -66,6 +67,9 @@ def read_continue(
             require_keys(config)
             require_same_environment(folder, config, run, inspector)
             require_idle(folder, config, run)
+            if config.run.head:
+                require_head(config)
+            fit(config, folder.schema, lambda line: None, store_path(folder.run_id))
 
     is_restored = bool(typed.run.mirror) and bring_back(typed.run, stop or Stop(), check)
     if not (path / MANIFEST).exists():

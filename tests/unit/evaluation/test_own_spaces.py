@@ -205,6 +205,19 @@ def test_prepared_frames_begin_anew_after_a_reset():
     assert [*shown, policy.prepare(frames[0])[:, 0, 0].tolist()] == [[0, 10], [10, 20], [20, 30], [0, 10]]
 
 
+def test_some_environments_of_a_batch_begin_anew():
+    policy = make_policy(environment_of("gray", "discrete"))
+    batches = [np.array([value, value + 1], np.uint8)[:, None, None].repeat(40, 1).repeat(40, 2) for value in (10, 20)]
+    policy.reset(np.array([True, False]))  # Nothing is remembered yet.
+    assert policy.prepare(batches[0])[:, :, 0, 0].tolist() == [[0, 10], [0, 11]]
+    policy.reset([True, False])
+    assert policy.prepare(batches[1])[:, :, 0, 0].tolist() == [[0, 20], [11, 21]]
+    for wrong in ([True], [[True], [False]], [1, 0], True):
+        with pytest.raises(UsageError, match=r"ended must be bool\[2\]"):
+            policy.reset(wrong)
+    assert policy.prepare(batches[0])[:, :, 0, 0].tolist() == [[20, 10], [21, 11]]
+
+
 def test_the_pair_that_reset_returns_is_answered_with_what_to_pass():
     policy = make_policy(environment_of("float64", "discrete"))
     with pytest.raises(UsageError) as error:

@@ -15,6 +15,7 @@ from support.waiting import until
 
 from apex import learner
 from apex.config import RunConfig
+from apex.config.codec import lay_over
 from apex.environments.inspection import Inspector
 from apex.errors import ConfigError, FencedError, MirrorError, StoppedError
 from apex.facts import Ending, EndReason, Failure
@@ -123,14 +124,21 @@ def test_continue_goes_on_from_the_mirror_without_the_replay_memory(folder, run)
     assert (later.folder, later.restored_from, later.accept_changes) == (folder.path, "", False)
 
 
-def test_a_refused_command_leaves_the_run_to_the_host_that_trains_it(folder, run):
+CHANGES = (
+    ({"learner": {"learning_rate": 1e-5}}, False, "learning_rate"),
+    ({"replay": {"max_bytes": 2**50}}, True, "memory"),
+    ({"actor": {"num_processes": 4_000}}, True, "memory"),
+)
+
+
+@pytest.mark.parametrize(("changes", "accept", "named"), CHANGES)
+def test_a_refused_command_leaves_the_run_to_the_host_that_trains_it(folder, run, changes, accept, named):
     checkpoint(folder, 7)
     upload(folder)
     shutil.rmtree(folder.path)
     before = (Path(run.mirror) / "mine/begun.json").read_text()
-    other = dataclasses.replace(folder.asked, learner=dataclasses.replace(folder.asked.learner, learning_rate=1e-5))
-    with pytest.raises(UsageError, match="learning_rate"):
-        read_continue(other, [], accept=False, inspector=Inspector())
+    with pytest.raises(UsageError, match=named):
+        read_continue(lay_over(folder.asked, changes), [], accept=accept, inspector=Inspector())
     assert (Path(run.mirror) / "mine/begun.json").read_text() == before
     assert not folder.path.exists()
 

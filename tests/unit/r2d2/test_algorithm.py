@@ -204,6 +204,17 @@ def test_a_policy_remembers_until_reset_and_its_state_can_be_set(policy_run):
     assert np.array_equal(policy.state, states[3])
 
 
+def test_a_policy_forgets_the_episodes_that_have_ended(policy_run):
+    policy = load_policy(policy_run.path, allow="own_features")
+    policy.act(np.ones((3, 4), np.float32))
+    before = policy.state
+    policy.reset(np.array([False, True, False]))
+    assert np.array_equal(policy.state, before * [[1], [0], [1]])
+    assert before[1].any()
+    with pytest.raises(UsageError, match=r"bool\[3\], got bool\[2\]"):
+        policy.reset([False, True])
+
+
 def test_wrong_states_are_refused(policy_run):
     policy = load_policy(policy_run.path, allow="own_features")
     with pytest.raises(UsageError, match=rf"float32\[B, {D}\], got \[1, 3\]"):
