@@ -5,6 +5,7 @@ Its TOML file is written before the first run:
     options = ["--env", "MinAtar/Asterix-v1", "--max-updates", "40000"]  # of every run, with --env and without a seed
     seeds = [101, 102, 103]  # at least three
     minutes = 20  # time limit of a run; default: none
+    measure = "seconds"  # until --stop-score is reached, at most `minutes`; default: the score of the final policy
     half = true  # run only the combinations that change an even number of factors; default: all
 
     [factors]  # settings by their full names; the first level of each is the baseline
@@ -19,8 +20,8 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import NormalDist, mean, variance
-from typing import Annotated, NamedTuple
+from statistics import NormalDist, geometric_mean, mean, variance
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -49,6 +50,7 @@ class Design(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     factors: Annotated[dict[str, list[Level]], Meta(min_length=1)]
     minutes: Annotated[float, Meta(gt=0)] = math.inf
     half: bool = False
+    measure: Literal["score", "seconds"] = "score"
 
     @property
     def environment(self) -> str:
@@ -81,20 +83,21 @@ class Design(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Effect(NamedTuple):
-    """The mean score with a level of a factor, minus that with the factor's first level."""
+    """The mean score with a level of a factor, minus that with the factor's first level; of seconds, their ratio."""
 
     factor: str
     level: Level
     value: float
     low: float  # interval
     high: float
+    none: float = 0.0  # the value without any effect
 
     @property
     def conclusion(self) -> str:
         """Returns what the interval allows to say."""
-        if self.low <= 0 <= self.high:
-            return "none: the interval contains 0"
-        return "higher" if self.low > 0 else "lower"
+        if self.low <= self.none <= self.high:
+            return f"none: the interval contains {self.none:g}"
+        return "higher" if self.low > self.none else "lower"
 
 
 def read_design(path: Path) -> Design:
@@ -122,7 +125,11 @@ def read_design(path: Path) -> Design:
         limits = run.max_updates or run.max_steps or run.max_minutes or math.isfinite(design.minutes)
         require(bool(limits), f"{path}: the runs have no limit", remedy="add --max-updates or --max-steps to options")
         problem = f"{path}: runs that end at a score have different lengths"
-        require(run.stop_score is None, problem, remedy="add --stop-score none to options")
+        if design.measure == "score":
+            require(run.stop_score is None, problem, remedy="add --stop-score none to options")
+        else:
+            ends = run.stop_score is not None and math.isfinite(design.minutes)
+            require(ends, f"{path}: seconds need minutes and --stop-score", remedy="add a score to options")
     return design
 
 
@@ -130,10 +137,11 @@ def effects(design: Design, scores: Scores) -> list[Effect]:
     """Returns the main effect of each level of each factor beside the first; every cell has a score of each seed.
 
     An effect is a mean over the levels of the other factors. The spread of the seeds may differ between cells, so the
-    degrees of freedom are those of Welch and Satterthwaite.
+    degrees of freedom are those of Welch and Satterthwaite. Of seconds, the means are those of logarithms.
     """
     cells, num_seeds = design.cells(), len(design.seeds)
-    known = {cell: [score for score in scores[cell] if score is not None] for cell in cells}
+    there, back = (math.log, math.exp) if design.measure == "seconds" else (float, float)
+    known = {cell: [there(score) for score in scores[cell] if score is not None] for cell in cells}
     found = []
     for place, (name, (first, *others)) in enumerate(design.factors.items()):
         for level in others:
@@ -144,7 +152,7 @@ def effects(design: Design, scores: Scores) -> list[Effect]:
             freedom = total**2 / sum(part**2 / (num_seeds - 1) for part in parts) if total else math.inf
             reach = t_quantile((1 + CONFIDENCE) / 2, freedom) * math.sqrt(total)
             value = high - low
-            found.append(Effect(name, level, value, value - reach, value + reach))
+            found.append(Effect(name, level, *map(back, (value, value - reach, value + reach, 0.0))))
     return found
 
 
@@ -165,26 +173,33 @@ def t_quantile(probability: float, freedom: float) -> float:
 
 def render_design(design: Design, scores: Scores) -> list[str]:
     """Returns the tables of cells and effects in Markdown. Without effects while runs are missing."""
-    lines = ["| changed | score: mean (each seed) |", "|---|---|"]
+    is_time = design.measure == "seconds"
+    lines = [f"| changed | {'seconds: geometric mean' if is_time else 'score: mean'} (each seed) |", "|---|---|"]
     cells = design.cells()
     for cell in cells:
         changes = ", ".join(f"{name} {_show(level)}" for name, level in design.changes(cell).items())
         seeds = scores.get(cell, [None] * len(design.seeds))
         known = [score for score in seeds if score is not None]
-        each = ", ".join("-" if score is None else f"{score:.2f}" for score in seeds)
-        lines.append(
-            f"| {changes or 'nothing'} | {f'{mean(known):.2f} ({each})' if len(known) == len(seeds) else each} |"
-        )
+        each = ", ".join("-" if score is None else f"{score:.{0 if is_time else 2}f}" for score in seeds)
+        if len(known) == len(seeds):
+            each = f"{geometric_mean(known):.0f} ({each})" if is_time else f"{mean(known):.2f} ({each})"
+        lines.append(f"| {changes or 'nothing'} | {each} |")
     num_runs = len(cells) * len(design.seeds)
     missing = num_runs - sum(score is not None for seeds in scores.values() for score in seeds)
     if missing:
         return [*lines, "", f"No effects yet: {missing} of {num_runs} runs are missing."]
-    lines += ["", f"| setting | effect ({100 * CONFIDENCE:.0f} % interval) | conclusion |", "|---|---|---|"]
+    kind = "ratio" if is_time else "effect"
+    lines += ["", f"| setting | {kind} ({100 * CONFIDENCE:.0f} % interval) | conclusion |", "|---|---|---|"]
     for effect in effects(design, scores):
         first = _show(design.factors[effect.factor][0])
         change = f"{effect.factor} {_show(effect.level)}, not {first}"
-        value = f"{effect.value:+.2f} ({effect.low:+.2f} to {effect.high:+.2f})"
-        lines.append(f"| {change} | {value} | {effect.conclusion} |")
+        value, low, high = (f"{each:{'' if is_time else '+'}.2f}" for each in effect[2:5])
+        lines.append(f"| {change} | {value} ({low} to {high}) | {effect.conclusion} |")
+    if is_time:
+        limit = 60 * design.minutes
+        late = sum(seconds is not None and seconds >= limit for each in scores.values() for seconds in each)
+        limited = f"{late} of {num_runs} runs ended at the limit of {design.minutes:g} minutes; they count with it."
+        lines += ["", limited]
     if design.half:
         lines += ["", "Half of the combinations ran: each effect is mixed with the interaction of all other factors."]
     return lines

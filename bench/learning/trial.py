@@ -82,16 +82,16 @@ class _Trial:
                 figures = json.loads(line)
                 if run := own.get(figures["command"]):
                     require(run not in self._finished, f"{path} has a run twice: {figures['command']}")
-                    if "failure" not in figures and not math.isfinite(float(figures["score"])):
-                        raise ValueError(f"score {figures['score']}")
+                    if "failure" not in figures and not math.isfinite(float(figures[design.measure])):
+                        raise ValueError(f"{design.measure} {figures[design.measure]}")
                     _circumstances(figures)
                     self._finished[run] = figures
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} has a line that is no run: {type(error).__name__}: {error}") from error
 
     def scores(self) -> dict[Levels, list[float | None]]:
-        """Returns the scores of each cell's seeds; None for one that is missing or has failed."""
-        found = {run: figures.get("score") for run, figures in self._finished.items()}
+        """Returns the measure of each cell's seeds; None for one that is missing or has failed."""
+        found = {run: figures.get(self._design.measure) for run, figures in self._finished.items()}
         return {cell: [found.get((cell, seed)) for seed in self._design.seeds] for cell in self._design.cells()}
 
     def make_missing(self, shares: Sequence[Collection[int]], seconds: float, stop: Stop) -> bool:

@@ -68,6 +68,22 @@ def test_effects_and_intervals_are_those_computed_by_hand():
     assert effects(make_design(), worse)[0].conclusion == "lower"
 
 
+def test_effects_on_times_are_ratios():
+    design = make_design(measure="seconds", minutes=50)
+    times = {cell: [math.exp(score) for score in scores] for cell, scores in SCORES.items()}
+    reach = 2.306 * math.sqrt(1 / 3)
+    for ratio, effect in zip(effects(design, times), effects(make_design(), SCORES), strict=True):
+        assert ratio[2:5] == pytest.approx([math.exp(each) for each in effect[2:5]])
+        assert ratio.conclusion == effect.conclusion.replace("contains 0", "contains 1")
+    lines = render_design(design, times)
+    assert "| nothing | 7 (3, 7, 20) |" in lines
+    low, high = math.exp(4 - reach), math.exp(4 + reach)
+    change = "learner.target_period 1000, not 100"
+    assert f"| {change} | {math.exp(4):.2f} ({low:.2f} to {high:.2f}) | higher |" in lines
+    assert lines[-1] == "0 of 12 runs ended at the limit of 50 minutes; they count with it."
+    assert render_design(make_design(measure="seconds", minutes=0.3), times)[-1].startswith("9 of 12 runs")
+
+
 def test_each_level_beside_the_first_has_an_effect():
     design = make_design({"a": [1, 2, 3]})
     found = effects(design, {(1,): [0.0, 1.0, 2.0], (2,): [4.0, 5.0, 6.0], (3,): [0.0, 1.0, 2.0]})
@@ -180,6 +196,13 @@ def test_runs_are_made_by_turns_and_only_once(experiment, tmp_path, capsys):
     assert "| learner.target_period 1000, not 100 | +900.00" in tables
     assert experiment(end="exit 1") == 0  # Nothing is left to run.
     assert len(runs_of(tmp_path)) == 6
+
+
+def test_times_until_a_score_can_be_compared(experiment, tmp_path, capsys):
+    (tmp_path / "calm.toml").write_text('measure = "seconds"\nminutes = 9\n' + DESIGN.replace("none", "450"))
+    assert experiment(end="sleep 0.1\n") == 0
+    shown = ", ".join(f"{run['seconds']:.0f}" for run in runs_of(tmp_path)[::2])
+    assert f"({shown}) |" in capsys.readouterr().out
 
 
 def test_a_changed_design_keeps_the_runs_that_it_has_in_common(experiment, tmp_path, capsys):
@@ -345,6 +368,9 @@ def test_commits_with_the_same_packages_have_the_same_code(tmp_path):
         (DESIGN.replace("seeds", "limit = 0\nseeds"), "limit"),
         (DESIGN.replace('"--max-updates", "90"', ""), "the runs have no limit"),
         (DESIGN.replace('"--stop-score", "none", ', ""), "end at a score"),
+        (f'measure = "seconds"\nminutes = 9\n{DESIGN}', "seconds need minutes and --stop-score"),
+        ('measure = "seconds"\n' + DESIGN.replace("none", "450"), "seconds need minutes and --stop-score"),
+        (f'measure = "steps"\n{DESIGN}', "measure"),
         (DESIGN.replace('"--env", ', ""), "--env"),
         (DESIGN.replace("1000", "100.0"), "has a value twice: 100, 100.0"),
         (DESIGN.replace("1000", '"100"'), "has a value twice"),
