@@ -72,7 +72,7 @@ def preset_settings(**learner: Any) -> dict[str, dict[str, Any]]:
         section, _, setting = name.partition(".")
         if value != default[name] and name not in NO_SETTINGS:
             settings.setdefault(section, {})[setting] = value
-    settings["learner"] |= learner
+    settings["learner"] |= {"device": "cpu", **learner}
     settings["run"]["stop_score"] = SCORE
     settings.setdefault("checkpoint", {})["period_seconds"] = 20  # as often as the hosts upload here
     return settings

@@ -114,6 +114,7 @@ def test_learner_and_actors_have_the_requested_settings(documents: dict[str, str
     assert learner.environment.id == "ALE/Breakout-v5"
     assert (learner.learner.batch_size, learner.learner.optimizer, learner.learner.learning_rate) == (256, "adam", 1e-4)
     assert learner.run.stop_score == 18
+    assert learner.learner.device == "cuda"
     assert learner.actor.num_actors == 3 * 8 * 16
     actor = config("actor", documents, tmp_path).actor
     assert (actor.num_processes, actor.envs_per_process) == (8, 16)  # as many streams as the cores can step

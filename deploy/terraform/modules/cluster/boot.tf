@@ -18,6 +18,7 @@ locals {
       num_processes    = local.actor_cores
       envs_per_process = var.streams_per_core
     }
+    learner = { device = try(var.settings.learner.device, "cuda") } # Without its GPU, the host would cost as much and learn slowly.
     # RAM of the replay server's host in bytes, from which the learner sizes the replay memory. 0: RAM of the learner's host.
     replay = { host_bytes = var.replay_host == "own" ? local.replay_bytes : 0 }
   }
