@@ -10,8 +10,9 @@ python -m bench learning tables
 `run` starts the command as a user does, `apex train` with TensorBoard and live view (plain lines without a terminal),
 and measures the time until it exits. Then full games on seeds that were not used before give the score.
 docs/results/learning/TASK/ gets SYSTEM-seed-K.json and .csv. A run that was stopped or has failed is not recorded.
-`untuned` records the missing runs of the first table in docs/learning.md; it starts none that may end after the hours,
-with 25 minutes for its games.
+`untuned` records the missing runs of the first table in docs/learning.md. It begins no game and seed whose runs would
+end after the hours if the 100 games of each took GAMES_SECONDS. All runs need the same code: make them from one
+checkout, with --root FOLDER for the records if it is not the newest.
 `trial` makes the missing runs of a designed experiment, and prints its effects (bench/learning/design.py).
 `tables` rewrites the results in docs/learning.md and draws docs/results/learning/TASK.png.
 """
@@ -31,13 +32,16 @@ from typing import Annotated
 from msgspec import Meta
 
 from apex.config.arguments import Parser, positive_float, value_of
+from apex.runtime.provenance import describe_versions
 from apexreplay.errors import FAILED, FINISHED, UsageError, require
 from apexreplay.files.atomic_files import replace_file
 from apexreplay.process.lifecycle import Stop, reports_errors, stop_on_signals
 from bench.learning.measure import FRESH, GRACE_SECONDS, STANDARD_OUTPUT, Place, evaluate, wait
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
 from bench.learning.records import (
+    CODE,
     MAX_SEED,
+    PACKAGES,
     Record,
     RecordedScore,
     clean_commit,
@@ -55,11 +59,11 @@ from bench.learning.tasks import SYSTEMS, TASKS, UNTUNED, UNTUNED_RUNS, VARIANTS
 from bench.learning.trial import CHANGED, EARLY_SECONDS, require_native_code, run_trial
 from bench.learning.untuned import CORES, counts, missing_runs
 
-GAMES_SECONDS = 1_500.0  # time for 100 games of Atari on a slow machine
-SHORT_GAMES_SECONDS = 300.0  # on a fast one
-MOST_BUSY = 2  # runs beside other programs, after which the machine is not otherwise idle
+START_SECONDS = 60.0  # time for start and end of a run
+GAMES_SECONDS = 400.0  # time for 100 games of Atari
+MOST_BUSY = 2  # runs beside other programs in a row, after which the machine is not otherwise idle
 # the code that makes the runs of one table
-MADE_BY = ("apex", "apexreplay", "bench/peers", "bench/learning/tasks.py")
+MADE_BY = (*PACKAGES, "bench/peers", *(f"bench/learning/{name}.py" for name in ("measure", "runs", "tasks")))
 
 
 class BusyError(RunError):
@@ -116,7 +120,7 @@ def _make_parser() -> Parser:
     untuned = commands.add_parser("untuned", help="record the missing runs of games that no setting was tuned on")
     trial = commands.add_parser("trial", help="make the missing runs of a designed experiment, and print its effects")
     trial.add_argument("file", type=Path, metavar="FILE", help="its design, see bench/learning/design.py")
-    text = "start no run that may end later (default: no limit)"
+    text = "start no run that is expected to end later (default: no limit)"
     untuned.add_argument("--hours", type=positive_float, default=math.inf, metavar="H", help=text)
     text = "start no run after these hours (default: no limit)"
     trial.add_argument("--hours", type=positive_float, default=math.inf, metavar="H", help=text)
@@ -140,13 +144,16 @@ def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
     commit, cpu = _require_circumstances(options), describe_machine()["cpu"]
     began, failed, made, busy, too_long = time.monotonic(), False, 0, 0, ""
     for task, system, seed in missing_runs(read_records(options.root)):
-        records = [record for record in read_records(options.root) if counts(record)]
+        records = [record for record in read_records(options.root) if record.task == task and counts(record)]
         group = [run for run in UNTUNED_RUNS if (run[0], run[2]) == (task, seed)]
-        beside = [record for record in records if (record.task, record.system, record.seed) in group]
-        if others := {record.machine["cpu"] for record in beside} - {cpu}:
-            what = f"{task}, {system}, seed {seed} needs {', '.join(sorted(others))}, as the other systems had"
-            print(f"learning: {what}, and is not made here", file=sys.stderr)
-            failed = True
+        beside = [record for record in records if record.seed == seed]
+        # A seed without peers is compared with their other seeds.
+        is_single = len({name for _, name, other in UNTUNED_RUNS if other == seed}) == 1
+        processors = {record.machine["cpu"] for record in (records if is_single else beside)}
+        if cpu not in processors and (processors or is_single):
+            where = f"{', '.join(sorted(processors))}, as the other systems had" if processors else "runs of the others"
+            print(f"learning: {task}, {system}, seed {seed} needs {where}, and is not made now", file=sys.stderr)
+            failed = failed or bool(processors)
             continue
         failure = record_path(options.root, task, system, seed, ".failed")
         if failure.exists():  # It is not repeated until it succeeds.
@@ -156,9 +163,9 @@ def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
         if stop.poll():
             break
         require(not is_changed_since(commit, MADE_BY), "the code has changed since the first run")
-        seconds = 60 * TASKS[task].minutes + GRACE_SECONDS + GAMES_SECONDS
+        seconds = 60 * TASKS[task].minutes + START_SECONDS + GAMES_SECONDS
         if not beside:  # The next sitting may have another processor.
-            seconds += (len(group) - 1) * (60 * TASKS[task].minutes + SHORT_GAMES_SECONDS)
+            seconds *= len(group)
         if time.monotonic() - began + seconds > 3_600 * options.hours:
             too_long = too_long or f"{task}, {system}, seed {seed} needs {seconds / 3_600:.2f} hours with its group"
             continue
@@ -167,6 +174,7 @@ def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
         started = time.monotonic()
         try:
             _run(argparse.Namespace(**vars(options) | run), (), stop)
+            busy = 0
         except BusyError as error:  # It is missing, and can be made again.
             failed, busy = True, busy + 1
             if busy == MOST_BUSY:
@@ -197,18 +205,25 @@ def _run_untuned(options: argparse.Namespace, stop: Stop) -> int:
 
 def _require_circumstances(options: argparse.Namespace) -> str:
     """Refuses runs that would not count, before they take their time; returns the commit of the code."""
-    PeerSystem(options.peer_python, "sb3")
+    peer = PeerSystem(options.peer_python, "sb3")
     require_native_code()
     commit, cores, gpus = clean_commit(), len(os.sched_getaffinity(0)), describe_machine()["gpus"]
     require(cores >= CORES, f"a run of the table has {CORES} cores, this process may use {cores}")
     require(not gpus, f"a run of the table has no GPU, here is {gpus}", remedy="hide it with CUDA_VISIBLE_DEVICES=")
     if commit is None:
         raise UsageError("the code is not in a git checkout, so a run would have no commit")
+    installed = {True: describe_versions(), False: peer.versions()}
     for record in read_records(options.root):
-        if (record.task, record.system, record.seed) in UNTUNED_RUNS and record.commit is not None:
+        if (record.task, record.system, record.seed) not in UNTUNED_RUNS:
+            continue
+        run, versions = f"{record.task} {record.name}", installed[record.system == "apex"]
+        if record.commit is not None:
+            remedy = f"make the missing runs in a checkout of {record.commit}, with --root {options.root.absolute()}"
             same = is_same_code(commit, record.commit, folders=MADE_BY)
-            remedy = f"make the missing runs in a checkout of {record.commit}, and copy their records"
-            require(same, f"{record.task} {record.name} was made by other code", remedy=remedy)
+            require(same, f"{run} was made by other code", remedy=remedy)
+        for name in versions.keys() & record.versions.keys():
+            was, now = record.versions[name], versions[name]
+            require(was == now, f"{run} was made with {name} {was}, here is {now}", remedy="install the same version")
     return commit
 
 
@@ -233,7 +248,7 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         system = PeerSystem(options.peer_python, options.system)
     os.sched_setaffinity(0, available[: options.cores])  # Started programs inherit the limit.
     # Everything that describes the circumstances is read before the run changes it.
-    commit, dirty = describe_code()
+    commit, dirty = describe_code(MADE_BY if is_fixed else CODE)
     load, date = os.getloadavg()[0], datetime.now(UTC).isoformat(timespec="seconds")
     if load > 0.5 * options.cores:
         print(f"learning: a load of {load:.1f} before the start: times of a busy machine do not count", file=sys.stderr)

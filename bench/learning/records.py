@@ -18,6 +18,7 @@ HEADER = "seconds,steps,score"
 FORMAT = 1
 MAX_SEED = 999_999
 PACKAGES = ("apex", "apexreplay")  # folders of the product's code
+CODE = (".", ":(exclude)docs", ":(exclude)*.md")  # all but documents and results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +104,14 @@ def read_records(root: Path) -> list[Record]:
     return sorted(records, key=lambda record: (record.task, record.system, record.seed))
 
 
-def describe_code() -> tuple[str | None, bool | None]:
-    """Returns the commit of the code, and whether the code was changed since. Documents and results are not code."""
+def describe_code(folders: Sequence[str] = CODE) -> tuple[str | None, bool | None]:
+    """Returns the commit of the code, and whether the code in these folders was changed since."""
     package = Path(apex.__file__).parent
     checkout = describe_checkout(package)
     if checkout is None:
         return None, None
     status = subprocess.run(
-        ["git", "-C", str(package.parent), "status", "--porcelain", "--", ".", ":(exclude)docs", ":(exclude)*.md"],
+        ["git", "-C", str(package.parent), "status", "--porcelain", "--", *folders],
         capture_output=True,
         text=True,
         check=True,
@@ -140,8 +141,8 @@ def is_same_code(
 
 
 def is_changed_since(commit: str | None, folders: Sequence[str] = PACKAGES) -> bool:
-    """Returns whether the code is no longer that of a commit, in these folders, or differs from its own commit."""
-    now, dirty = describe_code()
+    """Returns whether the code in these folders is no longer that of a commit, or differs from its own commit."""
+    now, dirty = describe_code(folders)
     if dirty or now == commit:
         return bool(dirty)
     return now is None or commit is None or not is_same_code(commit, now, folders=folders)

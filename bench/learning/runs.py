@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -11,11 +12,12 @@ from apex.config import Config, flatten
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.provenance import describe_versions
-from apexreplay.errors import ApexError, require
+from apexreplay.errors import ApexError, UsageError, require
 from bench.learning.tasks import LearningTask
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER_SCRIPT = Path("bench/peers/stable_baselines3_dqn.py")
+VERSIONS_SECONDS = 100.0  # time to import its packages
 FIRST_UPDATES = 8_000  # Records have the share of dormant units at each multiple of this number of updates.
 # settings that do not affect learning: name and files of a run, and connections between its programs
 _ASIDE = ("seed", "run.name", "run.folder", "run.tensorboard_port", "transport.", "environment.id")
@@ -133,6 +135,17 @@ class PeerSystem:
         self._program = [str(python.absolute()), str(ROOT / PEER_SCRIPT)]
         _, _, algorithm = name.partition("-")
         self._algorithm = ("--algorithm", algorithm) if algorithm else ()
+
+    def versions(self) -> dict[str, str]:
+        """Returns the versions of its packages. Raises UsageError if it cannot import them."""
+        try:
+            asked = subprocess.run(
+                [*self._program, "versions"], capture_output=True, text=True, check=True, timeout=VERSIONS_SECONDS
+            )
+            return dict(json.loads(asked.stdout))
+        except (OSError, subprocess.SubprocessError, TypeError, ValueError) as error:
+            cause = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+            raise UsageError(f"{self._program[0]} cannot run {PEER_SCRIPT}: {cause}", "bench/peers/setup.sh") from error
 
     def train(self, task: LearningTask, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
         """See System."""

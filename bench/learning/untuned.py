@@ -98,23 +98,26 @@ def interval(statistic: Callable[..., Floats], *systems: Scores) -> tuple[float,
 
 
 def render_untuned(records: Sequence[Record], failed: Sequence[Run] = ()) -> list[str]:
-    """Returns the lines of the table in Markdown. A figure that needs missing runs is "-".
+    """Returns the lines of the table in Markdown. failed: runs that left a file instead of a record.
 
-    failed: runs that left a file instead of a record.
+    A figure is "-" until each game has a run, and has no interval until each game has two.
     """
     own = [record for record in records if (record.task, record.system, record.seed) in UNTUNED_RUNS]
     counted = list(filter(counts, own))
     missing = missing_runs(counted)
     raw = {system: scores_of(records, system) for system in COLUMNS}
     normalized = {system: list(map(normalize, UNTUNED, games)) for system, games in raw.items()}
-    unfinished = {system for _, system, _ in missing}
 
     def cell(statistic: Callable[..., Floats], *systems: str) -> str:
-        if unfinished.intersection(systems):
-            return "-"
         scores = [normalized[system] for system in systems]
+        fewest = min(len(seeds) for games in scores for seeds in games)
+        if not fewest:
+            return "-"
+        figure = f"{100 * float(statistic(*scores)):.1f} %"
+        if fewest == 1:
+            return figure
         low, high = interval(statistic, *scores)
-        return f"{100 * float(statistic(*scores)):.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+        return f"{figure} ({100 * low:.1f} to {100 * high:.1f})"
 
     lines = [f"| mean (each seed) | {' | '.join(SYSTEMS[system] for system in COLUMNS)} |", "|---" * 4 + "|"]
     for number, task in enumerate(UNTUNED):
@@ -125,6 +128,7 @@ def render_untuned(records: Sequence[Record], failed: Sequence[Run] = ()) -> lis
     lines.append(f"| interquartile mean, human-normalized | {' | '.join(means)} |")
     lines.append(f"| probability that a run of Ape-X scores higher | | {' | '.join(better)} |")
     processors = Counter(f"{SYSTEMS[record.system]} on {record.machine['cpu']}" for record in counted)
+    lines += ["", "Exploration and learning rate of the peers are fitted to the time of the run."]
     lines += ["", f"Runs: {', '.join(f'{number} of {name}' for name, number in sorted(processors.items()))}."] * bool(
         counted
     )

@@ -8,9 +8,10 @@ cd bench/peers
 
 `train` writes into --out (runs/sb3): curve.csv, a line for each evaluation with the header seconds,steps,score;
 result.json; policy.npz and final.npz, the policy with the best evaluation and the one at the end. `evaluate` plays full
-games with one of them, and prints one JSON object.
+games with one of them, and prints one JSON object. `versions` imports the packages, and prints their versions.
 
-The clock starts with this process (interpreter and imports included) and includes evaluations. Evaluations run in the
+The clock starts with this process (interpreter and imports included) and includes evaluations; without a stop score,
+the time limit counts from the first step, as ours does. Evaluations run in the
 training process, as is usual with Stable-Baselines3, and share its cores, like ours. Evaluations that do not confirm
 the end take at most a tenth of the time; result.json has the share of all evaluations. The environments have the same
 settings as ours.
@@ -34,6 +35,7 @@ from training_watch import Watch
 from zoo_settings import ATARI_OPTIONS, GRID_TORSO, TASKS, UNTUNED_OPTIONS, Task
 
 BEST, FINAL = "policy.npz", "final.npz"
+GAMES_AT_ONCE = 20  # of `evaluate`, as in ours
 FOREVER = 1_000_000_000  # steps; no time limit here allows as many
 PACKAGES = ("stable-baselines3", "torch", "numpy", "gymnasium", "ale-py", "opencv-python-headless")
 
@@ -49,8 +51,9 @@ def train(options: argparse.Namespace) -> int:
 
     torch.set_num_threads(options.threads or options.cores)
     model = _make_model(options.algorithm, task, options.env, options.seed)
+    start = clock() if options.stop_score is None else 0.0
     if task.is_fitted:
-        _follow_the_clock(model, lambda: clock() / (60 * options.minutes))
+        _follow_the_clock(model, lambda: (clock() - start) / (60 * options.minutes))
 
     num_plays = 0
 
@@ -68,7 +71,7 @@ def train(options: argparse.Namespace) -> int:
         watch = Watch(
             task.evaluations,
             stop_score=options.stop_score,
-            limit_seconds=60 * options.minutes,
+            limit_seconds=start + 60 * options.minutes,
             play=play,
             keep=keep,
             curve=curve,
@@ -115,10 +118,17 @@ def evaluate(options: argparse.Namespace) -> int:
         model.policy.load_state_dict({name: torch.from_numpy(tensors[name]) for name in tensors.files})
     is_discrete = result["algorithm"] in ("dqn", "ppo")
     epsilon = options.epsilon if is_discrete else 0.0  # Policies with continuous actions are played without noise.
-    scores = _play(
-        model, task, result["environment"], options.episodes, seed=_draw_seed(options.seed, 0), epsilon=epsilon
-    )
+    task = task._replace(evaluations=task.evaluations._replace(num_envs=GAMES_AT_ONCE, epsilon=epsilon))
+    scores = _play(model, task, result["environment"], options.episodes, seed=_draw_seed(options.seed, 0))
     print(json.dumps({"scores": scores, "epsilon": epsilon, "seed": options.seed}))
+    return 0
+
+
+def show_versions(_: argparse.Namespace) -> int:
+    """Imports what trainings need, and prints the versions as a JSON object."""
+    for package in ("stable_baselines3", "torch", "numpy", "gymnasium", "ale_py", "cv2"):
+        importlib.import_module(package)
+    print(json.dumps(_describe_versions()))
     return 0
 
 
@@ -211,14 +221,11 @@ def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int
     return VecFrameStack(games, 4)
 
 
-def _play(
-    model: Any, task: Task, environment: str, episodes: int, *, seed: int, epsilon: float | None = None
-) -> list[float]:
+def _play(model: Any, task: Task, environment: str, episodes: int, *, seed: int) -> list[float]:
     """Returns raw scores of full games. Each environment plays equally many, so that short games are not preferred."""
     import numpy as np
 
-    epsilon = task.evaluations.epsilon if epsilon is None else epsilon
-    num_envs = min(task.evaluations.num_envs, episodes)
+    num_envs, epsilon = min(task.evaluations.num_envs, episodes), task.evaluations.epsilon
     rng = np.random.default_rng(seed)
     games = _make_environments(task, environment, num_envs, seed=seed, is_training=False)
     try:
@@ -283,9 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     environments = sorted({name for tasks in TASKS.values() for name in tasks})
     training.add_argument("--env", choices=environments, required=True)
     training.add_argument("--seed", type=int, required=True, metavar="K")
-    training.add_argument(
-        "--minutes", type=float, required=True, metavar="M", help="wall-clock time from the start of the process"
-    )
+    training.add_argument("--minutes", type=float, required=True, metavar="M", help="time limit")
     training.add_argument(
         "--stop-score", type=float, metavar="S", help="end when an evaluation confirms this mean score"
     )
@@ -303,6 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="P",
         help="probability of random discrete actions (default, as in apex evaluate: 0.001)",
     )
+    commands.add_parser("versions", help="print the versions of the packages").set_defaults(run=show_versions)
     for command in (training, playing):
         command.add_argument("--out", type=Path, default=Path("runs/sb3"), metavar="FOLDER", help="default: runs/sb3")
     options = parser.parse_args(argv)
@@ -316,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         training.error(f"--threads must be >= 1, got {options.threads}")
     if options.run is train and not options.minutes > 0:
         training.error(f"--minutes must be > 0, got {options.minutes:g}")
-    if not 0 <= options.seed < 2**31:
+    if not 0 <= getattr(options, "seed", 0) < 2**31:
         parser.error(f"--seed must be 0 ... 2147483647, got {options.seed}")
     if importlib.util.find_spec("stable_baselines3") is None:
         parser.error(f"{sys.executable} has no stable-baselines3: bench/peers/setup.sh makes .peer-sb3, which has")

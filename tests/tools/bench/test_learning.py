@@ -428,12 +428,14 @@ PEER = """#!{python}
 import json, sys
 from pathlib import Path
 out = Path("runs/sb3")
-if sys.argv[2] == "train":
+if sys.argv[2:3] == ["train"]:
     out.mkdir(parents=True)
     (out / "curve.csv").write_text("seconds,steps,score\\n2.5,100,-20.5\\n9.0,800,-19.0\\n")
     facts = {{"steps": 900, "updates": 200, "evaluations": 2, "evaluation_seconds": 1.5}}
     facts |= {{"settings": {{"batch_size": 32}}, "versions": {{"torch": "2"}}}}
     (out / "result.json").write_text(json.dumps(facts))
+elif sys.argv[2:3] == ["versions"]:
+    print('{{"torch": "2"}}')
 else:
     print("a line before")
     first = 100 if "--final" in sys.argv else 0
@@ -485,7 +487,7 @@ def test_missing_runs_of_untuned_games_are_recorded_once(tmp_path, capfd, monkey
 
     status, lines = untuned("--hours", "0.1")  # A run takes longer.
     assert (status, len(lines), lines[-1]) == (1, 2, "learning: 2 of 2 runs are missing")
-    assert "battle-zone, sb3-ppo, seed 201 needs 1.22 hours" in lines[0]
+    assert "battle-zone, sb3-ppo, seed 201 needs 0.89 hours" in lines[0]
     assert records_of(tmp_path) == []
     broken = tmp_path / "broken"
     broken.write_text(f'#!/bin/sh\ncase "$*" in *ppo*) exit 3;; esac\nexec {peer} "$@"\n')
@@ -516,7 +518,7 @@ def set_code(monkeypatch, *commits):
     """The code has these commits, one after the other, and keeps the last one."""
     left = [*(commits or ("c0ffee",))]
 
-    def describe():
+    def describe(*_):
         return (left.pop(0) if len(left) > 1 else left[0]), False
 
     monkeypatch.setattr(learning, "describe_code", describe)
@@ -529,8 +531,8 @@ def set_code(monkeypatch, *commits):
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"describe_code": lambda: ("c0ffee", True)}, "differs from its commit"),
-        ({"describe_code": lambda: (None, None)}, "not in a git checkout"),
+        ({"describe_code": lambda *_: ("c0ffee", True)}, "differs from its commit"),
+        ({"describe_code": lambda *_: (None, None)}, "not in a git checkout"),
         ({"describe_machine": lambda: {"gpus": ["NVIDIA H200"]}}, "NVIDIA H200"),
         ({"CORES": 1_000}, "1000 cores"),
     ],
@@ -593,6 +595,44 @@ def test_runs_of_a_game_and_seed_have_the_same_processor(tmp_path, capfd, monkey
     assert untuned("Z80", 2.0)[2][0] == ("battle-zone", "sb3")
 
 
+def test_a_seed_without_peers_has_the_processor_of_their_seeds(tmp_path, capfd, monkeypatch):
+    runs = [("battle-zone", "sb3-ppo", 201), ("battle-zone", "sb3", 201), ("battle-zone", "sb3", 203)]
+    runs += [("phoenix", "sb3", 203)]
+    monkeypatch.setattr(learning, "counts", lambda record: True)
+    monkeypatch.setattr(learning, "UNTUNED_RUNS", runs)
+    monkeypatch.setattr("bench.learning.untuned.UNTUNED_RUNS", runs)
+    monkeypatch.setattr(learning, "OTHERS_SHARE", 2.0)
+    set_code(monkeypatch)
+    peer = program(tmp_path, PEER.format(python=sys.executable))
+
+    def untuned(cpu):
+        monkeypatch.setattr(learning, "describe_machine", lambda: {"cores": 2, "cpu": cpu, "gpus": []})
+        status = learning.main(["--root", str(tmp_path), "untuned", "--peer-python", str(peer)])
+        return status, capfd.readouterr().err, {(one.task, one.system, one.seed) for one in read_records(tmp_path)}
+
+    status, errors, made = untuned("Z80")
+    assert (status, made) == (0, set(runs[:3]))
+    assert "phoenix, sb3, seed 203 needs runs of the others" in errors
+    record_path(tmp_path, *runs[2]).unlink()
+    status, errors, made = untuned("6502")
+    assert (status, made) == (1, set(runs[:2]))
+    assert "battle-zone, sb3, seed 203 needs Z80" in errors
+
+
+def test_untuned_runs_have_the_same_packages(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(learning, "UNTUNED_RUNS", UNTUNED_RUNS[1:3])
+    monkeypatch.setattr("bench.learning.untuned.UNTUNED_RUNS", UNTUNED_RUNS[1:3])
+    monkeypatch.setattr(learning, "OTHERS_SHARE", 2.0)
+    set_code(monkeypatch)
+    text = PEER.format(python=sys.executable)
+    command = ["--root", str(tmp_path), "untuned", "--peer-python", str(program(tmp_path, text))]
+    assert learning.main(command) == 0
+    record_path(tmp_path, *UNTUNED_RUNS[2]).unlink()
+    program(tmp_path, text.replace("""print('{"torch": "2"}')""", """print('{"torch": "3"}')"""))
+    assert learning.main(command) == 2
+    assert "sb3-ppo-seed-201 was made with torch 2, here is 3" in capfd.readouterr().err
+
+
 def test_runs_without_a_compiled_part_are_refused(monkeypatch):
     def missing():
         raise NativeError("build", "not built")
@@ -606,10 +646,15 @@ def test_a_broken_installation_leaves_no_failed_runs(tmp_path, capfd, monkeypatc
     monkeypatch.setattr(learning, "UNTUNED_RUNS", UNTUNED_RUNS[1:3])
     monkeypatch.setattr("bench.learning.untuned.UNTUNED_RUNS", UNTUNED_RUNS[1:3])
     set_code(monkeypatch)
-    peer = program(tmp_path, "#!/bin/sh\necho run >> runs.txt\nexit 2\n")
-    assert learning.main(["--root", str(tmp_path), "untuned", "--peer-python", str(peer)]) == 1
-    assert "ended with status 2" in capfd.readouterr().err
-    assert records_of(tmp_path) == []
+    for script, status, part in (
+        ('[ "$2" = versions ] && echo {} || exit 2', 1, "ended with status 2"),
+        ("echo 'Traceback' >&2; echo 'No module named cv2' >&2; exit 1", 2, "No module named cv2"),
+        ("echo 3.11", 2, "setup.sh"),
+    ):
+        peer = program(tmp_path, f"#!/bin/sh\n{script}\n")
+        assert learning.main(["--root", str(tmp_path), "untuned", "--peer-python", str(peer)]) == status
+        assert part in capfd.readouterr().err
+        assert records_of(tmp_path) == []
 
 
 def test_code_that_changes_during_a_run_is_recorded(tmp_path, monkeypatch):

@@ -76,17 +76,26 @@ def test_scores_are_shares_of_the_way_from_random_play_to_a_human():
 def test_the_table_has_figures_of_complete_systems_and_names_missing_runs():
     apex = [run for run in UNTUNED_RUNS if run[1] == "apex"]
     lines = render_untuned(make_records(apex))
-    assert lines[-6].startswith("| interquartile mean, human-normalized | 100.0 % (100.0 to 100.0) | - | - |")
-    assert lines[-7] == "| Qbert | 13455.0 (13455.0, 13455.0, 13455.0) | - | - |"
+    assert lines[-8].startswith("| interquartile mean, human-normalized | 100.0 % (100.0 to 100.0) | - | - |")
+    assert lines[-9] == "| Qbert | 13455.0 (13455.0, 13455.0, 13455.0) | - | - |"
     assert lines[-1].startswith("20 of 35 runs (system and seed) are missing: BattleZone sb3-ppo 201, sb3 201, ")
 
     records = make_records(UNTUNED_RUNS)
     assert missing_runs(records[1:]) == UNTUNED_RUNS[:1]
     assert render_untuned([*records, make_record("qbert", "apex", 7, mean=0.0)]) == render_untuned(records)
-    *_, means, chances, _, processors = render_untuned(records)
+    *_, means, chances, _, _, _, processors = render_untuned(records)
     assert means.endswith("| 100.0 % (100.0 to 100.0) | 0.0 % (0.0 to 0.0) | 0.0 % (0.0 to 0.0) |")
     assert chances.endswith("| | 100.0 % (100.0 to 100.0) | 100.0 % (100.0 to 100.0) |")
     assert processors.startswith("Runs: 15 of Ape-X over ZeroMQ on AMD EPYC, 10 of Stable-Baselines3 DQN on AMD EPYC, ")
+
+
+def test_a_figure_of_one_run_of_each_game_has_no_interval():
+    first = [run for run in UNTUNED_RUNS if run[2] == 201]
+    *_, means, chances, _, _, _, _, _, _ = render_untuned(make_records(first))
+    assert means.endswith("| 100.0 % | 0.0 % | 0.0 % |")
+    assert chances.endswith("| | 100.0 % | 100.0 % |")
+    *_, means, chances, _, _, _, _, _, _ = render_untuned(make_records(first[:-1]))
+    assert chances.endswith("| | 100.0 % | - |")
 
 
 @pytest.mark.parametrize(
@@ -115,13 +124,14 @@ def test_failed_runs_are_named():
 
 
 def test_the_picture_has_a_point_for_each_run():
-    (axes,) = draw(make_records(UNTUNED_RUNS[:4])).axes
-    assert {line.get_label(): len(line.get_xdata()) for line in axes.lines[:3]} == {
-        "Ape-X over ZeroMQ": 2,
+    first, second, *_ = draw(make_records(UNTUNED_RUNS[:4])).axes
+    assert {line.get_label(): len(line.get_xdata()) for line in first.lines[:3]} == {
+        "Ape-X over ZeroMQ": 1,
         "Stable-Baselines3 PPO": 1,
         "Stable-Baselines3 DQN": 1,
     }
-    assert axes.lines[0].get_xdata()[0] == pytest.approx(100.0)
+    assert [len(line.get_xdata()) for line in second.lines[:3]] == [1, 0, 0]
+    assert first.lines[0].get_xdata()[0] == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize("task", UNTUNED)
