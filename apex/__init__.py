@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from apex.evaluation.policy import load_policy as load_policy
     from apex.launch.api import Run as Run
     from apex.launch.api import preset_for as preset_for
+    from apex.launch.api import resume as resume
     from apex.launch.api import train as train
     from apex.launch.callbacks import Callback as Callback
     from apex.launch.callbacks import LiveRun as LiveRun
@@ -49,7 +50,7 @@ _HOMES = {  # module -> the public names that it defines
     "evaluation.command": ("Evaluation", "evaluate"),
     "evaluation.export.command": ("export",),
     "evaluation.policy": ("Policy", "load_policy"),
-    "launch.api": ("Run", "preset_for", "train"),
+    "launch.api": ("Run", "preset_for", "resume", "train"),
     "launch.callbacks": ("Callback", "LiveRun"),
     "launch.engine": ("RayEngine",),
     "launch.trackers.mlflow": ("MlflowTracker",),

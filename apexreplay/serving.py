@@ -59,14 +59,15 @@ def serve(
     bind: str = "127.0.0.1",
     port: int = 0,
     snapshots: str | Path | None = None,
+    snapshot_seconds: float = 60.0,
     keys: str | Path | None = None,
     insecure: bool = False,
 ) -> Server:
     """Starts a server of the tables, as `apexreplay serve` does, and returns it when it is ready.
 
     `bind`: IPv4 address of this host. `port`: of the control socket; those of the tables follow. 0: free ones.
-    `snapshots`: folder from which the tables are restored, and in which they are saved. `keys`: folder of keys.
-    `insecure`: allows other hosts without keys.
+    `snapshots`: folder from which the tables are restored, and in which they are saved, every `snapshot_seconds` and at
+    the end. `keys`: folder of keys. `insecure`: allows other hosts without keys.
 
     The server ends with the thread that calls this. Raises UsageError and DataError with the reason if it cannot start.
     """
@@ -75,7 +76,8 @@ def serve(
     names = [each.table.name for each in settings]
     require(len(set(names)) == len(names) > 0, f"a server needs tables with different names, got {names}")
     port = port or _find_ports(bind, 1 + PORTS_PER_TABLE * len(settings))
-    options = {"--snapshots": snapshots, "--keys": keys, "--port": port, "--bind": bind}
+    options = {"--snapshots": snapshots, "--snapshot-seconds": snapshot_seconds, "--keys": keys}
+    options |= {"--port": port, "--bind": bind}
     command = [sys.executable, "-P", "-m", "apexreplay", "serve", "--table", "-", "--ready"]
     command += [f"{name}={value}" for name, value in options.items() if value is not None]
     command += ["--insecure-no-auth"] if insecure else []

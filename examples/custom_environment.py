@@ -5,8 +5,8 @@
     python custom_environment.py --max-updates 200            end after 200 updates at the latest
     apex train --env custom_environment:KeyAndDoor            the same on the command line
 
-Every gymnasium.Env with discrete actions works. The programs of a run import it by its name. This file defines the
-environment and trains, so the training code is below `if __name__ == "__main__"`.
+Every gymnasium.Env with discrete or continuous actions works. The programs of a run import it by its name. This file
+defines the environment and trains, so the training code is below `if __name__ == "__main__"`.
 """
 
 import argparse

@@ -349,12 +349,15 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def preset(name: str, **changes: Any) -> Config:
+def preset(name: str | Config, **changes: Any) -> Config:
     """Returns the preset `name` with changes: `preset("pong", seed=2, learner={"batch_size": 64})`.
 
     A branch of the configuration is given as a dictionary of the settings to change; all others keep the values of the
-    preset. Raises ConfigError for an unknown preset or setting and for a value out of range.
+    preset. A configuration, such as `Run.config`, is changed in the same way. Raises ConfigError for an unknown preset
+    or setting and for a value out of range.
     """
+    if isinstance(name, Config):
+        return from_dict(changes, name)
     problem = f"the preset must be one of {', '.join(PRESETS)}, got {name!r}"
     require_setting(name in PRESETS, problem, did_you_mean(str(name), PRESETS))
     return from_dict(changes, PRESETS[name].config)

@@ -5,7 +5,7 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from apex.algorithms.exploration import add_noise, noise_ladder
 from apex.algorithms.exported import Exported
@@ -24,7 +24,7 @@ from apexreplay.item_kinds import Array
 
 
 class DpgAgent:
-    """Chooses the policy's action plus normal noise; the critics give the values."""
+    """Chooses the policy's action plus noise of the standard deviation `exploration`; the critics give the values."""
 
     def __init__(self, network: ActorCritic) -> None:
         self.network = network.eval()  # Custom networks may have layers, such as dropout, that act only in training.
@@ -35,28 +35,35 @@ class DpgAgent:
     ) -> Decision:
         """See `Agent.decide`."""
         seen = self.network.prepare(torch.from_numpy(observation))
-        greedy = self.network.policy(seen)
+        output = self.network.policy(seen)
 
         @torch.inference_mode()
         def value(action: Array) -> NDArray[np.float32]:
             q: NDArray[np.float32] = self.network.critics(seen, torch.from_numpy(action)).mean(0).numpy()
             return q
 
-        state_value = self.network.critics(seen, greedy).amin(0).numpy()
-        return Decision(add_noise(greedy.numpy(), exploration, rng), state_value, value)
+        return Decision(self._explore(output, exploration, rng), self._value(seen, output), value)
 
     @torch.inference_mode()
     def state_value(self, observation: Array, mask: Mask) -> NDArray[np.float32]:
-        """Returns the smallest Q(s, mu(s)) of all critics, float32[E]."""
+        """See `Agent.state_value`."""
         seen = self.network.prepare(torch.from_numpy(observation))
-        value: NDArray[np.float32] = self.network.critics(seen, self.network.policy(seen)).amin(0).numpy()
-        return value
+        return self._value(seen, self.network.policy(seen))
 
     @torch.inference_mode()
     def act(self, observation: Array, mask: Mask, exploration: float, rng: np.random.Generator) -> NDArray[np.float32]:
-        """Returns the actions, float32[E, K]; `exploration`: standard deviation of the noise."""
-        action = self.network(torch.from_numpy(observation)).numpy()
-        return add_noise(action, np.full(len(action), exploration), rng)
+        """Returns the actions, float32[E, K]; `exploration`: see the class."""
+        output = self.network.policy(self.network.prepare(torch.from_numpy(observation)))
+        return self._explore(output, np.full(len(output), exploration), rng)
+
+    def _explore(self, output: Tensor, amounts: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float32]:
+        """Returns actions for outputs of the policy, float32[E, K]. Draws E * K numbers."""
+        return add_noise(output.numpy(), amounts, rng)
+
+    def _value(self, seen: Tensor, output: Tensor) -> NDArray[np.float32]:
+        """Returns the smallest Q(s, mu(s)) of all critics, float32[E]."""
+        value: NDArray[np.float32] = self.network.critics(seen, output).amin(0).numpy()
+        return value
 
 
 class DpgAlgorithm:

@@ -58,6 +58,11 @@ def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -
         remedy = f"leave it out or convert it: {WRAPPERS}; then give module:function, which returns the wrapped game"
         require(_num_values(leaf) > 0, f"{problem}, which has no fixed number of values", remedy=remedy)
     require(bool(leaves), f"{subject} has observations without numbers: {space}", remedy="add a Box")
+    ignored = [f"the text of {' and '.join(map(_name, texts))} is ignored"] if texts else []
+    wide = [leaf for _, leaf in leaves if isinstance(leaf, spaces.Box) and not _is_small(leaf)]
+    ignored += [f"{_describe(leaf)} becomes a vector; images must be uint8" for leaf in wide if _has_image_axes(leaf)][
+        :1
+    ]
     num_values = sum(_num_values(leaf) for _, leaf in leaves)
     is_float = all(isinstance(leaf, spaces.Box) and not _is_small(leaf) for _, leaf in leaves)
     is_flat = all(len(leaf.shape or ()) < 2 or not _is_small(leaf) for _, leaf in leaves)
@@ -66,10 +71,9 @@ def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -
         remedy = "return fewer values, or images as uint8 [height, width] or [height, width, channels]"
         require(num_values <= MAX_VALUES, f"{problem}, but 1 ... {MAX_VALUES:,} are supported", remedy=remedy)
         code = "spaces.flatten(env.observation_space, x).astype(np.float32)"
-        return ObservationForm((num_values,), "float32", stack, _vector_reader(space), code)
+        return ObservationForm((num_values,), "float32", stack, _vector_reader(space), code, "; ".join(ignored))
     readers = [_read_part(keys, leaf, config) for keys, leaf in leaves]
     parts = tuple(reader.part for reader in readers)
-    ignored = [f"the text of {' and '.join(map(_name, texts))} is ignored"] if texts else []
     change = "; ".join([*ignored, *(reader.change for reader in readers if reader.change)])
     num_bytes = sum(part.num_bytes for part in parts)
     problem = f"{subject} has observations of {num_bytes:,} bytes, but {MAX_BYTES:,} are supported"
@@ -99,6 +103,15 @@ def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -
         for (keys, _), part, reader in zip(leaves, parts, readers, strict=True)
     )
     return ObservationForm((num_bytes,), "uint8", stack, to_frame, f"{{{code}}}", change, parts)
+
+
+def _has_image_axes(space: spaces.Space[Any]) -> bool:
+    """Returns whether a part has two axes that are long enough for an image."""
+    return sorted(space.shape or ())[-2:-1] >= [MIN_IMAGE_SIZE]
+
+
+def _describe(space: spaces.Box) -> str:
+    return f"{space.dtype}{list(space.shape)}"
 
 
 def _leaves(
@@ -154,8 +167,8 @@ def _read_part(keys: tuple[Any, ...], space: spaces.Space[Any], config: Environm
         if len(space.shape) == 2 or _channels(space) <= MOST_CHANNELS:
             return _image_reader(name, space, config)
     if isinstance(space, spaces.Box) and _is_small(space):
-        is_stack = len(space.shape) == 4 and sorted(space.shape)[-2] >= MIN_IMAGE_SIZE and {*space.shape} & {*CHANNELS}
-        problem = f"{name} has several images: {space.dtype}{list(space.shape)}"
+        is_stack = len(space.shape) == 4 and _has_image_axes(space) and {*space.shape} & {*CHANNELS}
+        problem = f"{name} has several images: {_describe(space)}"
         remedy = "leave out the wrapper that stacks frames, and set environment.frame_stack"
         require(not is_stack, problem, remedy=remedy)
         is_bool = space.dtype == np.bool_

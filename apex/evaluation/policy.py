@@ -84,9 +84,10 @@ class Policy:
 
     If the network sees the last S > 1 frames, as of Atari, or is recurrent, call `reset` when an episode begins; of a
     `gymnasium.vector` environment, name those that begin one. An Atari game is played as Gymnasium shows it,
-    `gymnasium.make("ALE/Pong-v5")`. Training also takes the maximum of the last two frames of the emulator, and presses
-    FIRE when a game begins and, with `environment.fire_after_life_loss`, after each lost life; only `make_environment`
-    does this. Without FIRE, games such as Breakout do not begin.
+    `gymnasium.make("ALE/Pong-v5", repeat_action_probability=0)`, or with `environment.sticky_actions`. Training also
+    takes the maximum of the last two frames of the emulator, and presses FIRE when a game begins and, with
+    `environment.fire_after_life_loss`, after each lost life; only `make_environment` does this. Without FIRE, games
+    such as Breakout do not begin.
 
     `act` and `q_values` take prepared observations, as `prepare` and the environment of `make_environment` return them:
 

@@ -1,4 +1,4 @@
-"""`apex.train`: trains on this machine with one call, as the command `apex train` does."""
+"""`apex.train` and `apex.resume`: train on this machine with one call, as the command `apex train` does."""
 
 import os
 import signal
@@ -19,6 +19,7 @@ from apex.errors import StoppedError, TrainingError
 from apex.facts import EndReason
 from apex.launch.callbacks import Callback, Callbacks
 from apex.launch.engine import LOCAL, RAY, RayEngine
+from apex.launch.resume import reopen
 from apex.launch.start import Start, find_end
 from apex.launch.train import execute
 from apex.sentences import describe_end, describe_failure
@@ -92,7 +93,7 @@ def train(
     engine: str | RayEngine = "local",
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Trains until a limit of `config.run` is reached, and returns the run.
+    """Trains until a limit of `config.run` is reached, and returns the run. It is a new run: see `resume`.
 
     `engine`: "local" trains on this machine. "ray", or a RayEngine with the number of actor hosts and their CPUs,
     trains on a Ray cluster: this process is Ray's driver, and `Run.folder` is a path on the host of the run's head.
@@ -119,9 +120,43 @@ def train(
     if not isinstance(chosen, RayEngine | None):
         raise UsageError(f'engine must be "local", "ray" or an apex.RayEngine, got {engine!r}')
     require_trust(config, given=True)
+    return _train(partial(Start, config=config, argv=["apex.train"], engine=chosen), quiet, stop, callbacks)
+
+
+@_only_call()
+def resume(
+    run: str | os.PathLike[str],
+    /,
+    *,
+    accept_changes: bool = False,
+    quiet: bool = False,
+    stop: Callable[[], bool] | None = None,
+    callbacks: Sequence[Callback] = (),
+    **changes: Any,
+) -> Run:
+    """Continues a run that has ended, on this machine, as `apex train --resume RUN` does, and returns it.
+
+    `run` is the result of `train`, a run folder or its name below runs/. `changes` are those of `apex.preset`, such as
+    `run={"max_minutes": 20}`. Limits may change, and mirror, TensorBoard, keys and addresses; other settings only with
+    `accept_changes`, which also permits the loss of saved data. See `train` for the other arguments.
+
+    Raises UsageError if the run cannot be continued, or would end at once at its limit, and otherwise as `train`.
+    """
+    path = os.fspath(run)
+
+    def start(inspector: Inspector, **others: Any) -> Start:
+        folder, config = reopen(path, changes, accept=accept_changes, inspector=inspector)
+        own = {"config": config, "folder": folder.path, "accept_changes": accept_changes}
+        return Start(argv=["apex.resume"], inspector=inspector, **own, **others)
+
+    return _train(start, quiet, stop, callbacks)
+
+
+def _train(
+    make_start: Callable[..., Start], quiet: bool, stop: Callable[[], bool] | None, callbacks: Sequence[Callback]
+) -> Run:
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     calls, outcome = Callbacks(callbacks), None
-    start = partial(Start, config=config, argv=["apex.train"], environment={"PYTHONPATH": paths}, callbacks=calls)
 
     def is_over() -> bool:
         return calls.asked is not None or (stop is not None and stop())
@@ -132,7 +167,8 @@ def train(
         open(os.devnull, "w") as nowhere,
         suppress(StoppedError),
     ):
-        outcome = execute(start(engine=chosen, inspector=Inspector(request)), request, nowhere if quiet else None)
+        start = make_start(inspector=Inspector(request), environment={"PYTHONPATH": paths}, callbacks=calls)
+        outcome = execute(start, request, nowhere if quiet else None)
     if request.signum == signal.SIGTERM:
         signal.raise_signal(signal.SIGTERM)
     if outcome is None and request.signum:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from apex.command_line import parse_config
-from apex.config import Config, flatten
+from apex.config import Config, flatten, from_dict
 from apex.config.arguments import Parser
 from apex.environments.inspection import Inspector
 from apex.facts import EndReason, LossCause, Missing, OtherVersion, Restored
@@ -108,16 +108,23 @@ def resume_parser(prog: str) -> Parser:
 
 
 def reopen(
-    name: str, arguments: Sequence[str], *, accept: bool = False, inspector: Inspector | None = None
+    name: str,
+    changes: Sequence[str] | Mapping[str, Any],
+    *,
+    accept: bool = False,
+    inspector: Inspector | None = None,
 ) -> tuple[RunFolder, Config]:
-    """Returns the run's folder, and its configuration with the changes in `arguments`.
+    """Returns the run's folder, and its configuration with changes: options of a command line, or a tree of settings.
 
     Raises UsageError if there is no such run, if the run is still running on this host, if it would end at once at the
     limit that it has reached, or if settings other than limits would change without `accept`.
     """
     folder, run = RunFolder.open(name), f"{OPTION} {name}"
     prepare(folder, run)
-    config = parse_config(arguments, prog="apex train", description="", base=folder.config)
+    if isinstance(changes, Mapping):
+        config = from_dict(dict(changes), folder.config)
+    else:
+        config = parse_config(changes, prog="apex train", description="", base=folder.config)
     require_fitting(folder, config, run, accept, inspector or Inspector())
     if (end := reached_limit(folder, config)) is not None:
         raise UsageError(f"{run}: this run has reached {limit_option(end)} {end.value:g}", raise_limit(end))

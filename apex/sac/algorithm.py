@@ -11,73 +11,44 @@ from apex.algorithms.exploration import noise_ladder
 from apex.algorithms.exported import Exported
 from apex.algorithms.gradient_step import Update
 from apex.algorithms.graph_update import GraphUpdate
-from apex.algorithms.interface import Decision, Mask
 from apex.algorithms.optimizers import make_optimizer
-from apex.config import Config
-from apex.config.algorithm_choice import require_actions
+from apex.dpg.algorithm import DpgAgent, DpgAlgorithm
 from apex.dpg.exported import export
-from apex.sac.networks import SoftActorCritic, log_density, make_network
+from apex.sac.networks import SoftActorCritic, gaussian, log_density, make_network
 from apex.sac.update import SacUpdate
-from apex.schema import Schema
 from apex.types import Exploration
-from apexreplay.item_kinds import Array
 
 
-class SacAgent:
+class SacAgent(DpgAgent):
     """Samples the policy. `exploration` is a factor on its standard deviation; 0: tanh of the mean."""
 
-    def __init__(self, network: SoftActorCritic) -> None:
-        self.network = network.eval()  # Custom networks may have layers, such as dropout, that act only in training.
+    network: SoftActorCritic
 
-    @torch.inference_mode()
-    def decide(
-        self, observation: Array, mask: Mask, exploration: NDArray[np.float64], rng: np.random.Generator
-    ) -> Decision:
-        """See `Agent.decide`."""
-        seen = self.network.prepare(torch.from_numpy(observation))
-        mean, log_deviation = self.network.distribution(seen)
+    def _explore(self, output: Tensor, amounts: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float32]:
+        """Returns tanh(mean + amount * sigma * noise), float32[E, K]. Draws E * K numbers."""
+        mean, log_deviation = gaussian(output)
+        factor = amounts[:, None].astype(np.float32)
+        noise = torch.from_numpy(factor * rng.standard_normal(mean.shape, np.float32))
+        action: NDArray[np.float32] = torch.tanh(mean + log_deviation.exp() * noise).numpy()
+        return action
 
-        @torch.inference_mode()
-        def value(action: Array) -> NDArray[np.float32]:
-            q: NDArray[np.float32] = self.network.critics(seen, torch.from_numpy(action)).mean(0).numpy()
-            return q
-
-        action = _explore(mean, log_deviation, exploration, rng)
-        return Decision(action, self._soft_value(seen, mean, log_deviation), value)
-
-    @torch.inference_mode()
-    def state_value(self, observation: Array, mask: Mask) -> NDArray[np.float32]:
+    def _value(self, seen: Tensor, output: Tensor) -> NDArray[np.float32]:
         """Returns min_c Q_c(s, a) + alpha * entropy, float32[E], where a = tanh(mean).
 
         The entropy is exact before tanh; the change by tanh is that at the mean. No random numbers are drawn, so the
         value is an approximation of the learner's, which samples. It only determines the first priorities.
         """
-        seen = self.network.prepare(torch.from_numpy(observation))
-        return self._soft_value(seen, *self.network.distribution(seen))
-
-    @torch.inference_mode()
-    def act(self, observation: Array, mask: Mask, exploration: float, rng: np.random.Generator) -> NDArray[np.float32]:
-        """Returns the actions, float32[E, K]; `exploration`: factor on the standard deviation."""
-        mean, log_deviation = self.network.distribution(self.network.prepare(torch.from_numpy(observation)))
-        return _explore(mean, log_deviation, np.full(len(mean), exploration), rng)
-
-    def _soft_value(self, seen: Tensor, mean: Tensor, log_deviation: Tensor) -> NDArray[np.float32]:
-        """See `state_value`. The mean of squared standard normal noise is 1."""
-        entropy = -log_density(mean, log_deviation, 1.0)
+        mean, log_deviation = gaussian(output)
+        entropy = -log_density(mean, log_deviation, 1.0)  # The mean of squared standard normal noise is 1.
         q = self.network.critics(seen, torch.tanh(mean)).amin(0)
         value: NDArray[np.float32] = (q + self.network.log_temperature.exp() * entropy).numpy()
         return value
 
 
-class SacAlgorithm:
+class SacAlgorithm(DpgAlgorithm):
     """See `Algorithm`."""
 
     name = "sac"
-
-    def __init__(self, config: Config, schema: Schema) -> None:
-        require_actions(config, schema, config.algorithm or self.name, continuous=True)
-        self.config = config
-        self.schema = schema
 
     def exploration(self, num_actors: int) -> Exploration:
         """Returns the factor of each actor on the policy's standard deviation."""
@@ -110,13 +81,3 @@ class SacAlgorithm:
         size = self.schema.action_size
         update = SacUpdate(self.config.learner, self.config.sac, *networks, optimizer, action_size=size)
         return GraphUpdate(update) if device.type == "cuda" else update
-
-
-def _explore(
-    mean: Tensor, log_deviation: Tensor, exploration: NDArray[np.float64], rng: np.random.Generator
-) -> NDArray[np.float32]:
-    """Returns tanh(mean + exploration * sigma * noise), float32[E, K]. Draws E * K numbers."""
-    factor = exploration[:, None].astype(np.float32)
-    noise = torch.from_numpy(factor * rng.standard_normal(mean.shape, np.float32))
-    action: NDArray[np.float32] = torch.tanh(mean + log_deviation.exp() * noise).numpy()
-    return action

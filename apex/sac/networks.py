@@ -46,8 +46,7 @@ class SoftActorCritic(ActorCritic):
 
     def distribution(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and log standard deviation before tanh for prepared observations, float32[B, K] each."""
-        mean, log_deviation = self.policy(observation).chunk(2, 1)
-        return mean, log_deviation.clamp(LEAST_LOG_DEVIATION, MOST_LOG_DEVIATION)
+        return gaussian(self.policy(observation))
 
     def sample(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the actions tanh(mean + sigma * noise), float32[B, K], and their log pi(a|s), float32[B].
@@ -57,6 +56,12 @@ class SoftActorCritic(ActorCritic):
         mean, log_deviation = self.distribution(observation)
         before_tanh = mean + log_deviation.exp() * noise
         return torch.tanh(before_tanh), log_density(before_tanh, log_deviation, noise.square())
+
+
+def gaussian(output: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns mean and log standard deviation before tanh of outputs of the policy, float32[B, K] each."""
+    mean, log_deviation = output.chunk(2, 1)
+    return mean, log_deviation.clamp(LEAST_LOG_DEVIATION, MOST_LOG_DEVIATION)
 
 
 def log_density(before_tanh: Tensor, log_deviation: Tensor, squared_noise: Tensor | float) -> Tensor:

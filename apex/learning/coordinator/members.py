@@ -19,7 +19,6 @@ from apexreplay.wire.status import ReplayStatus
 MAX_MEMBERS = 2_000  # maximum processes; heartbeats of any further process are refused
 # Maximum rows of a status reply: with three texts of at most 800 bytes per row, it stays below MAX_JSON_BYTES.
 MAX_ROWS = 300
-WAITING = 0.02  # share of time above which actors count as waiting for receipts
 MAX_REASONS = 64  # maximum number of reasons, of at most 820 bytes each, for refused connections or messages
 RATES = ("steps_per_second", "inserts_per_second", "samples_per_second", "num_evaluations")  # fields of a RoleRow
 H = TypeVar("H", bound=control.AnyHeartbeat)

@@ -23,10 +23,12 @@ A CSV file has the header seconds,steps,score: seconds since the training comman
 mean raw score of one evaluation. Files passed with the same NAME (--curve NAME=FILE.csv) are treated as seeds of one
 curve."""
 
+PICTURE = "curves.png"
+
 
 def plot(
     runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    out: str | os.PathLike[str] = "curves.png",
+    out: str | os.PathLike[str] = PICTURE,
     *,
     title: str | None = None,
     threshold: float | None = None,
@@ -71,7 +73,8 @@ def _make_parser() -> Parser:
         help="runs to draw (default: the newest, if there is no --curve)",
     )
     parser.add_argument("--curve", action="append", default=[], metavar="NAME=FILE.csv", help="a curve from a CSV file")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture to write: .png or .svg")
+    text = f"picture to write: .png or .svg (default: {PICTURE})"
+    parser.add_argument("--out", type=Path, default=Path(PICTURE), metavar="FILE", help=text)
     parser.add_argument("--title", metavar="T", help="title (default: the environment)")
     parser.add_argument(
         "--threshold",

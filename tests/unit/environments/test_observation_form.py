@@ -119,6 +119,16 @@ def test_images_are_cropped_made_gray_and_resized_in_this_order():
     )
 
 
+@pytest.mark.parametrize(
+    ("shape", "is_image"), [((84, 84, 3), True), ((3, 40, 40), True), ((35, 90), False), ((90,), False)]
+)
+def test_images_of_floats_are_said_to_be_vectors(shape, is_image):
+    floats = spaces.Box(0, 1, shape, np.float32)
+    for space in (floats, spaces.Dict(picture=floats, level=spaces.Discrete(3))):
+        assert ("becomes a vector; images must be uint8" in read(space).change) == is_image
+    assert read(spaces.Box(0, 255, (84, 84, 3), np.uint8)).change == ""
+
+
 def test_settings_of_images_leave_grids_alone():
     form = read(
         spaces.Dict({"a": spaces.Box(0, 9, (9, 9, 3), np.uint8), "b": ROOM["camera"]}), image_size=40, grayscale=True

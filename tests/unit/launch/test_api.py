@@ -14,7 +14,7 @@ import pytest
 from support.launches import cartpole, stand_in
 from support.waiting import until
 
-from apex import Callback, TrainingError, UsageError, preset, train
+from apex import Callback, TrainingError, UsageError, preset, resume, train
 from apex.config import EnvironmentConfig
 from apex.facts import EndReason
 from apex.launch import local
@@ -55,6 +55,20 @@ def test_the_folder_of_a_run_is_absolute(tmp_path, play_learner, monkeypatch):
     play_learner("exit 0")
     monkeypatch.chdir(tmp_path)
     assert train(cartpole(Path("runs")), quiet=True).folder == tmp_path / "runs" / "mine"
+
+
+def test_a_run_is_resumed_with_other_limits(tmp_path, play_learner):
+    play_learner("exit 0")
+    run = train(cartpole(tmp_path), quiet=True)
+    again = resume(run, quiet=True, run={"max_minutes": 9})
+    assert (again.folder, again.config.run.max_minutes) == (run.folder, 9.0)
+    assert RunFolder.open(run).manifest["resumed"][0]["argv"] == ["apex.resume"]
+    for changes in ({"seed": 5}, {"learner": {"batch_size": 64}}):
+        with pytest.raises(UsageError, match="accept-changes"):
+            resume(run, **changes)
+    assert resume(run, quiet=True, accept_changes=True, learner={"batch_size": 64}).config.learner.batch_size == 64
+    with pytest.raises(UsageError, match="nowhere"):
+        resume(tmp_path / "nowhere")
 
 
 def test_quiet_prints_nothing_and_leaves_logging_as_it_was(tmp_path, play_learner, capfd):
