@@ -242,7 +242,7 @@ def test_batches_for_a_client_that_is_gone_do_not_count_as_drawn(starting):
         with client.sampler("numbers", 4, shared_memory=False, prefetch=50) as sampler:
             with pytest.raises(DataError):
                 sampler.sample(0.5)
-            assert connections()
+            until(connections, "connection")
         until(lambda: not connections(), "end of the connection")
         append(writer, range(10))
         writer.flush(DEADLINE)

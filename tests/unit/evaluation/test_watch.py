@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -163,13 +162,11 @@ def test_a_gif_that_is_cut_says_so(tmp_path, capsys, caplog, monkeypatch):
     assert re.search(r"game\.gif .* 0\.2 s", caplog.text)
 
 
-def test_program_waits_for_the_first_policy_of_a_run(tmp_path, capsys):
+def test_program_waits_for_the_first_policy_of_a_run(tmp_path, capsys, monkeypatch):
     run = make_run(tmp_path)
     best = make_run(tmp_path / "other", best=1).checkpoints / BEST
-    timer = threading.Timer(0.3, lambda: best.rename(run.checkpoints / BEST))
-    timer.start()
+    monkeypatch.setattr("apex.evaluation.watch.sleep", lambda seconds, stop: best.rename(run.checkpoints / BEST))
     assert watch(run.path, "--out", tmp_path / "game.gif", "--seconds", 0.1) == 0
-    timer.join()
     assert str(run.path) in capsys.readouterr().err
 
 

@@ -194,6 +194,7 @@ def test_a_hang_at_the_end_is_logged_after_its_seconds(begin, caplog):
     tape.end_seconds = 0.1
     calls = begin(tape)
     wait_for(tape, "start", calls._run.folder.name)
+    until(lambda: not calls._threads[0]._now, "end of the call")
     hang(tape)
     (problem,) = calls.end(DONE, LIMIT)
     (line,) = warnings(caplog)

@@ -5,8 +5,8 @@ import multiprocessing
 import os
 import resource
 import signal
-import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -312,16 +312,21 @@ def test_stream_has_the_same_shard_in_every_incarnation():
     assert Stream(4, incarnation=6).shard(3) == 1
 
 
-def test_writer_locks_its_file_despite_concurrent_owner_checks(path):
+def test_writer_locks_its_file_despite_concurrent_owner_checks(path, monkeypatch):
     create(path).close()
     other = FileLock(path)  # Holds the lock longer than `has_owner` does.
-    looker = threading.Timer(0.05, other.release)
-    looker.start()
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            other.release()
+
+    monkeypatch.setattr("apexreplay.files.file_lock.time", SimpleNamespace(sleep=nap))
     store = attach(path)
-    assert not looker.is_alive() or looker.finished.wait(1.0)  # The other process had released the lock before.
+    assert len(naps) == 3
     assert has_owner(path)
     store.close()
-    looker.join()
 
 
 def test_a_schema_describes_its_actions_by_number_or_size():

@@ -1,6 +1,7 @@
 """Clients ask for batches by messages: credit, several samplers, and requests that nobody should send."""
 
 import socket
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -87,10 +88,12 @@ def test_the_end_of_a_receiver_sends_the_rest_if_it_lingers(context, linger):
     client.rcvhwm = 1
     client.connect(address)
 
+    ended = threading.Event()
+
     def count_slowly():
-        time.sleep(0.3)  # Meanwhile the receiver ends.
+        ended.wait(0.3 if linger else DEADLINE)  # A receiver that lingers ends only when its batches are read.
         count = 0
-        while client.poll(1_000):
+        while count < 4 and client.poll(1_000 * (DEADLINE if linger else 1)):
             count += len(client.recv_multipart()[-1]) > 20_000_000 // 2
         return count
 
@@ -102,6 +105,7 @@ def test_the_end_of_a_receiver_sends_the_rest_if_it_lingers(context, linger):
             for name, _ in receive(receiver, 4):
                 assert receiver.answer(name, batch)
             arrived = thread.submit(count_slowly)
+        ended.set()
         assert (arrived.result(DEADLINE) == 4) == bool(linger)
 
 

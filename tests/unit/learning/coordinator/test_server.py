@@ -106,7 +106,7 @@ def coordinator(tmp_path, transport):
 
 @pytest.fixture
 def two_shards(tmp_path, transport):
-    coordinator = start_coordinator(tmp_path, replace(transport, heartbeat_seconds=0.2), 2)
+    coordinator = start_coordinator(tmp_path, transport, 2)
     yield coordinator
     stop_children([coordinator.child])
 
