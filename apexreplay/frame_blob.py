@@ -43,9 +43,14 @@ def table_bytes(num_frames: int) -> int:
     return 4 * (num_frames + 1)
 
 
+def count_frames(blob: FrameBlob) -> int:
+    """Returns the number of frames of a blob that `check_table` has accepted."""
+    return int.from_bytes(blob[:4], "little") // 4 - 1
+
+
 def read_table(blob: FrameBlob, num_frames: int | None = None) -> NDArray[np.int64]:
     """Returns the offsets, int64[F + 1], of a blob that `check_table` has accepted."""
-    count = int.from_bytes(blob[:4], "little") // 4 if num_frames is None else num_frames + 1
+    count = (count_frames(blob) if num_frames is None else num_frames) + 1
     return np.frombuffer(blob, "<u4", count).astype(np.int64)
 
 

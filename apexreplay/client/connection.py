@@ -163,6 +163,8 @@ class Connection:
             elif known.role == "writer" and answer.segment_length < lease.segment_length:
                 # It would refuse longer segments, which the writer sends until they are stored.
                 self._end(session, "segment_length", str(answer.segment_length))
+            elif known.role == "writer" and answer.inserts_wait and not lease.inserts_wait:
+                self._end(session, "inserts_wait")  # It may refuse segments of items that are far apart.
             else:
                 self._unknown.discard(session)
                 lease.take(answer)
@@ -218,6 +220,11 @@ class Lease:
         """Maximum items of a segment."""
         return self._welcome.segment_length
 
+    @property
+    def inserts_wait(self) -> bool:
+        """Whether inserts wait for draws."""
+        return self._welcome.inserts_wait
+
     def _endpoint(self, port: int) -> str:
         """Returns the address of another socket of the server."""
         return f"{self._connection.address.rpartition(':')[0]}:{port}"
@@ -244,6 +251,7 @@ def _refused(reason: str, subject: str) -> UsageError:
         "declaration": ("the server has started again with another declaration of the table", "open a new one"),
         "moved": ("the server has started again with the table at other ports", "open a new writer or sampler"),
         "segment_length": (f"the server has started again with a lower segment_length, {subject}", "open a new writer"),
+        "inserts_wait": ("the server has started again, and inserts wait for draws now", "open a new writer"),
         "unknown_lease": ("the server does not know this client", ""),
     }
     return UsageError(*sentences[reason])

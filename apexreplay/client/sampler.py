@@ -131,7 +131,8 @@ class BaseSampler(Lease):
             self._check()
             self._follow()
             reader = self._reader
-            batch = self._draw(reader) if reader is not None else self._receive(poll, waited)
+            rest = poll if deadline is None else min(poll, max(0.0, deadline - time.monotonic()))
+            batch = self._draw(reader) if reader is not None else self._receive(rest, waited)
             if batch is not None:
                 return batch
             if deadline is not None and time.monotonic() >= deadline:

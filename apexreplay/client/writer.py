@@ -38,6 +38,7 @@ class BaseWriter(Lease, Generic[Done]):
         self._pieces: queue.Queue[tuple[Cut, int]] = queue.Queue(_QUEUED)
         self._in_flight = 0  # segments that the thread has taken and that are not stored yet
         self._error: BaseException | None = None
+        self._has_cut = False  # whether the last call has filled a segment
         connection.keep(self)
         name = f"apexreplay-writer-{self.table.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -110,6 +111,9 @@ class BaseWriter(Lease, Generic[Done]):
     def _add(self, add: Callable[[], None]) -> Waiting[None]:
         """Changes the buffer by `add`. Waits before, so that a call that is cancelled has changed nothing."""
         self._check()
+        if self._has_cut:  # Other coroutines run between two segments.
+            self._has_cut = False
+            yield 0.0
         while self._is_full() and not self._cut():
             yield from self._pause(None)
         with self._lock:
@@ -118,7 +122,7 @@ class BaseWriter(Lease, Generic[Done]):
             if len(self._buffer) > before:
                 self._changed_at = time.monotonic()
         if self._is_full():
-            self._cut()
+            self._has_cut = self._cut()
 
     def _flush(self, timeout: float | None) -> Waiting[None]:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -149,8 +153,7 @@ class BaseWriter(Lease, Generic[Done]):
             raise UsageError(f"the writer of {self.table.name!r} has failed: {self._error}") from self._error
 
     def _is_full(self) -> bool:
-        inserts_wait = self._welcome.limiter[3]
-        return self._buffer.is_full(self._welcome.segment_length, is_dense=inserts_wait)
+        return self._buffer.is_full(self._welcome.segment_length, is_dense=self._welcome.inserts_wait)
 
     def _cut(self) -> bool:
         """Passes the collected items to the thread; returns False if it has enough to do."""

@@ -91,6 +91,10 @@ class BatchDrawer:
         self._counters.note_sent(self._row, self.part_size)
         return part
 
+    def confirm(self) -> None:
+        """Counts the newest part as given: the items of a queue that only it needs may be removed now."""
+        self._counters.note_given(self._row)
+
     def take_back(self) -> None:
         """Removes the newest part from the counters, because it was not sent. Another part may be drawn at once."""
         self._counters.take_back(self._row, self.part_size + self._passed_over)

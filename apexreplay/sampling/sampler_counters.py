@@ -23,8 +23,9 @@ def _line(*names: str) -> np.dtype[Any]:
 # The server writes the header when it starts. `drawn_before`: transitions drawn before the store was restored.
 # `base_inserted`, `base_drawn`: start of the limiter's line; 0: not set.
 _HEADER = _line("drawn_before", "base_inserted", "base_drawn")
-# `drawn` counts transitions, `sent` and `acknowledged` count batches; the others are 0 or 1.
-_ROW = _line("drawn", "sent", "acknowledged", "active", "waits_for_inserts", "waits_for_learner")
+# `drawn` and `given` count transitions, `sent` and `acknowledged` count batches; the others are 0 or 1. `given` follows
+# `drawn` once a batch cannot be taken back any more.
+_ROW = _line("drawn", "sent", "acknowledged", "active", "waits_for_inserts", "waits_for_learner", "given")
 
 
 class SamplerCounters:
@@ -74,6 +75,7 @@ class SamplerCounters:
         """Marks the row as in use. Called by the process that draws with it."""
         row = self._rows[sampler]
         row["active"] = 1
+        row["given"] = row["drawn"]  # What a killed process has drawn counts as given.
         row["acknowledged"] = row["sent"]  # Nobody will answer the batches of an earlier user.
 
     def deactivate(self, sampler: int | slice = slice(None)) -> None:
@@ -88,6 +90,11 @@ class SamplerCounters:
     def num_drawn(self) -> int:
         """Returns the number of transitions drawn by all samplers."""
         return int(self._header["drawn_before"] + self._rows["drawn"].sum())
+
+    @property
+    def num_given(self) -> int:
+        """Returns the number of transitions drawn by sampler processes, without those that may be taken back."""
+        return int(self._header["drawn_before"] + self._rows["given"].sum())
 
     @property
     def waits_for(self) -> Literal["", "inserts", "learner"]:
@@ -115,6 +122,10 @@ class SamplerCounters:
     def pass_over(self, sampler: int, num_items: int) -> None:
         """Counts draws of a queue that were passed over. Called by the sampler."""
         self._rows["drawn"][sampler] += num_items
+
+    def note_given(self, sampler: int) -> None:
+        """Counts all that the sampler has drawn as given. Called by the sampler."""
+        self._rows["given"][sampler] = self._rows["drawn"][sampler]
 
     def take_back(self, sampler: int, num_transitions: int) -> None:
         """Removes the newest batch from the counts, because it was not sent. Called by the sampler."""

@@ -38,8 +38,10 @@ class Selection(NamedTuple):
         return chosen // self.draws_per_item, int(chosen[-1]) + 1 - count - num_drawn
 
     def _first(self, reader: StoreReader, draws: range, count: int) -> NDArray[np.int64]:
-        """Returns the first `count` draws whose items can be drawn, or all if there are fewer."""
+        """Returns the first `count` draws whose items can be drawn, or fewer if there are not as many."""
         chosen = np.zeros(0, np.int64)
+        if len(draws) < count:
+            return chosen
         for start in range(0, len(draws), _EXAMINED):
             part = draws[start : start + _EXAMINED]
             numbers = np.arange(part.start, part.stop, part.step)

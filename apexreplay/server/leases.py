@@ -15,6 +15,12 @@ RECLAIM_SECONDS = 5.0  # time after a restart in which only clients of the earli
 AWAKE_SECONDS = 2.0  # time between two looks at the clock after which this process counts as stopped meanwhile
 MAX_REMOTE = 65_536  # samplers on other hosts
 FREE = -1  # in place of a session that holds the id
+_EPOCH_SHIFT = 32  # bits of an incarnation below those of the epoch
+
+
+def newest_incarnation(epoch: int) -> int:
+    """Returns the highest incarnation that a lease of this epoch can have."""
+    return (epoch + 1 << _EPOCH_SHIFT) - 1
 
 
 class AwakeClock:
@@ -60,7 +66,7 @@ class LeaseTable:
         self._leases: dict[int, Lease] = {}  # by session
         self._holders = np.full(num_ids, FREE, np.int64)  # session of each id
         self._newest: dict[int, int] = {}  # id -> its newest incarnation seen by this table
-        self._next_incarnation = (epoch << 32) + 1 + secrets.randbelow(1 << 31)
+        self._next_incarnation = (epoch << _EPOCH_SHIFT) + 1 + secrets.randbelow(1 << 31)
 
     def claim(self, session: int, count: int, now: float) -> list[Stream]:
         """Leases free ids, the highest first, until the session holds `count`; returns all ids of the session."""

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +25,8 @@ from apexreplay.wire.json_codec import decode_json, encode_json
 
 IDLE_SECONDS = 0.001  # seconds between two checks whether drawing is allowed
 REPORT_SECONDS = 1.0
-MAX_WAITING = 10_000  # requests that wait; the oldest of more are dropped and counted
+MAX_WAITING = 10_000  # requests that wait; the oldest of more are dropped: their clients may be gone
+MAX_OF_CLIENT = 1_000  # of them from one client, which sends no more than `MAX_PREFETCH`
 
 
 class SamplerTask(NamedTuple):
@@ -66,7 +67,7 @@ def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedS
         linger = 0.0 if settings.selection.order == "priority" else GOODBYE_SECONDS
         address = task.endpoints[index]
         receiver = RequestReceiver(context, address, task.codec, settings.shard, settings.part_size, linger=linger)
-        waiting: deque[tuple[bytes, int]] = deque(maxlen=MAX_WAITING)
+        waiting = WaitingRequests()
         pause, report_at = 0.0, 0.0
         told: list[dict[str, int]] = []
         while not stop.poll():
@@ -77,9 +78,7 @@ def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedS
                 if refused != told:
                     reports.send_bytes(encode_json(refused))
                     told = refused
-            arrived = receiver.receive(pause if waiting else POLL_SECONDS)
-            receiver.refused["dropped"] += max(0, len(waiting) + len(arrived) - MAX_WAITING)
-            waiting.extend(arrived)
+            receiver.refused += waiting.extend(receiver.receive(pause if waiting else POLL_SECONDS))
             if not waiting:
                 task.counters.note_wait(index, learner=True)
                 continue
@@ -87,9 +86,43 @@ def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedS
             pause = 0.0 if answered else IDLE_SECONDS
 
 
-def answer_first(
-    waiting: deque[tuple[bytes, int]], drawer: BatchDrawer, receiver: RequestReceiver, *, any_size: bool
-) -> bool:
+class WaitingRequests:
+    """Requests for batches as (client, batch size), the oldest first."""
+
+    def __init__(self) -> None:
+        self._requests: deque[tuple[bytes, int]] = deque()
+        self._of_client: Counter[bytes] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
+        return iter(self._requests)
+
+    def extend(self, requests: Sequence[tuple[bytes, int]]) -> Counter[str]:
+        """Adds requests; returns how many were refused, by reason."""
+        refused: Counter[str] = Counter()
+        for client, size in requests:
+            if self._of_client[client] >= MAX_OF_CLIENT:
+                refused["credit"] += 1
+                continue
+            if len(self) == MAX_WAITING:
+                self.remove(0)
+                refused["dropped"] += 1
+            self._requests.append((client, size))
+            self._of_client[client] += 1
+        return refused
+
+    def remove(self, index: int) -> None:
+        """Removes a request."""
+        client, _ = self._requests[index]
+        del self._requests[index]
+        self._of_client[client] -= 1
+        if not self._of_client[client]:
+            del self._of_client[client]
+
+
+def answer_first(waiting: WaitingRequests, drawer: BatchDrawer, receiver: RequestReceiver, *, any_size: bool) -> bool:
     """Answers the oldest request for which there are enough items; returns False if there is none.
 
     `any_size`: whether a smaller batch may be possible where the oldest request must wait.
@@ -101,8 +134,10 @@ def answer_first(
         drawer.part_size = size
         part = drawer.draw()
         if part is not None:
-            del waiting[index]
-            if not receiver.answer(client, part):
+            waiting.remove(index)
+            if receiver.answer(client, part):
+                drawer.confirm()
+            else:
                 drawer.take_back()
             return True
         if not any_size:

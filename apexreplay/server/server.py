@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexreplay.facts import MAX_COUNTS, Waiting
+from apexreplay.frame_blob import count_frames
 from apexreplay.process.rates import Rates
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.sampler_counters import SamplerCounters
@@ -19,7 +20,7 @@ from apexreplay.store.writer import StoreWriter
 from apexreplay.transport.sockets import Reader
 from apexreplay.transport.timing import RECEIPT_REPEAT_SECONDS, RECEIPT_SECONDS, STREAM_LIFE_SECONDS
 from apexreplay.types import Receipts, Segment
-from apexreplay.wire.codec import MAX_RECORDS, Codec
+from apexreplay.wire.codec import MAX_INCARNATION, MAX_RECORDS, Codec
 from apexreplay.wire.header import Frame, WireError, require_field
 from apexreplay.wire.status import ReplayStatus
 
@@ -40,13 +41,17 @@ class ReplayServer(Reader):
         shard: int = 0,
         queue: Selection | None = None,
         segment: tuple[int, int] = (MAX_RECORDS, 1 << 32),
+        newest_incarnation: int = MAX_INCARNATION,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`queue`: inserts wait for its draws; `segment`: maximum items and bytes of a segment."""
+        """`queue`: inserts wait for its draws; `segment`: maximum items and bytes of a segment. `newest_incarnation`:
+        the highest that a stream can have at this start.
+        """
         super().__init__()
         self.shard = shard
         self._queue = queue
         self._segment = segment
+        self._newest_incarnation = newest_incarnation
         self._store = store
         self._codec = codec
         self._samplers = samplers
@@ -95,6 +100,14 @@ class ReplayServer(Reader):
         segment = self._codec.decode_segment(frames, self.shard)
         count = len(segment.records)
         require_field(count <= most, "count", f"a segment of {count} items, maximum is {most}")
+        incarnation = segment.stream.incarnation
+        is_leased = incarnation <= self._newest_incarnation
+        # A row with it would refuse every later writer of the stream, also after a restart.
+        require_field(is_leased, "incarnation", f"incarnation {incarnation} was not leased")
+        if self._queue is not None:  # Otherwise there may be no room for a batch, and writers and samplers wait.
+            table = self._codec.table
+            steps, limit = count_frames(segment.blob) // len(table.entries), table.item.segment_steps(count)
+            require_field(steps <= limit, "steps", f"{steps} steps for {count} items, maximum is {limit}")
         return segment
 
     def update_priorities(self, messages: Sequence[Sequence[Frame]]) -> None:
@@ -151,7 +164,7 @@ class ReplayServer(Reader):
         """Returns whether a segment could remove items that the queue has not given often enough."""
         if self._queue is None:
             return False
-        position = self._queue.position(self._store.first_key, self._samplers.num_drawn)
+        position = self._queue.position(self._store.first_key, self._samplers.num_given)
         return self._store.first_key_after(*self._segment) > position // self._queue.draws_per_item
 
     def status(

@@ -36,7 +36,7 @@ from apexreplay.transport.endpoints import ReceiptPublisher
 from apexreplay.transport.sockets import Context, InsecureBindWarning, open_context
 from apexreplay.transport.timing import RECEIPT_SECONDS
 from apexreplay.types import Receipts
-from apexreplay.wire.codec import MAX_PRIORITIES, Codec
+from apexreplay.wire.codec import MAX_INCARNATION, MAX_PRIORITIES, Codec
 from apexreplay.wire.header import HEADER
 from apexreplay.wire.status import ReplayStatus
 
@@ -68,6 +68,7 @@ class ServerSettings(NamedTuple):
     read_keys: Callable[[], Keys | None]
     stuck_seconds: float  # without a heartbeat, after which a child process is killed; 0: never
     warning: InsecureBindWarning
+    newest_incarnation: int = MAX_INCARNATION  # the highest that a stream can have at this start
 
 
 class Link(Protocol):
@@ -107,16 +108,20 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
     samplers, reports = _start_samplers(settings, store, counters)
     children = list(samplers)
     snapshot_process: SnapshotProcess | None = None
+    draw = settings.draw
     if settings.snapshots is not None:
-        snapshotter = partial(
-            SnapshotWriter, path, table, settings.snapshots, run_id=run_id, num_drawn=lambda: counters.num_drawn
-        )
+        is_queue = draw.selection.order == "queue"  # What may be taken back must not count as drawn after a restore.
+
+        def num_drawn() -> int:
+            return counters.num_given if is_queue else counters.num_drawn
+
+        snapshotter = partial(SnapshotWriter, path, table, settings.snapshots, run_id=run_id, num_drawn=num_drawn)
         snapshot_process = SnapshotProcess(snapshotter, settings.snapshot_seconds)
         children.append(snapshot_process.process)
-    draw = settings.draw
     queue = draw.selection if draw.selection.order == "queue" and draw.limiter.inserts_wait else None
     segment = settings.max_segment_items, settings.max_segment_bytes
-    server = ReplayServer(store, settings.codec, counters, draw.limiter, shard=draw.shard, queue=queue, segment=segment)
+    limits = {"segment": segment, "newest_incarnation": settings.newest_incarnation}
+    server = ReplayServer(store, settings.codec, counters, draw.limiter, shard=draw.shard, queue=queue, **limits)
     link: Link | None = None
     try:
         with _left_in_order(store, path, snapshot_process), open_context(settings.read_keys()) as context:

@@ -24,7 +24,7 @@ from apexreplay.process.children import check_children, start_child, stop_childr
 from apexreplay.process.lifecycle import POLL_SECONDS, Stop
 from apexreplay.sampling.batch_drawer import DrawSettings
 from apexreplay.server.control_server import ControlServer, ServedTable
-from apexreplay.server.leases import AwakeClock, Leases
+from apexreplay.server.leases import AwakeClock, Leases, newest_incarnation
 from apexreplay.server.open_store import reclaim
 from apexreplay.server.place import MEMORY_SAMPLERS, Place, first_port
 from apexreplay.server.service import ServerSettings, run_tasks, serve
@@ -72,7 +72,7 @@ def run_server(
         try:
             for index, (settings, run_id) in enumerate(zip(tables, run_ids, strict=True)):
                 reader, writer = Pipe(duplex=False)
-                task = settings, place, index, run_id, writer
+                task = settings, place, index, start, run_id, writer
                 children.append(start_child(f"table-{settings.table.name}", _serve_table, *task))
                 writer.close()
                 leases = Leases(settings.num_streams, MEMORY_SAMPLERS, start, clock=clock)
@@ -209,7 +209,9 @@ class _Link:
         self._pipe.close()
 
 
-def _serve_table(stop: Stop, settings: TableSettings, place: Place, index: int, run_id: int, pipe: Connection) -> None:
+def _serve_table(
+    stop: Stop, settings: TableSettings, place: Place, index: int, start: int, run_id: int, pipe: Connection
+) -> None:
     first = first_port(place, index)
 
     def address(port: int) -> str:
@@ -243,6 +245,7 @@ def _serve_table(stop: Stop, settings: TableSettings, place: Place, index: int, 
         read_keys=partial(read_keys, place.keys, "server"),
         stuck_seconds=0.0,
         warning=InsecureBindWarning("" if place.keys or place.bind.startswith("127.") else place.bind, REMEDY),
+        newest_incarnation=newest_incarnation(start),
     )
     try:
         serve(server, join, stop)

@@ -36,6 +36,9 @@ from apexreplay.store.version_bound import VersionBound
 from apexreplay.tables import Table
 from apexreplay.types import RECEIPT_ROW, PriorityUpdate, Receipt, Receipts, Segment
 
+# 10 s: after `kill -9` of an owner, the kernel releases the lock only once it has unmapped the memory.
+ATTACH_ATTEMPTS = 50 * LOCK_ATTEMPTS
+
 
 class StoreWriter(Store):
     """Stores the newest transitions, limited in number and in bytes, with weights of priority ** exponent.
@@ -115,7 +118,7 @@ class StoreWriter(Store):
             mismatch = f"{path} was created with {name} {found}, but the setting is {value}{NOTES.get(name, '')}"
             remedy = "use the same order and number" if name == "draws_per_item" else f"set it to {found}"
             require(found == value, mismatch, remedy=f"{remedy}, or remove the file")
-        ownership = FileLock(path, LOCK_ATTEMPTS, in_use(path))
+        ownership = FileLock(path, ATTACH_ATTEMPTS, in_use(path))
         writer = cls(path, regions, ownership, weights, settings, steps)
         try:
             require_sound(path, regions, table)

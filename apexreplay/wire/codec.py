@@ -23,7 +23,7 @@ _BATCH = struct.Struct("<Q")  # number of transitions in the store
 MAX_RECORDS = 4_096  # maximum items in a segment
 MAX_PRIORITIES = 65_536  # maximum priorities in a message
 MAX_RECEIPTS = 65_536  # maximum streams of a store, and so receipts in a message
-_NUMBERS = 2**63  # Segment numbers and incarnations must be smaller, because the store keeps them as int64.
+MAX_INCARNATION = 2**63 - 1  # The store keeps incarnations and segment numbers as int64.
 _LEAST_PROBABILITY = 2.0**-1000  # For a smaller probability P, 1 / P could overflow to infinity.
 
 
@@ -53,8 +53,9 @@ class Codec:
         require_field(len(body) >= blob_at + 8, "length", f"{len(body)} bytes cannot hold {header.num_items} records")
         base, version, group = _SEGMENT.unpack_from(body)
         require_field(base <= header.number, "base", f"base {base} is above segment number {header.number}")
-        require_field(header.number < _NUMBERS, "number", f"segment number {header.number} is not below 2^63")
-        require_field(header.incarnation < _NUMBERS, "incarnation", f"incarnation {header.incarnation} is too large")
+        number, incarnation = header.number, header.incarnation
+        require_field(number <= MAX_INCARNATION, "number", f"segment number {number} is not below 2^63")
+        require_field(incarnation <= MAX_INCARNATION, "incarnation", f"incarnation {incarnation} is too large")
         records = np.frombuffer(body, self.table.record, header.num_items, _SEGMENT.size)
         blob = body[blob_at:]
         num_steps = self._check_blob(blob, MAX_STEPS)

@@ -68,6 +68,11 @@ class Welcome(Record, frozen=True, kw_only=True, tag="welcome"):
     max_batch: Annotated[int, Meta(ge=1, le=65_536)]  # items of a batch
     limiter: tuple[int, float, float, bool]  # the first four fields of `RateLimiter`
 
+    @property
+    def inserts_wait(self) -> bool:
+        """Whether inserts wait for draws."""
+        return self.limiter[3]
+
 
 class Alive(Record, frozen=True, kw_only=True, tag="alive"):
     """The answer to Beat."""

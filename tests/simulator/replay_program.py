@@ -181,6 +181,7 @@ class ReplayProcess:
         part = self.drawer.draw()
         if part is None:
             return
+        self.drawer.confirm()
         self.check_ratio()
         received = self.codec.decode_batch([*map(bytes, self.codec.encode_batch(part))], BATCH, self.shard)
         self.check(received.records, received.blob)

@@ -5,6 +5,7 @@ import pytest
 from support.builders import RUN
 
 from apexreplay.client.segment_buffer import SegmentBuffer
+from apexreplay.frame_blob import make_blob
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
 from apexreplay.sampling.sampler_counters import SamplerCounters
@@ -174,4 +175,39 @@ def test_inserts_into_a_queue_wait_for_its_draws(tmp_path):
             numbers.insert(20)
         assert numbers.writer.num_inserted - len(drawn) // 2 > 40
         drawn += keys_of(drawer.draw())
+        drawer.confirm()
     assert drawn == [key for key in range(150) for _ in range(2)]
+
+
+def test_inserts_wait_until_a_batch_cannot_be_taken_back(tmp_path):
+    numbers, counters, queue = Numbers(tmp_path / "t"), SamplerCounters(1), Selection("queue", 1)
+    server = ReplayServer(numbers.writer, CODEC, counters, NO_LIMIT, queue=queue, segment=(20, 1_000))
+    drawer = numbers.drawer(counters, 40, *queue)
+    while server.check_limiter():
+        numbers.insert(20)
+    for _ in range(3):  # The client of each batch is gone.
+        keys = keys_of(drawer.draw())
+        assert keys == list(range(40))
+        assert not server.check_limiter()
+        drawer.take_back()
+    drawer.draw()
+    drawer.confirm()
+    assert server.check_limiter()
+    assert SamplerCounters(1).num_given == 0
+    assert counters.num_given == 40
+    drawer.draw()
+    numbers.drawer(counters, 40, *queue)  # What a killed sampler process has drawn counts as given.
+    assert counters.num_given == counters.num_drawn == 80
+
+
+def test_a_queue_whose_inserts_wait_refuses_items_far_apart(tmp_path):
+    for selection, num_steps, refusals in (
+        (None, 12, {}),
+        (Selection("queue", 1), 11, {}),
+        (Selection("queue", 1), 12, {"steps": 1}),
+    ):
+        numbers = Numbers(tmp_path / f"{num_steps}{bool(selection)}")
+        server = ReplayServer(numbers.writer, CODEC, SamplerCounters(1), NO_LIMIT, queue=selection)
+        segment = numbers.segment(10)._replace(blob=make_blob([bytes(8)] * num_steps))
+        server.insert([CODEC.encode_segment(segment)])
+        assert (numbers.writer.num_inserted, server.status().refusals) == (10 * (not refusals), refusals)

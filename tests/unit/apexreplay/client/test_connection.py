@@ -20,10 +20,16 @@ WELCOME = {
 }  # fmt: skip
 
 
-def keep_lease(connection, hello=HELLO, segment_length=1):
+def keep_lease(connection, hello=HELLO, segment_length=1, inserts_wait=False):
     """Returns the list of the answers that the lease takes."""
     welcomed = []
-    facts = {"hello": hello, "port": 1, "segment_length": segment_length, "declaration": {}}
+    facts = {
+        "hello": hello,
+        "port": 1,
+        "segment_length": segment_length,
+        "declaration": {},
+        "inserts_wait": inserts_wait,
+    }
     calls = {"take": welcomed.append, "note_silence": lambda: None, "note_end": lambda: welcomed.append(None)}
     connection.keep(SimpleNamespace(**facts, **calls))
     return welcomed
@@ -71,6 +77,19 @@ def test_lower_segment_lengths_end_the_leases_of_writers(connection, role, lengt
         with pytest.raises(UsageError, match="segment_length, 1") as refused:
             connection.check(5)
         assert refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("role", "before", "ends"), [("writer", False, True), ("writer", True, False), ("sampler", False, False)]
+)
+def test_inserts_that_begin_to_wait_end_the_leases_of_writers(connection, role, before, ends):
+    """The server of a queue would refuse segments of items that are far apart."""
+    welcomed, welcome = keep_lease(connection, replace(HELLO, role=role), 1, before), Welcome(**WELCOME)
+    connection._take(None, replace(welcome, limiter=(1, 0.0, 0.0, True)))
+    assert (welcomed == [None]) == ends
+    if ends:
+        with pytest.raises(UsageError, match="inserts wait"):
+            connection.check(5)
 
 
 def test_a_lease_that_a_server_does_not_know_is_asked_for_until_a_welcome(connection):

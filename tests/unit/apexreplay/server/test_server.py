@@ -15,6 +15,7 @@ from apexreplay.files.file_lock import FileLock
 from apexreplay.rate_limiter import RateLimiter
 from apexreplay.sampling.batch_drawer import BatchDrawer, DrawSettings
 from apexreplay.sampling.sampler_counters import SamplerCounters
+from apexreplay.server.leases import LeaseTable, newest_incarnation
 from apexreplay.server.open_store import reclaim
 from apexreplay.server.server import ReplayServer
 from apexreplay.snapshots.folder import SnapshotFolder
@@ -114,6 +115,21 @@ def test_a_duplicate_is_stored_once_and_acknowledged_again(scene):
         assert scene.insert(number) == [Receipt(Stream(2, 7), 77, 1, 0b1)]
     assert scene.store.num_inserted == 10
     assert scene.server.status().duplicate_segments == 2
+
+
+def test_an_incarnation_that_no_lease_has_is_refused(tmp_path):
+    """It would keep the stream from every later writer."""
+    scene = Scene(tmp_path / "store")
+    newest = newest_incarnation(3)
+    server = ReplayServer(scene.store, CODEC, scene.counters, scene.settings.limiter, newest_incarnation=newest)
+    for incarnation, stored in ((newest + 1, 0), (newest, 5)):
+        segment = make_segment(PIXELS, 5, actor_id=2, number=0, base=0, incarnation=incarnation)
+        server.insert([CODEC.encode_segment(segment)])
+        assert scene.store.num_inserted == stored
+    assert server.status().refusals == {"incarnation": 1}
+    leases = LeaseTable(4, 30.0, 3)
+    (stream,) = leases.claim(1, 1, 0.0)
+    assert newest_incarnation(2) < stream.incarnation <= newest
 
 
 def test_malformed_segments_are_counted_without_receipt(scene):

@@ -138,7 +138,8 @@ def read_on(stop, path, ready, done):
     done.wait(20)
 
 
-def test_child_of_the_writer_does_not_keep_the_lock(path):
+def test_child_of_the_writer_does_not_keep_the_lock(path, monkeypatch):
+    monkeypatch.setattr("apexreplay.store.writer.ATTACH_ATTEMPTS", 2)
     writer = create(path)
     ready, done = FORK.Event(), FORK.Event()
     child = start_child("reader", read_on, path, ready, done)
