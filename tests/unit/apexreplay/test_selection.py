@@ -195,6 +195,7 @@ def test_inserts_wait_until_a_batch_cannot_be_taken_back(tmp_path):
     assert server.check_limiter()
     assert SamplerCounters(1).num_given == 0
     assert counters.num_given == 40
+    numbers.insert(20)
     drawer.draw()
     numbers.drawer(counters, 40, *queue)  # What a killed sampler process has drawn counts as given.
     assert counters.num_given == counters.num_drawn == 80
