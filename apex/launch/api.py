@@ -144,12 +144,12 @@ def resume(
     """
     path = os.fspath(run)
 
-    def start(inspector: Inspector, **others: Any) -> Start:
+    def make_start(inspector: Inspector, **others: Any) -> Start:
         folder, config = reopen(path, changes, accept=accept_changes, inspector=inspector)
-        own = {"config": config, "folder": folder.path, "accept_changes": accept_changes}
-        return Start(argv=["apex.resume"], inspector=inspector, **own, **others)
+        start = partial(Start, config=config, argv=["apex.resume"], folder=folder.path, accept_changes=accept_changes)
+        return start(inspector=inspector, **others)
 
-    return _train(start, quiet, stop, callbacks)
+    return _train(make_start, quiet, stop, callbacks)
 
 
 def _train(

@@ -119,9 +119,16 @@ def serve(settings: ServerSettings, join: Join, stop: Stop) -> int:
         snapshot_process = SnapshotProcess(snapshotter, settings.snapshot_seconds)
         children.append(snapshot_process.process)
     queue = draw.selection if draw.selection.order == "queue" and draw.limiter.inserts_wait else None
-    segment = settings.max_segment_items, settings.max_segment_bytes
-    limits = {"segment": segment, "newest_incarnation": settings.newest_incarnation}
-    server = ReplayServer(store, settings.codec, counters, draw.limiter, shard=draw.shard, queue=queue, **limits)
+    server = ReplayServer(
+        store,
+        settings.codec,
+        counters,
+        draw.limiter,
+        shard=draw.shard,
+        queue=queue,
+        segment=(settings.max_segment_items, settings.max_segment_bytes),
+        newest_incarnation=settings.newest_incarnation,
+    )
     link: Link | None = None
     try:
         with _left_in_order(store, path, snapshot_process), open_context(settings.read_keys()) as context:
