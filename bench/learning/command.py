@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -212,11 +212,12 @@ def _require_circumstances(options: argparse.Namespace) -> str:
     require(not gpus, f"a run of the table has no GPU, here is {gpus}", remedy="hide it with CUDA_VISIBLE_DEVICES=")
     if commit is None:
         raise UsageError("the code is not in a git checkout, so a run would have no commit")
-    installed = {True: describe_versions(), False: peer.versions()}
+    own, peers = describe_versions(), peer.versions()
     for record in read_records(options.root):
         if (record.task, record.system, record.seed) not in UNTUNED_RUNS:
             continue
-        run, versions = f"{record.task} {record.name}", installed[record.system == "apex"]
+        run = f"{record.task} {record.name}"
+        versions: Mapping[str, str | None] = own if record.system == "apex" else peers
         if record.commit is not None:
             remedy = f"make the missing runs in a checkout of {record.commit}, with --root {options.root.absolute()}"
             same = is_same_code(commit, record.commit, folders=MADE_BY)
