@@ -49,6 +49,20 @@ def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
         tensor.copy_(part.view(tensor.shape))
 
 
+@torch.no_grad()
+def follow(target: nn.Module, online: nn.Module, share: float) -> None:
+    """Moves the target network's parameters by `share` of the way to those of the network; 1: copies them.
+
+    Buffers, such as the statistics of observations, are always copied.
+    """
+    if share == 1:
+        target.load_state_dict(online.state_dict())
+        return
+    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), share)
+    for own, other in zip(target.buffers(), online.buffers(), strict=True):
+        own.copy_(other)
+
+
 def freeze(module: nn.Module, parts: str) -> int:
     """Excludes the parameters of these parts, such as "body,value.0", from training; returns how many tensors.
 

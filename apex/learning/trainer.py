@@ -16,7 +16,7 @@ from apex.algorithms.graph_update import place
 from apex.algorithms.interface import Algorithm
 from apex.algorithms.losses import importance_weights
 from apex.algorithms.optimizers import has_schedule, learning_rate_at, restore_optimizer, set_learning_rate
-from apex.algorithms.parameters import flatten, flatten_parameters, freeze
+from apex.algorithms.parameters import flatten, flatten_parameters, follow, freeze
 from apex.config import LearnerConfig
 from apex.learning.batch_ring import MAX_RETURN, Batch
 from apex.learning.device_transfer import copy_to_host, make_transfer
@@ -125,7 +125,7 @@ class Trainer:
         self._train(batch)
         self.num_updates += 1
         if self.num_updates % self._config.target_period == 0:
-            self.target.load_state_dict(self.online.state_dict())
+            follow(self.target, self.online, self._config.target_share)
         self._publish_due |= self.num_updates % self._config.publish_period == 0
         if self._publish_due and self.ready and self._clock() >= self._publish_at:
             self.publish_newest()

@@ -106,6 +106,16 @@ def test_target_network_is_copied_every_period():
     assert (flatten_parameters(trainer.target) != flatten_parameters(trainer.online)).any()
 
 
+def test_target_network_follows_by_a_share():
+    trainer = make_trainer(Tape(*(make_batch(number) for number in range(4))), target_period=2, target_share=0.25)
+    expected = flatten_parameters(trainer.target)
+    for number in range(1, 5):
+        trainer.step(0.0)
+        if number % 2 == 0:
+            expected = expected + np.float32(0.25) * (flatten_parameters(trainer.online) - expected)
+        np.testing.assert_allclose(flatten_parameters(trainer.target), expected, rtol=1e-6, atol=1e-7)
+
+
 def test_published_parameters_do_not_change_with_the_next_update():
     tape = Tape(make_batch(0), make_batch(1))
     trainer = make_trainer(tape, publish_period=1)
