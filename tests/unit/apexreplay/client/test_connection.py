@@ -88,7 +88,8 @@ def test_inserts_that_begin_to_wait_end_the_leases_of_writers(connection, role, 
     connection._take(None, replace(welcome, limiter=(1, 0.0, 0.0, True)))
     assert (welcomed == [None]) == ends
     if ends:
-        with pytest.raises(UsageError, match="inserts wait"):
+        assert connection._refused[5] == ("inserts_wait", "")
+        with pytest.raises(UsageError):
             connection.check(5)
 
 

@@ -62,9 +62,11 @@ def test_csv_files_need_no_run(tmp_path, capsys):
     assert (tmp_path / "x.svg").exists()
 
 
-def test_training_scores_are_marked_as_such(tmp_path, capsys):
+def test_training_scores_are_marked_as_such(tmp_path, capsys, monkeypatch):
     run = make_run(tmp_path, SCORES, role="actor", tag=ACTOR)
-    _, lines, _ = plot(capsys, run.path, "--out", tmp_path / "x.svg", "--json")
+    monkeypatch.chdir(tmp_path)
+    _, lines, _ = plot(capsys, run.path, "--json")
+    assert (tmp_path / "curves.png").exists()
     (group,) = json.loads(lines[-1])["groups"]
     assert "actor 7" in group["note"]
     assert group["note"] in lines[0]
@@ -81,7 +83,6 @@ def test_without_a_run_the_newest_is_drawn(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        (["RUN"], ["--out"]),
         (["RUN", "--out", "x.gif"], ["--out", "x.gif"]),
         (["RUN", "--out", "none/x.png"], ["--out none/x.png"]),
         (["RUN", "--out", "DIR.png"], ["--out", "DIR.png"]),
