@@ -179,7 +179,7 @@ class LearnerConfig(Branch):
     importance_sampling_exponent: Probability = 0.4  # beta, exponent of the importance weights [section 4.1]
     target: Literal["double_q", "munchausen"] = "double_q"  # rule of the targets [section 3.1; Vieillard et al. 2020]
     target_period: PositiveInt = 2_500  # the target network follows the network every N updates [section 4.1]
-    target_share: Fraction = 1.0  # the target network's step towards the network, tau [Lillicrap et al. 2016]; 1: a copy
+    target_share: Fraction = 1.0  # tau, the share of the way that it takes then [Lillicrap et al. 2016]; 1: a copy
     publish_period: PositiveInt = 10  # updates between two publications of the parameters
     publish_seconds: NonNegativeFloat = 0.25  # minimum seconds between two publications; limits network traffic
     publish_bytes_per_second: NonNegativeInt = 0  # bytes/s of parameters to all hosts; 0: a quarter of the link's
