@@ -213,7 +213,7 @@ def test_some_environments_of_a_batch_begin_anew():
     policy.reset([True, False])
     assert policy.prepare(batches[1])[:, :, 0, 0].tolist() == [[0, 20], [11, 21]]
     for wrong in ([True], [[True], [False]], [1, 0], True):
-        with pytest.raises(UsageError, match=r"ended must be bool\[2\]"):
+        with pytest.raises(UsageError, match=r"bool\[2\]"):
             policy.reset(wrong)
     assert policy.prepare(batches[0])[:, :, 0, 0].tolist() == [[20, 10], [21, 11]]
 
