@@ -59,10 +59,9 @@ def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -
         require(_num_values(leaf) > 0, f"{problem}, which has no fixed number of values", remedy=remedy)
     require(bool(leaves), f"{subject} has observations without numbers: {space}", remedy="add a Box")
     ignored = [f"the text of {' and '.join(map(_name, texts))} is ignored"] if texts else []
-    wide = [leaf for _, leaf in leaves if isinstance(leaf, spaces.Box) and not _is_small(leaf)]
-    ignored += [f"{_describe(leaf)} becomes a vector; images must be uint8" for leaf in wide if _has_image_axes(leaf)][
-        :1
-    ]
+    wide = [(keys, leaf) for keys, leaf in leaves if isinstance(leaf, spaces.Box) and not _is_small(leaf)]
+    floats = [f"{_name(keys)} {_describe(leaf)}".strip() for keys, leaf in wide if _has_image_axes(leaf)]
+    ignored += [f"{' and '.join(floats)} becomes a vector, because only uint8 is an image"] * bool(floats)
     num_values = sum(_num_values(leaf) for _, leaf in leaves)
     is_float = all(isinstance(leaf, spaces.Box) and not _is_small(leaf) for _, leaf in leaves)
     is_flat = all(len(leaf.shape or ()) < 2 or not _is_small(leaf) for _, leaf in leaves)

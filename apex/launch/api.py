@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +19,11 @@ from apex.errors import StoppedError, TrainingError
 from apex.facts import EndReason
 from apex.launch.callbacks import Callback, Callbacks
 from apex.launch.engine import LOCAL, RAY, RayEngine
+from apex.launch.preflight.fit import require_announced_ports
 from apex.launch.resume import reopen
 from apex.launch.start import Start, find_end
 from apex.launch.train import execute
+from apex.runtime import trust
 from apex.sentences import describe_end, describe_failure
 from apexreplay.errors import REFUSED, UsageError, require
 from apexreplay.process.lifecycle import Stop, stop_on_signals
@@ -76,7 +78,7 @@ def _only_call() -> Iterator[None]:
     """Raises UsageError if a process of a run imports a module that calls `train`, because this would start a run."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     imported = getattr(_busy, "training", False) or (spec is not None and spec.name.partition(".")[0] == "apex")
-    require(not imported, "apex.train was called while a process of a run imported this module", remedy=GUARD)
+    require(not imported, "a process of a run imported this module, which trains", remedy=GUARD)
     _busy.training = True
     try:
         yield
@@ -132,20 +134,24 @@ def resume(
     quiet: bool = False,
     stop: Callable[[], bool] | None = None,
     callbacks: Sequence[Callback] = (),
+    allow: str | Iterable[str] = (),
     **changes: Any,
 ) -> Run:
     """Continues a run that has ended, on this machine, as `apex train --resume RUN` does, and returns it.
 
     `run` is the result of `train`, a run folder or its name below runs/. `changes` are those of `apex.preset`, such as
     `run={"max_minutes": 20}`. Limits may change, and mirror, TensorBoard, keys and addresses; other settings only with
-    `accept_changes`, which also permits the loss of saved data. See `train` for the other arguments.
+    `accept_changes`, which also permits the loss of saved data. `allow`: as in `load_policy`. See `train` for the other
+    arguments.
 
     Raises UsageError if the run cannot be continued, or would end at once at its limit, and otherwise as `train`.
     """
     path = os.fspath(run)
+    trust.allow(allow)
 
     def make_start(inspector: Inspector, **others: Any) -> Start:
         folder, config = reopen(path, changes, accept=accept_changes, inspector=inspector)
+        require_announced_ports(config)
         start = partial(Start, config=config, argv=["apex.resume"], folder=folder.path, accept_changes=accept_changes)
         return start(inspector=inspector, **others)
 

@@ -131,7 +131,7 @@ class BaseSampler(Lease):
             self._check()
             self._follow()
             reader = self._reader
-            rest = poll if deadline is None else min(poll, max(0.0, deadline - time.monotonic()))
+            rest = poll if deadline is None else min(poll, max(IDLE_SECONDS, deadline - time.monotonic()))
             batch = self._draw(reader) if reader is not None else self._receive(rest, waited)
             if batch is not None:
                 return batch

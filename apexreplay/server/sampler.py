@@ -26,7 +26,7 @@ from apexreplay.wire.json_codec import decode_json, encode_json
 IDLE_SECONDS = 0.001  # seconds between two checks whether drawing is allowed
 REPORT_SECONDS = 1.0
 MAX_WAITING = 10_000  # requests that wait; the oldest of more are dropped: their clients may be gone
-MAX_OF_CLIENT = 1_000  # of them from one client, which sends no more than `MAX_PREFETCH`
+MAX_OF_CLIENT = 1_024  # of them from one client: `MAX_PREFETCH` of ours, and the batches in flight of a run's loader
 
 
 class SamplerTask(NamedTuple):

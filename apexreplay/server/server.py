@@ -101,9 +101,9 @@ class ReplayServer(Reader):
         count = len(segment.records)
         require_field(count <= most, "count", f"a segment of {count} items, maximum is {most}")
         incarnation = segment.stream.incarnation
-        is_leased = incarnation <= self._newest_incarnation
-        # A row with it would refuse every later writer of the stream, also after a restart.
-        require_field(is_leased, "incarnation", f"incarnation {incarnation} was not leased")
+        is_possible = incarnation <= self._newest_incarnation
+        # Otherwise the stream's row would refuse every later writer, also after a restart.
+        require_field(is_possible, "incarnation", f"incarnation {incarnation} is above those of this start")
         if self._queue is not None:  # Otherwise there may be no room for a batch, and writers and samplers wait.
             table = self._codec.table
             steps, limit = count_frames(segment.blob) // len(table.entries), table.item.segment_steps(count)

@@ -129,7 +129,9 @@ def read_design(path: Path) -> Design:
             require(run.stop_score is None, problem, remedy="add --stop-score none to options")
         else:
             ends = run.stop_score is not None and math.isfinite(design.minutes)
-            require(ends, f"{path}: seconds need minutes and --stop-score", remedy="add a score to options")
+            others = run.max_updates or run.max_steps or run.max_minutes
+            problem = f"{path}: seconds need minutes, --stop-score and no other limit"
+            require(ends and not others, problem, remedy="see bench/learning/design.py")
     return design
 
 
@@ -198,7 +200,7 @@ def render_design(design: Design, scores: Scores) -> list[str]:
     if is_time:
         limit = 60 * design.minutes
         late = sum(seconds is not None and seconds >= limit for each in scores.values() for seconds in each)
-        limited = f"{late} of {num_runs} runs ended at the limit of {design.minutes:g} minutes; they count with it."
+        limited = f"{late} of {num_runs} runs took {design.minutes:g} minutes or longer, and count with this limit."
         lines += ["", limited]
     if design.half:
         lines += ["", "Half of the combinations ran: each effect is mixed with the interaction of all other factors."]

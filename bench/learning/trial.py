@@ -91,7 +91,10 @@ class _Trial:
 
     def scores(self) -> dict[Levels, list[float | None]]:
         """Returns the measure of each cell's seeds; None for one that is missing or has failed."""
-        found = {run: figures.get(self._design.measure) for run, figures in self._finished.items()}
+        measure, limit = self._design.measure, 60 * self._design.minutes
+        found = {run: figures.get(measure) for run, figures in self._finished.items()}
+        if measure == "seconds":
+            found = {run: seconds and min(seconds, limit) for run, seconds in found.items()}
         return {cell: [found.get((cell, seed)) for seed in self._design.seeds] for cell in self._design.cells()}
 
     def make_missing(self, shares: Sequence[Collection[int]], seconds: float, stop: Stop) -> bool:

@@ -35,7 +35,7 @@ from training_watch import Watch
 from zoo_settings import ATARI_OPTIONS, GRID_TORSO, TASKS, UNTUNED_OPTIONS, Task
 
 BEST, FINAL = "policy.npz", "final.npz"
-GAMES_AT_ONCE = 20  # of `evaluate`, as in ours
+GAMES_AT_ONCE = 20  # of `evaluate`: the time for a batch of actions hardly depends on its size
 FOREVER = 1_000_000_000  # steps; no time limit here allows as many
 PACKAGES = ("stable-baselines3", "torch", "numpy", "gymnasium", "ale-py", "opencv-python-headless")
 

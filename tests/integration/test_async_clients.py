@@ -229,6 +229,24 @@ async def test_cancelled_waits_lose_no_batch_of_a_queue(starting):
 
 
 @in_a_loop
+async def test_other_coroutines_run_between_two_segments(starting):
+    server, turns = starting(TableSettings(table=NUMBERS, **SMALL)), 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with connect(server) as client, client.writer("numbers") as writer:
+        counting = asyncio.create_task(count())
+        for segment in range(1, 11):
+            await append(writer, range(10))
+            assert turns >= segment - 1
+        counting.cancel()
+
+
+@in_a_loop
 async def test_clients_in_one_loop_do_not_disturb_each_other(server):
     async with connect(server) as one, connect(server) as other, AsyncExitStack() as stack:
         writers = [await stack.enter_async_context(client.writer("numbers")) for client in (one, other, one, other)]

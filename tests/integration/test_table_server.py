@@ -1039,6 +1039,28 @@ def test_a_server_keeps_a_memory_that_it_cannot_save(tmp_path):
             np.testing.assert_array_equal(read_all(sampler), np.arange(100))
 
 
+def test_a_served_table_is_saved_as_often_as_asked(tmp_path):
+    with (
+        serve([NUMBERS], snapshots=tmp_path, snapshot_seconds=0.2) as server,
+        server.client() as client,
+        client.writer("numbers") as writer,
+    ):
+        append(writer, range(100))
+        writer.flush(DEADLINE)
+        until(lambda: list((tmp_path / "numbers").glob("*.json")), "snapshot")
+    with pytest.raises(DataError):
+        serve([NUMBERS], snapshots=tmp_path, snapshot_seconds=0.0)
+
+
+def test_a_sampler_by_messages_waits_as_long_as_asked(starting, monkeypatch):
+    server, waits = starting(TableSettings(table=NUMBERS, **SMALL)), []
+    with server.client() as client, client.sampler("numbers", 4, shared_memory=False) as sampler:
+        monkeypatch.setattr(sampler._remote, "receive", lambda timeout, waited: waits.append(timeout))
+        with pytest.raises(DataError):
+            sampler.sample(0.01)
+        assert 0 < max(waits) <= 0.01
+
+
 def test_the_end_of_a_server_that_cannot_save_is_an_error(tmp_path):
     server = serve([NUMBERS], snapshots=tmp_path)
     (tmp_path / "numbers").write_text("a file where the folder should be")

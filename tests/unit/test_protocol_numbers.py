@@ -16,7 +16,7 @@ from apexreplay.facts import MAX_TEXT
 from apexreplay.item_kinds import MAX_STEPS
 from apexreplay.server.leases import LEASE_SECONDS, RECLAIM_SECONDS
 from apexreplay.server.place import MEMORY_SAMPLERS, PORT, PORTS_PER_TABLE
-from apexreplay.server.sampler import MAX_WAITING
+from apexreplay.server.sampler import MAX_OF_CLIENT, MAX_WAITING
 from apexreplay.transport import timing
 from apexreplay.types import RECEIPT_ROW
 from apexreplay.wire.codec import MAX_PRIORITIES, MAX_RECEIPTS, MAX_RECORDS
@@ -62,7 +62,10 @@ IDLE = timing.KEEPALIVE_SECONDS + timing.KEEPALIVE_PROBES * timing.PROBE_SECONDS
         ("after {:.0f} s without progress", [timing.RESEND_SECONDS]),
         ("if that is longer (at most {:.0f} s)", [timing.MOST_RESEND_SECONDS]),
         ("`items` is the size of the batch, 1 ... {:,}", [MAX_PRIORITIES]),
-        ("If more than {:,} requests wait", [MAX_WAITING]),
+        (
+            "More than {:,} waiting requests of one connection are refused; if more than {:,} wait in all",
+            [MAX_OF_CLIENT, MAX_WAITING],
+        ),
         ("Body: 0 ... {:,} keys", [MAX_PRIORITIES]),
         ("After {:.0f} s without any, the sampler process may send one more", [timing.CREDIT_SECONDS]),
         (

@@ -126,6 +126,8 @@ def test_images_of_floats_are_said_to_be_vectors(shape, is_image):
     floats = spaces.Box(0, 1, shape, np.float32)
     for space in (floats, spaces.Dict(picture=floats, level=spaces.Discrete(3))):
         assert (f"float32{list(shape)}" in read(space).change) == is_image
+    both = spaces.Dict(left=floats, right=floats)
+    assert ("left" in read(both).change and "right" in read(both).change) == is_image
     assert read(spaces.Box(0, 255, (84, 84, 3), np.uint8)).change == ""
 
 

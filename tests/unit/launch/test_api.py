@@ -67,6 +67,7 @@ def test_a_run_is_resumed_with_other_limits(tmp_path, play_learner):
         with pytest.raises(UsageError, match="accept-changes"):
             resume(run, **changes)
     assert resume(run, quiet=True, accept_changes=True, learner={"batch_size": 64}).config.learner.batch_size == 64
+    assert resume(run, quiet=True, allow="mine", run={"max_minutes": 11}).config.run.max_minutes == 11
     with pytest.raises(UsageError, match="nowhere"):
         resume(tmp_path / "nowhere")
 
