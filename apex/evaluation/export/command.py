@@ -38,7 +38,7 @@ from apex.runs.checkpoints.policy_file import PolicyInfo, encode_policy, read_po
 from apex.runs.find_policy import find_policy
 from apex.runs.folder import RunFolder, open_run
 from apex.runs.lock import require_no_links
-from apex.runs.metrics.writer import read_curve
+from apex.runs.metrics.writer import iterate_curve
 from apex.runtime import trust
 from apex.runtime.optional_imports import remedy
 from apex.schema import Part, Schema
@@ -245,7 +245,7 @@ def _steps_until(folder: RunFolder, path: Path, num_updates: int) -> int | None:
     """Returns the environment steps of the policy, from its checkpoint or the curves; None if neither records them."""
     if path.is_dir():
         return read_manifest(path).progress.num_steps
-    rows = read_curve(folder.curves / "learner.jsonl")
+    rows = iterate_curve(folder.curves / "learner.jsonl")
     return next((row["steps"] for row in rows if row["scalars"].get("learner/updates", -1) >= num_updates), None)
 
 

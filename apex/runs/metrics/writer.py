@@ -12,7 +12,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -154,11 +154,22 @@ def read_curve(path: Path, last_bytes: float = math.inf) -> list[dict[str, Any]]
             last_bytes -= size
         if last_bytes <= 0:
             break
-    rows = []
-    for line in b"\n".join(reversed(texts)).split(b"\n"):
+    return list(_parse(b"\n".join(reversed(texts)).split(b"\n")))
+
+
+def iterate_curve(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows of `read_curve`. Those of a week would take many gigabytes as a list."""
+    for part in _parts(path):
+        with suppress(FileNotFoundError), part.open("rb") as file:
+            yield from _parse(file)
+
+
+def _parse(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
         with suppress(ValueError):
-            rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict)]
+            row = json.loads(line)
+            if isinstance(row, dict):
+                yield row
 
 
 def cut_curves(folder: Path, steps: int, updates: int) -> int:

@@ -42,6 +42,13 @@ def test_last_rows_of_repeated_steps_count(tmp_path):
     assert [point[1:] for point in read(run)] == [(100, 1), (200, 2), (200, 20), (250, 25)]
 
 
+def test_values_of_repeated_rows_that_lacked_them_stay_away(tmp_path):
+    run = make_run(tmp_path, [(1, 100, 1)])
+    add_rows(run, "learner", [(2, 200, {"a": 1, "b": 2}), (3, 300, {"a": 3}), (4, 150, {"b": 4}), (5, 400, {"a": 5})])
+    assert [point[1:] for point in read(run, "learner", "a")] == [(400, 5)]
+    assert [point[1:] for point in read(run, "learner", "b")] == [(150, 4)]
+
+
 def test_seconds_do_not_decrease_if_the_clock_is_set_back(tmp_path):
     run = make_run(tmp_path, [(5, 100, 1), (3, 200, 2), (-60, 300, 3)])
     assert [seconds for seconds, *_ in read(run)] == pytest.approx([5, 5, 5])
