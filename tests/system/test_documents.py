@@ -114,6 +114,7 @@ def test_the_python_of_a_document_runs(path, tmp_path, commands):
 def test_the_python_of_the_reference_runs_and_prints_what_it_says(text, folder, commands):
     said = [line.partition("print(")[2].partition(")  # ")[2] for line in text.splitlines()]
     script = text.replace('{"max_minutes": 5}', '{"max_updates": 3, "tensorboard": False}').replace("=100", "=1")
+    script = script.replace('{"max_minutes": 10}', '{"max_updates": 6}')
     answer = commands.run(folder, script)
     assert answer.returncode == 0, answer.stderr
     assert all(each in answer.stdout for each in said), answer.stdout
