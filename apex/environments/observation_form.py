@@ -61,7 +61,7 @@ def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -
     ignored = [f"the text of {' and '.join(map(_name, texts))} is ignored"] if texts else []
     wide = [(keys, leaf) for keys, leaf in leaves if isinstance(leaf, spaces.Box) and not _is_small(leaf)]
     floats = [f"{_name(keys)} {_describe(leaf)}".strip() for keys, leaf in wide if _has_image_axes(leaf)]
-    ignored += [f"{' and '.join(floats)} becomes a vector, because only uint8 is an image"] * bool(floats)
+    ignored += [f"images must be uint8, so a vector is made of {' and '.join(floats)}"] * bool(floats)
     num_values = sum(_num_values(leaf) for _, leaf in leaves)
     is_float = all(isinstance(leaf, spaces.Box) and not _is_small(leaf) for _, leaf in leaves)
     is_flat = all(len(leaf.shape or ()) < 2 or not _is_small(leaf) for _, leaf in leaves)
